@@ -1,0 +1,84 @@
+CONFIG ?= configs/tiny.py
+python := .venv/bin/python
+uv := $(shell command -v uv 2>/dev/null)
+
+# A GPU shows as /dev/nvidia0 (under WSL only nvidia-smi knows it), a TPU as /dev/accel0 or, the newer
+# ones, as a vfio device on a machine with PCI devices of Google's.
+detected := $(shell exec 2>/dev/null; \
+    if [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null; then echo gpu; \
+    elif [ -e /dev/accel0 ] || { ls /dev/vfio/[0-9]* && grep 0x1ae0 /sys/bus/pci/devices/*/vendor; } >/dev/null; then echo tpu; \
+    else echo cpu; fi)
+# What .venv was made for holds until another is named, so a finished .venv never needs the network.
+installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lock))
+ACCELERATOR ?= $(or $(installed),$(detected))
+
+.PHONY: help setup train test bench lint format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR))))
+# A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
+stamp = .venv/installed-$(ACCELERATOR).lock
+# While this file is there an install was cut short, and .venv is made again from nothing.
+unfinished := .venv/unfinished
+
+suitable := -c 'import sys$(if $(uv),,, ensurepip); sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
+version := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
+usable = [ ! -e $(unfinished) ] && $(python) $(suitable) \
+    $(if $(PYTHON),&& [ "$$($(PYTHON) $(version))" = "$$($(python) $(version))" ])
+
+define create
+for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3) none; do \
+    if $$candidate $(suitable); then break; fi; \
+done; \
+if [ $$candidate = none ]; then \
+    echo "setup: found no Python 3.11 to 3.13 (with venv)$(if $(PYTHON), in PYTHON=$(PYTHON)); name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; \
+fi; \
+rm -rf .venv && mkdir .venv && touch $(unfinished) && \
+$(if $(uv),uv venv --quiet --seed --allow-existing --python $$candidate .venv,$$candidate -m venv .venv) || exit 1
+endef
+
+define install
+echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
+touch $(unfinished); \
+if $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --require-hashes \
+    --only-binary :all: $(addprefix -r ,$(locks)); \
+then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished); \
+else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
+endef
+
+# A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [PYTHON=python3.12]
+	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
+	@exec 9<Makefile; flock 9 2>/dev/null; \
+	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
+	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
+	$(install)
+
+train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/mine] [ARGS="--config.train.steps=10"]
+	$(python) train.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir=$(WORKDIR)) $(ARGS)
+
+test: setup ## run the whole suite [ARGS="tests/layers -x"]
+	$(python) -m pytest $(ARGS)
+
+bench: setup ## run every benchmark and write benchmarks/RESULTS.md
+	$(python) benchmarks/run_all.py $(ARGS)
+
+lint: setup ## check style and format
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+format: setup ## mend what can be mended of it
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+compile = $(or $(uv),.venv/bin/uv) pip compile --quiet --universal --generate-hashes --custom-compile-command "make lock" $(1) -o $(2) $(ARGS)
+lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs uv
+	$(call compile,pyproject.toml --group dev,requirements.lock)
+	$(call compile,--group gpu -c requirements.lock,requirements-gpu.lock)
+	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
+
+clean: ## remove .venv and what the tools left; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command shares: flags, the resolved configuration, the platform, and how it ends.
+
+A command imports this file first and calls `parse` before jax is imported: a mistake is answered at once, and
+the platform and the number of simulated devices are settled before anything touches a device.
+
+Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite; 75 interrupted, run again to go
+on; 1 anything else. Every other than 0 ends with one line on stderr.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import sys
+import threading
+import traceback
+import types
+
+try:
+    from absl import flags
+
+    from configs import loading, simulation, topologies, validation
+    from configs.base import ConfigError
+    from parallelism import startup
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+
+FLAGS = flags.FLAGS
+LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
+INTERRUPTED = 75
+
+flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
+flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
+flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What was asked for: a validated configuration on a settled platform.
+
+    `scaled_down` maps each key that a simulation shrank to (old, new); None where nothing is simulated.
+    """
+
+    loaded: loading.Loaded
+    workdir: pathlib.Path
+    accelerator: str
+    num_devices: int | None
+    scaled_down: dict[str, tuple] | None
+
+    @property
+    def config(self):
+        """The configuration with everything applied."""
+        return self.loaded.config
+
+    def banner(self) -> list[str]:
+        """Return the lines that say what is simulated and what that shrank, old -> new."""
+        if self.scaled_down is None:
+            return []
+        name, chips = self.loaded.topology.name, self.num_devices
+        changes = [f"  {key} {old} -> {new}" for key, (old, new) in self.scaled_down.items()]
+        return [
+            f"SIMULATION: no accelerator here, so {name} is {chips} simulated CPU devices, with the same mesh and",
+            "the sizes of the recipe scaled down; the speed says nothing about a TPU.",
+            *changes,
+        ]
+
+
+def parse_flags(description: str) -> dict[str, str]:
+    """Parse sys.argv by absl; return the `--config.key=value` overrides as typed. Installs the exit hooks."""
+    sys.excepthook = _end_with_one_line
+    threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    overrides, rest = split_overrides(sys.argv)
+    if {"-h", "--help", "-help"} & set(rest):
+        _print_help(description)
+        sys.exit(0)
+    try:
+        stray = FLAGS(rest)[1:]
+    except flags.Error as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+    if stray:
+        raise ConfigError(f"stray argument {stray[0]!r}; options are written --name=value")
+    return overrides
+
+
+def parse(description: str) -> Command:
+    """Parse the command line and settle configuration and platform; any mistake ends the process with status 2."""
+    overrides = parse_flags(description)
+    loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
+    accelerator = startup.attached_accelerator()
+    simulated = startup.is_simulation(loaded.topology, accelerator)
+    num_devices = startup.prepare_platform(loaded.topology, accelerator, loaded.config.data.cache_dir)
+    scaled_down = None
+    if num_devices is not None:
+        validation.resolve_mesh(loaded.config, num_devices)
+        if simulated:
+            scaled_down = simulation.scale_down(loaded.config, loaded.typed)
+        validation.validate(loaded.config, num_devices)
+    return Command(loaded, _workdir(loaded), accelerator, num_devices, scaled_down)
+
+
+def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Separate `--config.a.b=value` and `--config.a.b value` from the rest; a bare boolean key is true."""
+    overrides, rest, arguments = {}, [], list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if not argument.startswith("-") or not name.startswith("config."):
+            rest.append(argument)
+        elif equals:
+            overrides[name.removeprefix("config.")] = value
+        else:
+            takes_next = bool(arguments) and not arguments[0].startswith("--")
+            overrides[name.removeprefix("config.")] = arguments.pop(0) if takes_next else "true"
+    return overrides, rest
+
+
+def log_to(folder: pathlib.Path, process_index: int) -> None:
+    """From now on write messages and tracebacks to `folder`/log-<process>.txt."""
+    handler = logging.FileHandler(folder / f"log-{process_index}.txt")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.propagate = False
+    LOG.setLevel(logging.INFO)
+
+
+def _workdir(loaded: loading.Loaded) -> pathlib.Path:
+    topology = f"-{loaded.topology.name}" if loaded.topology else ""
+    return pathlib.Path(FLAGS.workdir or f"runs/{loaded.recipe}{topology}").expanduser()
+
+
+def _print_help(description: str) -> None:
+    print(description.strip() + "\n\nFlags:")
+    for flag in FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__):
+        default = f" (default {flag.default!r})" if flag.default not in (None, "", []) else ""
+        print(f"  --{flag.name}: {flag.help}{default}")
+    print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")
+
+
+def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
+    status = getattr(error, "exit_status", INTERRUPTED if kind is KeyboardInterrupt else 1)
+    message = " ".join(str(error).split()) or kind.__name__
+    if kind is KeyboardInterrupt:
+        line = "interrupted; run the same command to go on"
+    elif status == 1:
+        frame = traceback.extract_tb(trace)[-1]
+        line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{_log_note()})"
+        LOG.error("ended by", exc_info=(kind, error, trace))
+    else:
+        line = message if status == INTERRUPTED else f"error: {message}"
+    sys.stdout.flush()
+    print(line, file=sys.stderr, flush=True)
+    logging.shutdown()
+    os._exit(status)  # without waiting for threads that the failure may have left hanging
+
+
+def _log_note() -> str:
+    files = [handler.baseFilename for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]
+    return f"; traceback in {os.path.relpath(files[0])}" if files else ""

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every configuration key, once: its default, its meaning and its unit.
+
+A recipe (configs/tiny.py, ...) is a function `get_config()` that takes this configuration or another
+recipe's and changes what differs. On the command line: `--config=configs/small.py --config.train.steps=500`.
+"""
+
+from ml_collections import ConfigDict
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run: one line with the key, the value, the rule and what would work."""
+
+    exit_status = 2
+
+
+def get_config() -> ConfigDict:
+    """Return the locked base configuration; a 6-layer, 512-wide decoder language model."""
+    config = ConfigDict()
+
+    config.model = model = ConfigDict()
+    model.name = "decoder_lm"  # a module of models/
+    model.num_layers = 6  # blocks
+    model.embed_dim = 512  # width of the residual stream
+    model.num_heads = 8  # query heads
+    model.num_kv_heads = 8  # key and value heads; divides num_heads
+    model.head_dim = 0  # width of a head; 0: embed_dim / num_heads
+    model.mlp_dim = 1408  # hidden width of the SwiGLU
+    model.vocab_size = 8192  # rows of the embedding; at least the tokenizer's ids
+    model.max_length = 1024  # longest sequence in tokens
+    model.rope_theta = 10_000.0  # base of the rotary frequencies
+    model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
+    model.tie_embeddings = False  # the head is the transposed embedding
+    model.qk_norm = False  # RMSNorm over the head dim of queries and keys
+    model.logit_soft_cap = 0.0  # cap * tanh(logits / cap) on the output; 0: off
+    model.attention_soft_cap = 0.0  # the same on attention scores; 0: off
+    model.sliding_window = 0  # tokens a query sees back, itself included; 0: all
+    model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
+    model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU, else scan
+    model.remat = "none"  # saved for the backward pass: none (everything), dots, attention, full (nothing)
+
+    config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
+    mesh.data = 1  # copies of the model, the batch split between them
+    mesh.fsdp = -1  # the batch and the parameters split
+    mesh.context = 1  # the sequence split
+    mesh.expert = 1  # experts and the batch split
+    mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
+
+    config.data = data = ConfigDict()
+    data.source = "auto"  # a function of input_pipeline/sources.py; auto: text where a path is given, else python
+    data.path = ""  # file, directory or glob
+    data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, or a path of a .model file
+    data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
+    data.holdout_fraction = 0.05  # of the documents, by hash of their content
+
+    config.optimizer = optimizer = ConfigDict()
+    optimizer.name = "adamw"  # a function of training/optimizers.py
+    optimizer.learning_rate = 1e-3  # at the peak
+    optimizer.schedule = "cosine"  # a function of training/schedules.py
+    optimizer.warmup_steps = 100  # linear from 0 to the peak
+    optimizer.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak
+    optimizer.weight_decay = 0.1  # decoupled, times the learning rate; off for norms, biases, embeddings
+    optimizer.beta1 = 0.9  # decay of the first moment
+    optimizer.beta2 = 0.95  # decay of the second moment
+    optimizer.epsilon = 1e-8  # added to the root of the second moment
+    optimizer.clip_norm = 1.0  # largest global norm of the gradient; 0: off
+
+    config.train = train = ConfigDict()
+    train.objective = "language_modeling"  # a module of objectives/
+    train.steps = 1000  # optimizer updates; 0: from train.tokens or train.epochs
+    train.tokens = 0  # instead of steps: tokens read (global_batch * sequence_length a step)
+    train.epochs = 0.0  # instead of steps: passes over the training documents
+    train.global_batch = 32  # sequences per update, over all devices
+    train.sequence_length = 512  # tokens per sequence
+    train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 20 s
+    train.z_loss = 0.0  # weight of mean log(Z)^2
+    train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 64 MiB
+    train.seed = 0  # of initialisation, order and everything random
+    train.log_every = 10  # steps
+    train.eval_every = 250  # steps; 0: only at the end
+    train.save_every = 500  # steps; the last step and an interruption are always saved
+
+    config.checkpoint = checkpoint = ConfigDict()
+    checkpoint.resume = True  # false: refuse a workdir that has a checkpoint
+    checkpoint.keep = 2  # newest checkpoints kept
+
+    config.evaluation = evaluation = ConfigDict()
+    evaluation.batches = 8  # of the fixed held-out subset read during the run
+    evaluation.sample_tokens = 120  # length of the sample at the end of the run; 0: none
+
+    config.logging = logging = ConfigDict()
+    logging.tensorboard = True  # event files in workdir/tensorboard
+
+    return config.lock()

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A 24-layer, 1024-wide decoder, the size of GPT-2 medium.
+
+Expected: not yet run. Cost: 7.9 G tokens, about 24 v4 chip-hours at half of peak.
+Command: make train CONFIG=configs/large.py TOPOLOGY=v4-8
+"""
+
+from configs import medium
+
+
+def get_config():
+    """Return the recipe."""
+    config = medium.get_config()
+    config.model.num_layers = 24
+    config.model.embed_dim = 1024
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 16
+    config.model.mlp_dim = 2816
+    config.model.remat = "dots"
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.warmup_steps = 500
+    config.train.steps = 30_000
+    return config

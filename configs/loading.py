@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe file, a topology and typed overrides to one configuration that says where each value is from."""
+
+import dataclasses
+import difflib
+import importlib.util
+import os
+import pathlib
+import traceback
+
+from ml_collections import ConfigDict
+
+from configs import base, topologies
+from configs.base import ConfigError
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RUN_LENGTHS = ("train.steps", "train.tokens", "train.epochs")
+
+
+@dataclasses.dataclass
+class Loaded:
+    """A configuration and its history.
+
+    `origins` gives for each dotted key that differs from configs/base.py what set it last.
+    """
+
+    config: ConfigDict
+    recipe: str
+    topology: topologies.Topology | None
+    typed: dict[str, object]
+    origins: dict[str, str]
+
+
+def flat(config: ConfigDict) -> dict[str, object]:
+    """Return {"section.key": value} in the order of configs/base.py."""
+    return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+
+
+def assign(config: ConfigDict, key: str, value) -> None:
+    """Set one dotted key."""
+    section, name = key.split(".")
+    config[section][name] = value
+
+
+def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loaded:
+    """Apply recipe, then topology, then overrides, the later winning.
+
+    Args:
+      recipe_path: a Python file with `get_config()`.
+      topology_name: a preset of configs/topologies.py, or "" for the attached devices.
+      overrides: text as typed, by dotted key.
+
+    Raises:
+      ConfigError: a missing or broken recipe, an unknown topology or key, a value of the wrong type.
+    """
+    config = _run_recipe(recipe_path)
+    defaults = flat(base.get_config())
+    origins = {key: recipe_path for key, value in flat(config).items() if value != defaults[key]}
+    topology = topologies.get(topology_name) if topology_name else None
+    if topology:
+        axes = dict.fromkeys(config.mesh, 1) | topology.mesh
+        for axis, size in axes.items():
+            assign(config, f"mesh.{axis}", size)
+            origins[f"mesh.{axis}"] = f"--topology={topology_name}"
+    typed = {key: parse_value(key, text, flat(config)) for key, text in overrides.items()}
+    typed |= _exclusive_run_length(typed)
+    for key, value in typed.items():
+        assign(config, key, value)
+        origins[key] = "command line"
+    config.data.cache_dir = config.data.cache_dir or _default_cache_dir()
+    return Loaded(config, pathlib.Path(recipe_path).stem, topology, typed, origins)
+
+
+def parse_value(key: str, text: str, current: dict[str, object]):
+    """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
+    if key not in current:
+        raise ConfigError(f"--config.{key} is no configuration key; nearest: {nearest(key, current)}")
+    kind = type(current[key])
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise ConfigError(f"--config.{key}={text} is not {wanted} (now {current[key]})") from None
+
+
+def nearest(name: str, candidates) -> str:
+    """Return the candidate most like `name`; of dotted keys, first the ones whose last part matches."""
+    same_leaf = [c for c in candidates if c.split(".")[-1] == name.split(".")[-1]]
+    return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
+
+
+def _default_cache_dir() -> str:
+    base_dir = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(base_dir, "torus")
+
+
+def _exclusive_run_length(typed: dict) -> dict:
+    """A typed length of the run replaces the recipe's, whatever its unit."""
+    lengths = [key for key in RUN_LENGTHS if typed.get(key)]
+    if len(lengths) > 1:
+        raise ConfigError(f"{' and '.join(lengths)} both say how long to train; give one")
+    return dict.fromkeys(set(RUN_LENGTHS) - set(lengths), 0) if lengths else {}
+
+
+def _run_recipe(path: str) -> ConfigDict:
+    """Execute the recipe file and return its configuration."""
+    file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
+    if file is None:
+        files = sorted((ROOT / "configs").glob("*.py"))
+        recipes = [f"configs/{p.name}" for p in files if "\n    config = " in p.read_text()]
+        raise ConfigError(f"--config={path} is no file; nearest recipe: {nearest(path, recipes)}")
+    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec) if spec else None
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+        if flat(config).keys() != flat(base.get_config()).keys():
+            raise ConfigError("get_config() must return the configuration of configs/base.py, changed")
+        return config
+    except (ArithmeticError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
+            ValueError) as error:  # fmt: skip
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+        line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else "?"
+        raise ConfigError(f"--config={path}, line {line}: {' '.join(str(error).split())}") from error

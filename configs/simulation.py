@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales a recipe down so that a topology's mesh can be simulated on a machine without accelerator.
+
+Only sizes shrink, and each no further than the mesh divides; the mesh, the axes, the kinds of layers, remat,
+scan, optimizer, objective and data stay, and what the user typed wins. The length of the run counts as a size.
+The batch alone may grow: to one sequence a shard.
+"""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.base import ConfigError
+from configs.loading import assign, flat
+
+TARGETS = {  # largest value of each key in a simulation
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.num_kv_heads": 2,
+    "model.head_dim": 16,
+    "model.embed_dim": 64,
+    "model.mlp_dim": 128,
+    "model.vocab_size": 512,
+    "train.sequence_length": 64,
+    "train.global_batch": 16,
+    "train.steps": 200,
+    "optimizer.warmup_steps": 20,
+    "train.eval_every": 100,
+    "train.save_every": 100,
+}
+
+
+def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
+    """Shrink `config` in place; return {key: (old, new)} of what changed.
+
+    Raises:
+      ConfigError: a typed size that the mesh does not divide.
+    """
+    before = flat(config)
+    units = _units(config.mesh)
+    for key, target in TARGETS.items():
+        unit = units.get(key, 1)
+        if key in typed:
+            if unit > 1 and typed[key] % unit:
+                raise ConfigError(f"--config.{key}={typed[key]} is not a multiple of {unit}, which the mesh needs")
+            continue
+        if before[key]:  # 0 means derived or off
+            # Every key but the batch is already a multiple of its unit where the recipe fits the mesh.
+            assign(config, key, math.ceil(min(before[key], target) / unit) * unit)
+    if "train.steps" not in typed and not ({"train.tokens", "train.epochs"} & typed.keys()):
+        assign(config, "train.steps", min(before["train.steps"] or math.inf, TARGETS["train.steps"]))
+        assign(config, "train.tokens", 0)
+        assign(config, "train.epochs", 0.0)
+    _keep_group_size(config, before, typed)
+    after = flat(config)
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _units(mesh: ConfigDict) -> dict[str, int]:
+    """What each size must be a multiple of, given how the axis rules split it."""
+    return {
+        "model.num_heads": mesh.model,
+        "model.num_kv_heads": mesh.model,
+        "model.embed_dim": mesh.fsdp,
+        "model.mlp_dim": mesh.model,
+        "model.vocab_size": mesh.model,
+        "train.sequence_length": mesh.context,
+        "train.global_batch": mesh.data * mesh.fsdp * mesh.expert,
+    }
+
+
+def _keep_group_size(config: ConfigDict, before: dict, typed: dict) -> None:
+    """Keep multi-head attention multi-head, and grouped-query attention grouped."""
+    model = config.model
+    if before["model.num_heads"] == before["model.num_kv_heads"] and "model.num_kv_heads" not in typed:
+        model.num_kv_heads = model.num_heads
+    if not model.head_dim and "model.embed_dim" not in typed:
+        unit = math.lcm(config.mesh.fsdp, 2 * model.num_heads)
+        model.embed_dim = math.ceil(model.embed_dim / unit) * unit

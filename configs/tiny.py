@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does it learn? The default: 4 layers, 256 wide, on the Python standard library's source.
+
+Expected: see README.md. Cost: about five minutes on two CPU cores.
+Command: make train
+"""
+
+from configs import base
+
+
+def get_config():
+    """Return the recipe."""
+    config = base.get_config()
+    config.model.num_layers = 4
+    config.model.embed_dim = 256
+    config.model.num_heads = 4
+    config.model.num_kv_heads = 4
+    config.model.mlp_dim = 768
+    config.model.vocab_size = 4096
+    config.model.max_length = 512
+    config.model.tie_embeddings = True
+    config.optimizer.learning_rate = 3e-3
+    config.train.steps = 500
+    config.train.global_batch = 16
+    config.train.sequence_length = 256
+    config.train.eval_every = 100
+    config.train.save_every = 250
+    return config

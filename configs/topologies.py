@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hardware presets: what a slice is made of, and the mesh it is best at by default.
+
+TPU v4-N and v5p-N count TensorCores, two a chip; v5e-N and v6e-N count chips. Compute, memory and links:
+the "System architecture" pages of the Cloud TPU documentation (v4, v5e, v5p, v6e) and NVIDIA's H100 and
+H200 data sheets (dense bfloat16). A CPU has no peak: training/throughput.py measures it.
+"""
+
+import dataclasses
+import difflib
+
+from configs.base import ConfigError
+
+PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
+ASYNC_GATHERS = {"xla_enable_async_all_gather": "true"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """One slice. FLOP/s are dense bfloat16 per chip; bandwidths per chip in bytes/s; GiB are 2^30 bytes."""
+
+    name: str
+    accelerator: str  # cpu, tpu, gpu
+    chips: int
+    hosts: int = 1
+    hbm_gib: float | None = None
+    peak_flops: float | None = None
+    hbm_bandwidth: float | None = None
+    link_bandwidth: float | None = None  # one link, one direction
+    compiler_name: str = ""  # what the TPU compiler calls the slice
+    mesh: dict[str, int] = dataclasses.field(default_factory=dict)
+    compiler_options: dict[str, str] = dataclasses.field(default_factory=dict)
+    price_per_chip_hour: float | None = None
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips attached to one host."""
+        return self.chips // self.hosts
+
+
+CHIPS = {
+    "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
+               link_bandwidth=45e9, price_per_chip_hour=3.22, compiler_options=ASYNC_GATHERS),
+    "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
+                link_bandwidth=45e9, price_per_chip_hour=1.20),
+    "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
+                link_bandwidth=90e9, price_per_chip_hour=4.20),
+    "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
+                link_bandwidth=90e9, price_per_chip_hour=2.70),
+    "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
+                 link_bandwidth=450e9, price_per_chip_hour=3.93),
+    "h200": dict(accelerator="gpu", hbm_gib=140.4, peak_flops=989e12, hbm_bandwidth=4800e9,
+                 link_bandwidth=450e9),
+    "cpu": dict(accelerator="cpu"),
+}  # fmt: skip
+
+SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh is all chips on fsdp
+    "cpu": ("cpu", 1, 1, ""),
+    "cpu-8": ("cpu", 8, 1, ""),
+    "v4-8": ("v4", 4, 1, "v4:2x2x1"),
+    "v4-16": ("v4", 8, 2, "v4:2x2x2"),
+    "v4-32": ("v4", 16, 4, "v4:2x2x4"),
+    "v4-64": ("v4", 32, 8, "v4:2x4x4"),
+    "v4-128": ("v4", 64, 16, "v4:4x4x4"),
+    "v5e-8": ("v5e", 8, 1, "v5e:2x4"),
+    "v5e-16": ("v5e", 16, 4, "v5e:4x4"),
+    "v5p-8": ("v5p", 4, 1, "v5p:2x2x1"),
+    "v5p-32": ("v5p", 16, 4, "v5p:2x2x4"),
+    "v6e-8": ("v6e", 8, 1, "v6e:2x4"),
+    "h100-8": ("h100", 8, 1, ""),
+    "h200-1": ("h200", 1, 1, ""),
+}
+
+
+def get(name: str) -> Topology:
+    """Return the preset called `name`; ConfigError with the nearest name where there is none."""
+    if name not in SLICES:
+        near = difflib.get_close_matches(name, SLICES, n=1, cutoff=0.0)
+        raise ConfigError(f"--topology={name} is unknown; nearest: {near[0]} (all: {', '.join(SLICES)})")
+    chip, chips, hosts, compiler_name = SLICES[name]
+    return Topology(
+        name=name, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]
+    )

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a configuration consistent; checked before any device or file is touched."""
+
+import math
+import pathlib
+
+from ml_collections import ConfigDict
+
+from configs.base import ConfigError
+from configs.loading import ROOT, nearest
+
+CHOICES = {
+    "model.remat": ("none", "dots", "attention", "full"),
+    "model.dtype": ("auto", "bfloat16", "float32"),
+    "model.layer_loop": ("auto", "scan", "unroll"),
+}
+MODULES = {"model.name": "models", "train.objective": "objectives"}
+POSITIVE = (
+    "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
+    "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
+    "evaluation.batches", "train.log_every", "optimizer.learning_rate",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window",
+    "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
+    "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
+    "train.eval_every", "train.save_every", "evaluation.sample_tokens",
+)  # fmt: skip
+
+
+def validate(config: ConfigDict, num_devices: int) -> None:
+    """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
+    _check_values(config)
+    resolve_mesh(config, num_devices)
+    _check_model(config.model)
+    _check_batch(config)
+
+
+def _value(config: ConfigDict, key: str):
+    section, name = key.split(".")
+    return config[section][name]
+
+
+def _check_values(config: ConfigDict) -> None:
+    for key, choices in CHOICES.items():
+        _one_of(key, _value(config, key), choices)
+    for key, room in MODULES.items():
+        modules = sorted(p.stem for p in pathlib.Path(ROOT / room).glob("*.py") if p.stem != "__init__")
+        _one_of(key, _value(config, key), modules)
+    for key in POSITIVE:
+        if not 0 < _value(config, key) < math.inf:
+            raise ConfigError(f"{key}={_value(config, key)} must be greater than 0")
+    for key in NOT_NEGATIVE:
+        if not 0 <= _value(config, key) < math.inf:
+            raise ConfigError(f"{key}={_value(config, key)} must be 0 or greater")
+    if not 0 < config.data.holdout_fraction < 1:
+        raise ConfigError(f"data.holdout_fraction={config.data.holdout_fraction} must lie between 0 and 1")
+    train = config.train
+    if sum(length > 0 for length in (train.steps, train.tokens, train.epochs)) != 1:
+        raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
+
+
+def _one_of(key: str, value: str, choices) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
+
+
+def resolve_mesh(config: ConfigDict, num_devices: int) -> None:
+    """Replace the -1 in config.mesh by what the other axes leave; the product must be the device count."""
+    mesh = config.mesh
+    free = [axis for axis, size in mesh.items() if size == -1]
+    wrong = [axis for axis, size in mesh.items() if size < 1 and size != -1]
+    if wrong:
+        raise ConfigError(f"mesh.{wrong[0]}={mesh[wrong[0]]} must be 1 or greater, or -1 for all that is left")
+    if len(free) > 1:
+        raise ConfigError(f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take what is left")
+    product = math.prod(size for size in mesh.values() if size != -1)
+    sizes = " * ".join(f"{axis}={size}" for axis, size in mesh.items() if size != 1)
+    if product > num_devices or num_devices % product or (not free and product != num_devices):
+        raise ConfigError(
+            f"mesh {sizes} needs {product} devices{' or a multiple' if free else ''}, there are {num_devices}; "
+            f"set the axes to a product of {num_devices}, one of them to -1, or give --topology"
+        )
+    if free:
+        mesh[free[0]] = num_devices // product
+
+
+def _check_model(model: ConfigDict) -> None:
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={model.num_kv_heads}; "
+            f"num_kv_heads could be {_divisors_text(model.num_heads, model.num_kv_heads)}"
+        )
+    if not model.head_dim and model.embed_dim % model.num_heads:
+        raise ConfigError(
+            f"model.embed_dim={model.embed_dim} is not a multiple of model.num_heads={model.num_heads}; "
+            f"use {_multiples_text(model.embed_dim, model.num_heads)}, or set model.head_dim"
+        )
+    if (model.head_dim or model.embed_dim // model.num_heads) % 2:
+        raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
+
+
+def _check_batch(config: ConfigDict) -> None:
+    train, mesh = config.train, config.mesh
+    shards = mesh.data * mesh.fsdp * mesh.expert
+    microbatches = max(1, train.gradient_accumulation)
+    if train.global_batch % (shards * microbatches):
+        parts = f"{shards} shards (mesh data * fsdp * expert)"
+        parts += f" * {microbatches} microbatches" if microbatches > 1 else ""
+        raise ConfigError(
+            f"train.global_batch={train.global_batch} is not a multiple of its {parts}; "
+            f"use {_multiples_text(train.global_batch, shards * microbatches)}"
+        )
+    if train.sequence_length > config.model.max_length:
+        raise ConfigError(
+            f"train.sequence_length={train.sequence_length} is longer than model.max_length="
+            f"{config.model.max_length}; shorten the one or raise the other"
+        )
+    if train.sequence_length % mesh.context:
+        raise ConfigError(
+            f"train.sequence_length={train.sequence_length} is not a multiple of mesh.context={mesh.context}; "
+            f"use {_multiples_text(train.sequence_length, mesh.context)}"
+        )
+
+
+def _multiples_text(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _divisors_text(value: int, near: int) -> str:
+    divisors = sorted((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - near))
+    return " or ".join(str(d) for d in sorted(divisors[:2]))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal grouped-query attention over packed documents: softmax(q k^T / sqrt(H) + mask) v.
+
+Grouped queries: arXiv:2305.13245. Letters: B batch, T query length, S key length, D embed, N query heads,
+K key and value heads, G = N / K, H head dim.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from layers.axes import constrain, weight
+from layers.normalization import RMSNorm
+from layers.products import float32_product
+from layers.rotary import rotate
+
+MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
+
+
+def soft_cap(x: jax.Array, cap: float) -> jax.Array:
+    """Return cap * tanh(x / cap), or x where cap is 0 (arXiv:2408.00118, section 2)."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def attention_mask(
+    query_segments_BT: jax.Array,
+    key_segments_BS: jax.Array,
+    query_positions_BT: jax.Array,
+    key_positions_BS: jax.Array,
+    sliding_window: int = 0,
+) -> jax.Array:
+    """Return bool [B, T, S]: same document, not later, and at most `sliding_window` tokens back (0: any)."""
+    distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
+    mask_BTS = (query_segments_BT[:, :, None] == key_segments_BS[:, None, :]) & (distance_BTS >= 0)
+    return mask_BTS & (distance_BTS < sliding_window) if sliding_window else mask_BTS
+
+
+def attend(
+    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array, *, score_cap: float = 0.0
+) -> jax.Array:
+    """Return [B, T, N, H] in the type of `v`; scores and softmax in float32."""
+    B, T, N, H = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
+    scores_BKGTS = float32_product("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
+    scores_BKGTS = soft_cap(scores_BKGTS * H**-0.5, score_cap)
+    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
+    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
+
+
+class Attention(nnx.Module):
+    """Projections around `attend`.
+
+    Args:
+      out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
+    """
+
+    def __init__(
+        self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
+        score_cap: float, out_scale: float, rngs: nnx.Rngs,
+    ):  # fmt: skip
+        into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
+        heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+        self.query = weight(rngs, (embed_dim, num_heads, head_dim), heads, into)
+        self.key = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
+        self.value = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
+        self.out = weight(rngs, (num_heads, head_dim, embed_dim), ("heads", "head_dim", "embed"), out)
+        norm = dict(epsilon=epsilon, axes=("head_dim",))
+        self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
+        self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
+        self.score_cap = score_cap
+
+    def __call__(self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None):
+        """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones."""
+        dtype = x_BTD.dtype
+        q_BTNH = jnp.einsum("BTD,DNH->BTNH", x_BTD, self.query[...].astype(dtype))
+        k_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self.key[...].astype(dtype))
+        v_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self.value[...].astype(dtype))
+        q_BTNH = checkpoint_name(rotate(self.query_norm(q_BTNH), angles), "query")
+        k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
+        v_BTKH = checkpoint_name(v_BTKH, "value")
+        q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
+        k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
+        y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS, score_cap=self.score_cap)
+        y_BTNH = checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
+        return jnp.einsum("BTNH,NHD->BTD", y_BTNH, self.out[...].astype(dtype)), cache
+
+
+def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:
+    """Write keys and values into the cache at its `start`; return all of them, every process's share gathered.
+
+    Without a cache they are returned as they are, so S == T.
+    """
+    if cache is not None:
+        at = (0, cache["start"], 0, 0)
+        k_BTKH = jax.lax.dynamic_update_slice(cache["key"], k_BTKH, at)
+        v_BTKH = jax.lax.dynamic_update_slice(cache["value"], v_BTKH, at)
+        cache = cache | {"key": k_BTKH, "value": v_BTKH}
+    k_BSKH = constrain(k_BTKH, "batch", "key_length", "kv_heads", "head_dim")
+    v_BSKH = constrain(v_BTKH, "batch", "key_length", "kv_heads", "head_dim")
+    return k_BSKH, v_BSKH, cache

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logical axes: a weight is declared with the names of its axes, an activation is constrained by names.
+
+Which mesh axis a name stands for is not known here: parallelism/axis_rules.py puts the mesh and the rules into
+context (`jax.set_mesh`, `nnx.logical_axis_rules`). A context is needed wherever a weight is made; one device
+is a mesh of size 1.
+"""
+
+import jax
+from flax import nnx
+from flax.core import spmd
+
+
+def weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
+    """Declare a float32 weight, normally distributed around 0, its dimensions named by `axes`."""
+    return nnx.Param(stddev * jax.random.normal(rngs.params(), shape), out_sharding=axes)
+
+
+def scale(size: int, axes: tuple) -> nnx.Param:
+    """Declare a float32 vector of ones."""
+    return nnx.Param(jax.numpy.ones((size,)), out_sharding=axes)
+
+
+def logical_axes(param: nnx.Variable) -> tuple:
+    """Return the axis names that a Param was declared with; flax has renamed this metadata more than once."""
+    return param.get_metadata("out_sharding")
+
+
+def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:
+    """Return where the rules in context put dimensions of these names; None stays unsplit."""
+    rules = dict(spmd.get_logical_axis_rules())
+    return jax.sharding.PartitionSpec(*[None if name is None else rules[name] for name in axes])
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Fix the layout of an activation whose dimensions have these names."""
+    return jax.lax.with_sharding_constraint(x, mesh_axes(axes))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax cross-entropy of a linear head, without ever holding all the logits.
+
+Tokens go through the head in chunks. Where a gradient is wanted it is computed in the same pass, as
+d loss / d logits = (1 + 2 z log Z) softmax(logits) - onehot(target), so no logits are computed twice.
+z-loss: arXiv:2204.02311, section 5. Letters: B batch, T length of a chunk, D embed, V vocabulary.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from layers.attention import soft_cap
+from layers.products import float32_product
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def cross_entropy(
+    x: jax.Array, head_DV: jax.Array, targets: jax.Array, weights: jax.Array,
+    num_chunks: int = 1, z_loss: float = 0.0, logit_cap: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Return float32 sums over tokens of weight * (loss + z_loss * log(Z)^2), and of weight * loss.
+
+    Only the first is differentiable, by `x` and `head_DV`.
+
+    Args:
+      x: [B, T, D] in the compute type.
+      head_DV: [D, V]; used in the type of `x`.
+      targets: int [B, T].
+      weights: float32 [B, T].
+      num_chunks: divides T; a chunk takes every num_chunks-th token, so that a split of T stays balanced.
+    """
+
+    def body(sums, chunk):
+        (total, loss), _ = _chunk_loss(*chunk, head_DV.astype(x.dtype), z_loss, logit_cap)
+        return (sums[0] + total, sums[1] + loss), None
+
+    return jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), _chunks(num_chunks, x, targets, weights))[0]
+
+
+def _chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
+    """[B, T, ...] to [num_chunks, B, T / num_chunks, ...]."""
+
+    def split(a):
+        return jnp.moveaxis(a.reshape(a.shape[0], -1, num_chunks, *a.shape[2:]), 2, 0)
+
+    return tuple(split(a) for a in arrays)
+
+
+def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
+    """Return ((total, loss), (float32 logits, log Z)) of one chunk."""
+    logits_BTV = soft_cap(float32_product("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
+    log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    loss_BT = log_z_BT - jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    total = jnp.sum(weights_BT * (loss_BT + z_loss * log_z_BT**2))
+    return (total, jnp.sum(weights_BT * loss_BT)), (logits_BTV, log_z_BT)
+
+
+def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
+    """The sums, and as residuals the gradients by `x` and `head_DV`."""
+    compute_DV = head_DV.astype(x.dtype)
+
+    def body(carry, chunk):
+        total, loss, head_gradient_DV = carry
+        x_BTD, targets_BT, weights_BT = chunk
+        (chunk_total, chunk_loss), (logits_BTV, log_z_BT) = _chunk_loss(*chunk, compute_DV, z_loss, logit_cap)
+        slope_BT = weights_BT * (1 + 2 * z_loss * log_z_BT)
+        gradient_BTV = slope_BT[..., None] * jnp.exp(logits_BTV - log_z_BT[..., None])
+        is_target_BTV = jnp.arange(head_DV.shape[1]) == targets_BT[..., None]
+        gradient_BTV -= jnp.where(is_target_BTV, weights_BT[..., None], 0)
+        if logit_cap:
+            gradient_BTV *= 1 - (logits_BTV / logit_cap) ** 2
+        gradient_BTV = gradient_BTV.astype(x.dtype)
+        x_gradient_BTD = jnp.einsum("BTV,DV->BTD", gradient_BTV, compute_DV)
+        head_gradient_DV += float32_product("BTD,BTV->DV", x_BTD, gradient_BTV)
+        return (total + chunk_total, loss + chunk_loss, head_gradient_DV), x_gradient_BTD
+
+    start = (jnp.float32(0), jnp.float32(0), jnp.zeros(head_DV.shape, jnp.float32))
+    (total, loss, head_gradient_DV), parts = jax.lax.scan(body, start, _chunks(num_chunks, x, targets, weights))
+    x_gradient = jnp.moveaxis(parts, 0, 2).reshape(x.shape)
+    return (total, loss), (x_gradient, head_gradient_DV.astype(head_DV.dtype))
+
+
+def _backward(num_chunks, z_loss, logit_cap, gradients, cotangents):
+    x_gradient, head_gradient_DV = gradients
+    scale = cotangents[0]
+    return (x_gradient * scale.astype(x_gradient.dtype), head_gradient_DV * scale, None, None)
+
+
+cross_entropy.defvjp(_forward, _backward)

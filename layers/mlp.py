@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SwiGLU feed-forward: (silu(x W_gate) * x W_up) W_down (arXiv:2002.05202, equation 6). D embed, F mlp."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from layers.axes import constrain, weight
+
+
+class SwiGLU(nnx.Module):
+    """Gated feed-forward; `out_scale` as in layers/attention.py."""
+
+    def __init__(self, *, embed_dim: int, mlp_dim: int, out_scale: float, rngs: nnx.Rngs):
+        self.gate = weight(rngs, (embed_dim, mlp_dim), ("embed", "mlp"), embed_dim**-0.5)
+        self.up = weight(rngs, (embed_dim, mlp_dim), ("embed", "mlp"), embed_dim**-0.5)
+        # silu(g) * u of unit normals g, u has a mean square of 0.355.
+        self.down = weight(rngs, (mlp_dim, embed_dim), ("mlp", "embed"), out_scale * (0.355 * mlp_dim) ** -0.5)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        dtype = x_BTD.dtype
+        gate_BTF = checkpoint_name(jnp.einsum("BTD,DF->BTF", x_BTD, self.gate[...].astype(dtype)), "gate")
+        up_BTF = checkpoint_name(jnp.einsum("BTD,DF->BTF", x_BTD, self.up[...].astype(dtype)), "up")
+        hidden_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, "batch", "length", "mlp")
+        return jnp.einsum("BTF,FD->BTD", hidden_BTF, self.down[...].astype(dtype))

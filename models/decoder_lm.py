@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder language model of the Llama family (arXiv:2302.13971, section 2.2)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from layers.attention import attention_mask, soft_cap
+from layers.block import Block, Stack
+from layers.embeddings import Embedding, Head
+from layers.normalization import RMSNorm
+from layers.products import float32_product
+from layers.rotary import rotary_angles
+
+
+def make(config, *, dtype, scan: bool, rngs: nnx.Rngs) -> "DecoderLM":
+    """Build the model from the `model` section of a configuration; needs a mesh in context."""
+    return DecoderLM(config, dtype=dtype, scan=scan, rngs=rngs)
+
+
+def head_dim(config) -> int:
+    """Return the width of a head."""
+    return config.head_dim or config.embed_dim // config.num_heads
+
+
+def flops_per_token(config, length: int) -> float:
+    """Return floating-point operations to train on one token: forward, and backward as twice that.
+
+    6 per weight of a matrix product, and 12 * layers * heads * head dim * keys seen, which in causal attention
+    are length / 2 on average (arXiv:2204.02311, appendix B, which counts all keys).
+    """
+    heads_dim = config.num_heads * head_dim(config)
+    kv_dim = config.num_kv_heads * head_dim(config)
+    block = config.embed_dim * (2 * heads_dim + 2 * kv_dim + 3 * config.mlp_dim)
+    window = config.sliding_window or length
+    keys = length / 2 if window >= length else window * (1 - window / (2 * length))
+    weights = config.num_layers * block + config.embed_dim * config.vocab_size
+    return 6.0 * weights + 12.0 * config.num_layers * heads_dim * keys
+
+
+class DecoderLM(nnx.Module):
+    """Embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied."""
+
+    def __init__(self, config, *, dtype, scan: bool, rngs: nnx.Rngs):
+        self.dtype, self.head_dim, self.rope_theta = dtype, head_dim(config), config.rope_theta
+        self.sliding_window, self.logit_cap = config.sliding_window, config.logit_soft_cap
+        self.num_kv_heads, self.num_layers = config.num_kv_heads, config.num_layers
+        self.embed = Embedding(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
+        self.stack = Stack(
+            lambda rngs: Block(
+                embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+                head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
+                epsilon=config.norm_epsilon, score_cap=config.attention_soft_cap,
+                out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
+            ),
+            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
+        )  # fmt: skip
+        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
+        if not config.tie_embeddings:
+            self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
+        self.tied = config.tie_embeddings
+
+    def head_weight(self) -> jax.Array:
+        """Return the head, float32 [D, V]."""
+        return self.embed.embedding[...].T if self.tied else self.head.kernel[...]
+
+    def __call__(self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None):
+        """Return (the normalised stream [B, T, D] in the compute type, the cache).
+
+        Args:
+          tokens_BT: int [B, T].
+          positions_BT: int [B, T], from 0 in each document.
+          segments_BT: int [B, T]; a token attends only to its own segment. 0 is padding.
+          cache: None, or what `empty_cache` or an earlier call returned.
+        """
+        key_segments_BS, key_positions_BS, caches = segments_BT, positions_BT, None
+        if cache is not None:
+            at = (0, cache["start"])
+            key_segments_BS = jax.lax.dynamic_update_slice(cache["segments"], segments_BT, at)
+            key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
+            starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
+            caches = {"key": cache["key"], "value": cache["value"], "start": starts}
+        mask_BTS = attention_mask(segments_BT, key_segments_BS, positions_BT, key_positions_BS, self.sliding_window)
+        angles = rotary_angles(positions_BT, self.head_dim, self.rope_theta)
+        x_BTD = self.embed(tokens_BT, self.dtype)
+        x_BTD, caches = self.stack(x_BTD, angles, mask_BTS, caches=caches)
+        if cache is not None:
+            cache = {
+                "key": caches["key"], "value": caches["value"], "segments": key_segments_BS,
+                "positions": key_positions_BS, "start": cache["start"] + tokens_BT.shape[1],
+            }  # fmt: skip
+        return self.norm(x_BTD), cache
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        """Return float32 [B, T, V] of a normalised stream."""
+        head_DV = self.head_weight().astype(x_BTD.dtype)
+        logits_BTV = float32_product("BTD,DV->BTV", x_BTD, head_DV)
+        return soft_cap(logits_BTV, self.logit_cap)
+
+    def empty_cache(self, batch: int, length: int) -> dict:
+        """Return a key-value cache for `length` tokens; its segments are 0, which no real token attends to."""
+        shape = (self.num_layers, batch, length, self.num_kv_heads, self.head_dim)
+        return {
+            "key": jnp.zeros(shape, self.dtype),
+            "value": jnp.zeros(shape, self.dtype),
+            "segments": jnp.zeros((batch, length), jnp.int32),
+            "positions": jnp.zeros((batch, length), jnp.int32),
+            "start": jnp.int32(0),
+        }

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table from logical axes to mesh axes, and the layouts that follow from it."""
+
+import math
+
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from configs.base import ConfigError
+from layers.axes import logical_axes
+
+BATCH_AXES = ("data", "fsdp", "expert")
+
+RULES = (
+    # weights
+    ("layers", None),
+    ("vocab", "model"),
+    ("embed", "fsdp"),
+    ("heads", "model"),
+    ("kv_heads", "model"),
+    ("head_dim", None),
+    ("mlp", "model"),
+    ("norm", None),
+    # activations; heads, kv_heads, mlp and vocab as in weights
+    ("batch", BATCH_AXES),
+    ("length", "context"),
+    ("key_length", None),  # every query sees every key: keys and values are gathered over context
+    ("act_embed", None),
+)
+
+
+def batch_sharding(mesh) -> NamedSharding:
+    """Return the layout of a batch array [batch, length]."""
+    rules = dict(RULES)
+    return NamedSharding(mesh, PartitionSpec(rules["batch"], rules["length"]))
+
+
+def weight_shardings(state: nnx.State, mesh) -> dict:
+    """Return for each parameter of an abstract model state its NamedSharding, as a pure dictionary.
+
+    Raises:
+      ConfigError: a mesh axis does not divide a dimension; names parameter, dimension and axis.
+    """
+    rules = dict(RULES)
+
+    def sharding(path, param):
+        names = logical_axes(param)
+        for size, name in zip(param.shape, names, strict=True):
+            _check_divides(".".join(str(p) for p in path), size, name, rules[name], mesh)
+        return NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
+
+    flat = {path: sharding(path, param) for path, param in nnx.to_flat_state(state)}
+    return nnx.traversals.unflatten_mapping(flat)
+
+
+def _check_divides(parameter: str, size: int, name: str, axes, mesh) -> None:
+    axes = (axes,) if isinstance(axes, str) else axes or ()
+    product = math.prod(mesh.shape[axis] for axis in axes)
+    if size % product:
+        raise ConfigError(
+            f"{parameter} has {size} in its dimension {name!r}, which mesh.{'*'.join(axes)}={product} does not divide; "
+            f"change the dimension to a multiple of {product}, or the mesh axis to a divisor of {size}"
+        )

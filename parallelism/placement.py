@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts batches onto the devices of a mesh; each process handles the rows that its own devices hold."""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+
+def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
+    """Return, ascending, the rows of a global batch [num_rows, length] that this process's devices hold."""
+    shape = (num_rows, sharding.mesh.shape["context"])
+    slices = sharding.addressable_devices_indices_map(shape).values()
+    return np.unique(np.concatenate([np.arange(num_rows)[rows] for rows, _ in slices]))
+
+
+def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
+    """Yield each batch of local rows [rows, length] as global arrays [num_rows, length] on the devices."""
+    rows = local_rows(sharding, num_rows)
+
+    def global_array(local):
+        def shard(index):
+            wanted = np.arange(num_rows)[index[0]]
+            return local[np.searchsorted(rows, wanted), index[1]]
+
+        return jax.make_array_from_callback((num_rows, local.shape[1]), sharding, shard)
+
+    for batch in batches:
+        yield jax.tree.map(global_array, batch)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides, before jax is imported, which platform a command runs on and how many devices it simulates."""
+
+import ctypes.util
+import glob
+import os
+import pathlib
+import re
+
+from configs.base import ConfigError
+from configs.topologies import Topology
+
+GOOGLE_PCI_VENDOR = "0x1ae0"
+# XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
+PATIENCE = {
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
+    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+    "xla_cpu_collective_timeout_seconds": 3600,
+}
+
+
+def attached_accelerator() -> str:
+    """Return "tpu", "gpu" or "cpu", judged by device files and JAX_PLATFORMS, without touching a device.
+
+    Raises:
+      ConfigError: JAX_PLATFORMS names an accelerator that this machine does not have.
+    """
+    vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
+    has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
+        bool(glob.glob("/dev/vfio/[0-9]*")) and GOOGLE_PCI_VENDOR in vendors
+    )
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*")) and ctypes.util.find_library("cuda") is not None
+    found = "tpu" if has_tpu else "gpu" if has_gpu else "cpu"
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
+    if asked == "cpu" or not asked:
+        return asked or found
+    if asked != found:
+        raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
+    return found
+
+
+def simulated_devices() -> int:
+    """Return the number of CPU devices that the environment asks for (1 where it says nothing)."""
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(flag.group(1)) if flag else int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
+
+
+def is_simulation(topology: Topology | None, accelerator: str) -> bool:
+    """Whether the topology's chips have to be simulated: it is not a CPU's, and there is no accelerator."""
+    return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
+
+
+def prepare_platform(topology: Topology | None, accelerator: str, cache_dir: str) -> int | None:
+    """Set the environment that jax reads at import; return the number of devices, None if only jax knows.
+
+    Raises:
+      ConfigError: the topology is for another accelerator than the attached one.
+    """
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache_dir, "compiled"))
+    if accelerator != "cpu":
+        if topology and topology.accelerator != accelerator:
+            raise ConfigError(
+                f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
+                f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
+            )
+        return None
+    num_devices = topology.chips if topology else simulated_devices()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
+    given = {f.lstrip("-").split("=")[0] for f in flags}
+    flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={num_devices}"])
+    os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+    return num_devices

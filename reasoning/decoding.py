@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples from a trained model with a key-value cache: one prefill, then one token at a time.
+
+Prefill and decoding are the same call of the model, so they share the attention code. Letters: B prompts,
+T tokens of a prompt, V vocabulary.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+def choose(
+    logits_BV: jax.Array, key: jax.Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> jax.Array:
+    """Draw one token a row; int32 [B].
+
+    Args:
+      logits_BV: float32.
+      key: random key.
+      temperature: 0 takes the likeliest.
+      top_k: only the k likeliest; 0: all.
+      top_p: only the likeliest whose probabilities sum to at least p, the first always (arXiv:1904.09751).
+    """
+    if temperature == 0:
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    logits_BV = logits_BV / temperature
+    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    if top_k:
+        logits_BV = jnp.where(logits_BV < sorted_BV[:, min(top_k, sorted_BV.shape[1]) - 1, None], -jnp.inf, logits_BV)
+    if top_p < 1:
+        probabilities_BV = jax.nn.softmax(sorted_BV, axis=-1)
+        before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
+        last_kept_B = jnp.maximum(jnp.sum(before_BV < top_p, axis=-1), 1) - 1
+        threshold_B = jnp.take_along_axis(sorted_BV, last_kept_B[:, None], axis=-1)
+        logits_BV = jnp.where(logits_BV < threshold_B, -jnp.inf, logits_BV)
+    return jax.random.categorical(key, logits_BV).astype(jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "vocab_size", "temperature", "top_k", "top_p"))
+def _extend(params, graph, cache, tokens_BT, positions_BT, segments_BT, key, *, vocab_size, **sampling):
+    """Run the model over new tokens; return (the next token of each row, the cache)."""
+    model = nnx.merge(graph, params)
+    stream_BTD, cache = model(tokens_BT, positions_BT, segments_BT, cache)
+    logits_BV = model.logits(stream_BTD[:, -1:])[:, 0]
+    real_BV = jnp.where(jnp.arange(logits_BV.shape[1]) < vocab_size, logits_BV, -jnp.inf)
+    return choose(real_BV, key, **sampling), cache
+
+
+def generate(
+    graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, end_of_document: int,
+    vocab_size: int, seed: int = 0, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+) -> list[list[int]]:  # fmt: skip
+    """Continue each prompt by up to `max_tokens` tokens; stop at the end of document, which is not returned.
+
+    Args:
+      graph, params: the model; needs a mesh in context.
+      prompts: token ids; each row is preceded by `end_of_document`, as documents are in training.
+      vocab_size: ids from here on are never drawn.
+      temperature, top_k, top_p: see `choose`.
+    """
+    rows = [[end_of_document, *prompt] for prompt in prompts]
+    length = max(len(row) for row in rows)
+    pad_BT = np.array([[0] * (length - len(row)) + [1] * len(row) for row in rows], np.int32)
+    tokens_BT = np.array([[0] * (length - len(row)) + row for row in rows], np.int32)
+    positions_BT = np.maximum(np.cumsum(pad_BT, axis=1) - 1, 0).astype(np.int32)
+    cache = nnx.merge(graph, params).empty_cache(len(rows), length + max_tokens)
+    step = functools.partial(
+        _extend, params, graph, vocab_size=vocab_size, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    key, outputs, running = jax.random.key(seed), [[] for _ in rows], [True] * len(rows)
+    segments_BT = pad_BT
+    for index in range(max_tokens):
+        next_B, cache = step(cache, tokens_BT, positions_BT, segments_BT, jax.random.fold_in(key, index))
+        drawn = np.asarray(next_B)
+        for row, token in enumerate(drawn.tolist()):
+            running[row] = running[row] and token != end_of_document
+            if running[row]:
+                outputs[row].append(token)
+        if not any(running):
+            break
+        tokens_BT, positions_BT = drawn[:, None], positions_BT[:, -1:] + 1
+        segments_BT = np.ones_like(tokens_BT)
+    return outputs

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
+
+Takes up where the newest checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
+on other data where --config.data.path is given.
+"""
+
+import command_line
+
+command_line.flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
+if __name__ == "__main__":
+    COMMAND = command_line.parse(__doc__)
+
+import math
+import pathlib
+
+import jax
+
+import assembly
+from configs import validation
+from configs.loading import flat
+from input_pipeline import batches as pipeline
+from input_pipeline import corpus as corpora
+from parallelism.mesh import mesh_context
+from parallelism.placement import local_rows, place
+from reasoning.sampling import continue_texts
+from training import preflight, step_log
+from training import workdir as workdirs
+from training.checkpoints import Checkpoints
+from training.display import Display
+from training.evaluation import evaluate
+from training.interruption import Interrupted, interruption
+from training.metrics import MetricsWriter
+from training.step import every
+
+SAMPLE_PROMPT = "def "
+SAMPLE_TEMPERATURE = 0.7
+
+
+def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_size_typed: bool = True) -> None:
+    """Run the one training loop up to `train.steps`, then evaluate and print what came of it.
+
+    Args:
+      config: validated, its mesh resolved.
+      workdir: of metrics, checkpoints and logs; an earlier run in it is taken up.
+      batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays, beginning with the first
+        example not yet trained on; default: the corpus that `config.data` describes.
+      topology: hardware preset, for its peak.
+      vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
+
+    Raises:
+      Interrupted: SIGINT or SIGTERM came; the state is saved.
+      NonFinite: the loss or gradient is not finite.
+    """
+    corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
+    last_step = config.train.steps = number_of_steps(config, corpus)
+    with (
+        Checkpoints(workdir, config.checkpoint.keep) as checkpoints,
+        MetricsWriter(workdir, tensorboard=config.logging.tensorboard) as writer,
+        Display(last_step) as display,
+        interruption() as signals,
+    ):
+        run = assembly.assemble(config, on_microbatch=display.microbatch)
+        preflight.check_state_fits(run.num_parameters)
+        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        start = record["step"] if record else 0
+        if record and start >= last_step and workdirs.show_summary(workdir):
+            return
+        workdirs.open_workdir(workdir, flat(config), corpus)
+        with mesh_context(run.mesh):
+            state = checkpoints.restore(start, run.abstract_state) if record else run.init()
+            train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
+            peak = preflight.peak_flops(topology, run.dtype, run.mesh.size)
+            display.lines(preflight.report(run, train_step, last_step - start, peak))
+            log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
+            batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
+            save_every = 1 if run.slow else config.train.save_every
+            for step in range(start + 1, last_step + 1):
+                state, scalars = train_step(state, log.stopwatch.next(batches))
+                log.add(step, scalars)
+                if every(step, save_every) or step == last_step or signals.requested:
+                    save(checkpoints, state, log, corpus, topology)
+                if signals.requested:
+                    raise Interrupted(step)
+                if corpus and every(step, config.train.eval_every):
+                    log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
+            checkpoints.wait()
+            close(run, state, corpus, log, workdir)
+
+
+def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
+    """Return the corpus that `config.data` describes, tokenised once and cached."""
+    return corpora.prepare(config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed)
+
+
+def digest(corpus: corpora.Corpus | None) -> str:
+    """Return what identifies the data of a run; batches from elsewhere have no name."""
+    return corpus.digest if corpus else ""
+
+
+def number_of_steps(config, corpus: corpora.Corpus | None) -> int:
+    """Return `train.steps`, or the steps that `train.tokens` or `train.epochs` come to."""
+    train = config.train
+    if train.steps:
+        return train.steps
+    examples = train.tokens / train.sequence_length
+    if train.epochs:
+        examples = train.epochs * corpus.train.num_examples(train.sequence_length)
+    return math.ceil(examples / train.global_batch)
+
+
+def training_batches(run: assembly.Run, corpus, batches, first_example: int, num_steps: int):
+    """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
+    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+    rows = local_rows(sharding, train.global_batch)
+    if batches is None:
+        batches = pipeline.training_batches(
+            corpus.train, seed=train.seed, sequence_length=train.sequence_length, global_batch=train.global_batch,
+            rows=rows, first_example=first_example, num_steps=num_steps,
+        )  # fmt: skip
+    else:
+        batches = ({name: array[rows] for name, array in batch.items()} for batch in batches)
+    return place(batches, sharding, train.global_batch)
+
+
+def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None = None) -> tuple[float, int]:
+    """Return (nats per token, tokens) of the held-out documents, all of them or a fixed subset."""
+    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+    batches = pipeline.evaluation_batches(
+        corpus.heldout, sequence_length=train.sequence_length, global_batch=train.global_batch,
+        rows=local_rows(sharding, train.global_batch), num_batches=num_batches,
+    )  # fmt: skip
+    return evaluate(run, state, place(batches, sharding, train.global_batch))
+
+
+def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topology) -> None:
+    """Begin to write a checkpoint of a state whose loss and gradient were finite."""
+    log.flush()
+    record = log.record() | {
+        "step": int(state.step),
+        "examples": int(state.examples),
+        "config": flat(log.run.config),
+        "corpus": digest(corpus),
+        "topology": topology.name if topology else None,
+    }
+    checkpoints.save(int(state.step), state, record)
+    log.stopwatch.skip()
+
+
+def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path) -> None:
+    """Evaluate all held-out documents, draw a sample, and print and keep the summary."""
+    lines = [""]
+    if corpus:
+        loss, tokens = evaluate_heldout(run, state, corpus)
+        log.evaluation(int(state.step), loss, tokens)
+        lines += heldout_lines(loss, tokens, corpus)
+    lines.append(f"speed: {log.average_tokens_per_second():,.0f} tokens/s over {log.total_tokens:,} tokens")
+    lines.append(f"checkpoint: {workdir}/checkpoints/{int(state.step)}")
+    if corpus and corpus.tokenizer and run.config.evaluation.sample_tokens:
+        lines += sample_lines(run, state.params, corpus.tokenizer)
+        lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
+    workdirs.write_summary(workdir, lines)
+    log.display.lines(lines)
+
+
+def heldout_lines(loss: float, tokens: int, corpus: corpora.Corpus) -> list[str]:
+    """Return what the held-out loss comes to, in bits per byte too where there is text."""
+    heldout = corpus.heldout
+    lines = [f"held-out loss: {loss:.4f} nats a token, over {tokens:,} tokens of {heldout.num_documents:,} documents"]
+    if corpus.gzip_bits_per_byte is not None:
+        bits = loss * tokens / math.log(2) / heldout.num_bytes
+        lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")
+    return lines
+
+
+def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
+    """Return what the model writes after a short prompt."""
+    text = continue_texts(
+        run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=run.config.evaluation.sample_tokens,
+        temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
+    )[0]  # fmt: skip
+    lines = (SAMPLE_PROMPT + text).split("\n")
+    return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
+
+
+def evaluate_only(config, workdir: pathlib.Path, typed: dict) -> None:
+    """Print the held-out loss of the newest checkpoint, on its own data or on other data that was typed."""
+    with Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
+        step, config = workdirs.stored_config(checkpoints, config, typed, workdir)
+        corpus = prepare_corpus(config, vocab_size_typed=True)
+        run = assembly.assemble(config)
+        with mesh_context(run.mesh):
+            state = checkpoints.restore(step, run.abstract_state)
+            loss, tokens = evaluate_heldout(run, state, corpus)
+    print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
+
+
+def main(command: command_line.Command) -> None:
+    """Settle what only the devices know, say where we are, and train or evaluate."""
+    config = command.config
+    if command.num_devices is None:
+        validation.validate(config, jax.device_count())
+    if command_line.FLAGS.evaluate_only:
+        return evaluate_only(config, command.workdir, command.loaded.typed)
+    print("\n".join([*command.banner(), *device_lines(config)]))
+    command.workdir.mkdir(parents=True, exist_ok=True)
+    command_line.log_to(command.workdir, jax.process_index())
+    train(
+        config, command.workdir, topology=command.loaded.topology,
+        vocab_size_typed="model.vocab_size" in command.loaded.typed,
+    )  # fmt: skip
+
+
+def device_lines(config) -> list[str]:
+    """Return what this process sees."""
+    return [
+        f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
+        f"Global devices: {jax.device_count()}",
+        f"Process index: {jax.process_index()}",
+        f"Process count: {jax.process_count()}",
+        "Mesh: " + " * ".join(f"{axis}={size}" for axis, size in config.mesh.items()),
+    ]
+
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows a run: a live line with the time left on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+
+def duration(seconds: float) -> str:
+    """Return a readable time: 45 s, 12 min, 3.5 h, 12 days."""
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+class Display:
+    """Progress of a run for one reader; a context manager. `enabled` is false in processes other than 0."""
+
+    def __init__(self, num_steps: int, *, enabled: bool = True):
+        self.num_steps, self.enabled = num_steps, enabled
+        self.step, self.microbatch_ended = 0, time.perf_counter()
+        self.live = enabled and sys.stdout.isatty()
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=Console(highlight=False), transient=True, disable=not self.live)
+
+    def __enter__(self):
+        self.progress.start()
+        self.task = self.progress.add_task("compiling the step", total=self.num_steps)
+        return self
+
+    def __exit__(self, *unused):
+        self.progress.stop()
+
+    def line(self, text: str) -> None:
+        """Print a line that stays."""
+        if self.enabled and self.live:
+            self.progress.console.print(text, markup=False, soft_wrap=True)
+        elif self.enabled:
+            print(text, flush=True)
+
+    def lines(self, texts: list[str]) -> None:
+        """Print lines that stay."""
+        for text in texts:
+            self.line(text)
+
+    def train(self, step: int, figures: dict) -> None:
+        """Show a logged step."""
+        left = duration((self.num_steps - step) * figures["step_seconds"])
+        mfu = f"  mfu {figures['mfu']:.0%}" if figures["mfu"] is not None else ""
+        text = (
+            f"step {step:>{len(str(self.num_steps))}}/{self.num_steps}  loss {figures['loss']:.3f}  "
+            f"{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left} left"
+        )
+        self.step, self.microbatch_ended = step, time.perf_counter()
+        self._show(step, text)
+
+    def microbatch(self, count: int, index, loss) -> None:
+        """Show progress within a step of minutes; called as each of its `count` microbatches ends."""
+        seconds, self.microbatch_ended = time.perf_counter() - self.microbatch_ended, time.perf_counter()
+        text = (
+            f"step {self.step + 1}/{self.num_steps}: microbatch {int(index) + 1}/{count}  loss {float(loss):.3f}  "
+            f"{seconds:.1f} s each  step ends in {duration((count - int(index) - 1) * seconds)}"
+        )
+        self._show(self.step, text)
+
+    def _show(self, step: int, text: str) -> None:
+        if self.live:
+            self.progress.update(self.task, completed=step, description=text)
+        else:
+            self.line(text)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""metrics.jsonl, the truth of a run, and TensorBoard's event files beside it."""
+
+import json
+import math
+import os
+import pathlib
+import time
+
+
+class MetricsWriter:
+    """Appends one JSON object a line, each with its `kind`; process 0 alone makes one.
+
+    A torn last line, left by a process that was killed, is cut off at the start.
+    """
+
+    def __init__(self, workdir: pathlib.Path, *, tensorboard: bool):
+        self.path = workdir / "metrics.jsonl"
+        _cut_torn_line(self.path)
+        self.file = self.path.open("a")
+        self.events = _EventFiles(workdir / "tensorboard") if tensorboard else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.file.close()
+        if self.events:
+            self.events.close()
+
+    def write(self, kind: str, **figures) -> None:
+        """Write one line; numbers that are not finite become null."""
+        line = {"kind": kind} | {name: _plain(value) for name, value in figures.items()} | {"time": time.time()}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if self.events and kind != "event":
+            self.events.write(kind, line)
+
+
+def elapsed_before(workdir: pathlib.Path) -> float:
+    """Return the wall-clock seconds of the earlier processes of a run, from its metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    total, started, last = 0.0, None, None
+    for text in path.read_text().splitlines() if path.exists() else ():
+        line = json.loads(text) if text.endswith("}") else {}
+        if line.get("event") == "start":
+            total += last - started if started else 0.0
+            started = line["time"]
+        last = line.get("time", last)
+    return total + (last - started if started else 0.0)
+
+
+def _plain(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _cut_torn_line(path: pathlib.Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        with path.open("rb+") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+class _EventFiles:
+    """TensorBoard event files through tf.summary, imported only here and only when asked for."""
+
+    def __init__(self, folder: pathlib.Path):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        import tensorflow as tf
+
+        self.tf = tf
+        self.writer = tf.summary.create_file_writer(str(folder))
+
+    def write(self, kind: str, line: dict) -> None:
+        """Write the numbers of a line as scalars kind/name."""
+        with self.writer.as_default():
+            for name, value in line.items():
+                if isinstance(value, int | float) and name not in ("step", "time"):
+                    self.tf.summary.scalar(f"{kind}/{name}", value, step=line["step"])
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.writer.close()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says before step 1 what a run needs and how long it will take; refuses what cannot fit."""
+
+import jax
+
+from training import throughput
+from training.display import duration
+
+USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
+STATE_BYTES = 16  # per parameter: float32 weight, gradient, two moments
+
+
+class DoesNotFit(ValueError):
+    """More memory is needed than there is."""
+
+    exit_status = 2
+
+
+def check_state_fits(num_parameters: int) -> None:
+    """Raise DoesNotFit where parameters, gradients and moments alone exceed the memory of a CPU machine."""
+    needed, available = STATE_BYTES * num_parameters / throughput.GIB, throughput.host_memory_gib()[1]
+    if jax.default_backend() == "cpu" and needed > available:
+        raise DoesNotFit(
+            f"{num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and AdamW's moments, this "
+            f"machine has {available:.0f} GiB; simulate it scaled down (--topology=v4-32), or take a smaller recipe"
+        )
+
+
+def compiled_gib(compiled) -> float:
+    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    return (total - memory.alias_size_in_bytes) / throughput.GIB
+
+
+def peak_flops(topology, dtype, num_devices: int) -> tuple[float, str]:
+    """Return FLOP/s of all devices together, and where the figure is from.
+
+    Simulated CPU devices share one processor, so its measured matrix product is the peak of them all.
+    """
+    if topology and topology.peak_flops and jax.default_backend() != "cpu":
+        return topology.peak_flops * num_devices, f"{topology.name}'s peak"
+    measured = throughput.measured_matmul_peak(dtype)
+    share = 1 if jax.default_backend() == "cpu" else num_devices
+    return measured * share, "the measured matmul peak"
+
+
+def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
+    """Return the lines that stand before step 1.
+
+    Raises:
+      DoesNotFit: the compiled step needs more memory than a CPU machine has.
+    """
+    backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
+    simulated = run.mesh.size if backend == "cpu" else 1
+    needed = compiled_gib(compiled) * simulated
+    if backend == "cpu" and needed > available:
+        raise DoesNotFit(
+            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; try train.gradient_accumulation="
+            f"{2 * run.num_microbatches} or model.remat=full"
+        )
+    efficiency = USUAL_EFFICIENCY[backend]
+    step_seconds = run.flops_per_step / (peak[0] * efficiency)
+    of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
+    return [
+        f"Parameters: {run.num_parameters:,}",
+        f"Memory: {needed:.2f} GiB{of}",
+        f"Expected: {duration(step_seconds)} a step, {duration(step_seconds * num_steps)} for {num_steps:,} steps "
+        f"(an estimate, at {efficiency:.0%} of {peak[1]}, {peak[0] / 1e12:.3g} TFLOP/s)",
+    ]

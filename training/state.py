@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run carries from step to step."""
+
+import dataclasses
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """A plain pytree.
+
+    Attributes:
+      step: int32 scalar, updates done.
+      examples: uint32 scalar, examples consumed; the next batch begins with this one.
+      params: nested dictionary of float32 arrays.
+      optimizer: optax's state.
+      carry: the objective's own, sharded like the batch; empty for language models.
+    """
+
+    step: jax.Array
+    examples: jax.Array
+    params: dict
+    optimizer: tuple
+    carry: dict

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast this hardware could be, and where the time of a run goes."""
+
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+
+GIB = 2**30
+
+
+def measured_matmul_peak(dtype, size: int = 2048) -> float:
+    """Return FLOP/s of the best of five square matrix products on the default device."""
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: a @ a).lower(a).compile()
+    best = min(_seconds(product, a) for _ in range(5))
+    return 2 * size**3 / best
+
+
+def _seconds(function, *arguments) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - start
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware; read from the kernel where it tells."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def host_memory_gib() -> tuple[float, float]:
+    """Return (resident memory of this process, memory of the machine) in GiB."""
+    page, statm = os.sysconf("SC_PAGE_SIZE"), pathlib.Path("/proc/self/statm")
+    total = page * os.sysconf("SC_PHYS_PAGES") / GIB
+    if not statm.exists():  # macOS keeps no /proc; its peak stands in for the resident size, in bytes there
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB, total
+    return page * int(statm.read_text().split()[1]) / GIB, total
+
+
+def device_memory_gib() -> float | None:
+    """Return the memory in use on the first local device, None where it does not say."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_in_use"] / GIB if stats else None
+
+
+class Stopwatch:
+    """Splits wall-clock time: steps, waiting for data, and all the rest (compiling, evaluating, saving).
+
+    `mark` closes the interval since the last mark as step time; `skip` drops it.
+    """
+
+    def __init__(self, productive_seconds: float = 0.0, elapsed_seconds: float = 0.0):
+        self.started = self.marked = time.perf_counter()
+        self.step_seconds = self.data_seconds = 0.0
+        self.steps = self.tokens = self.examples = 0
+        self.productive_seconds, self.elapsed_before = productive_seconds, elapsed_seconds
+
+    def next(self, batches):
+        """Return the next of an iterator, booking the wait as waiting for data."""
+        start = time.perf_counter()
+        batch = next(batches)
+        self.data_seconds += time.perf_counter() - start
+        return batch
+
+    def skip(self) -> None:
+        """What happened since the last mark was no step."""
+        self.marked = time.perf_counter()
+
+    def mark(self, tokens: int, examples: int) -> None:
+        """A step ended."""
+        now = time.perf_counter()
+        self.step_seconds += now - self.marked
+        self.productive_seconds += now - self.marked
+        self.marked = now
+        self.steps += 1
+        self.tokens += tokens
+        self.examples += examples
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Wall-clock seconds of this run over all its processes so far."""
+        return self.elapsed_before + time.perf_counter() - self.started
+
+    def interval(self, num_devices: int, flops_per_token: float, peak_flops: float | None) -> dict:
+        """Return the metrics of the steps since the last call, and begin anew. `peak_flops`: of all devices."""
+        seconds, steps = max(self.step_seconds, 1e-9), max(self.steps, 1)
+        rate = self.tokens / seconds
+        figures = {
+            "step_seconds": seconds / steps,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_device": rate / num_devices,
+            "examples_per_second": self.examples / seconds,
+            "mfu": rate * flops_per_token / peak_flops if peak_flops else None,
+            "goodput": self.productive_seconds / max(self.elapsed_seconds, 1e-9),
+            "data_wait_seconds": self.data_seconds / steps,
+            "host_memory_gib": host_memory_gib()[0],
+            "device_memory_gib": device_memory_gib(),
+        }
+        self.step_seconds = self.data_seconds = 0.0
+        self.steps = self.tokens = self.examples = 0
+        return figures

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's folder promises: one configuration from start to end, and whatever is needed to use the result."""
+
+import json
+import pathlib
+
+from training.checkpoints import CheckpointError, Checkpoints, differences
+
+MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
+    "mesh.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
+    "data.source", "data.path", "data.cache_dir", "data.tokenizer",  # the digest of the corpus stands for them
+    "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
+    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every",
+)  # fmt: skip
+
+
+def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
+    """Return the newest checkpoint's record, None in a fresh workdir; `config` is flat, by dotted key.
+
+    Raises:
+      CheckpointError: resuming is off, or the run would not be the same run; names each key, old -> new.
+    """
+    step = checkpoints.newest()
+    if step is None:
+        return None
+    if not config["checkpoint.resume"]:
+        raise CheckpointError(
+            f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
+        )
+    record = checkpoints.record(step)
+    changed = differences(record["config"], config, MAY_CHANGE)
+    if record["corpus"] != corpus_digest:
+        data = {key: config[key] for key in ("data.source", "data.path", "data.tokenizer")}
+        changed += differences(record["config"], data, ()) or ["the content of the corpus"]
+    if changed:
+        raise CheckpointError(
+            f"{workdir} holds another run, at step {step}: {'; '.join(changed)} changed; "
+            "take another --workdir, or the old values"
+        )
+    return record
+
+
+def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
+    """Keep what the result is useless without: the resolved configuration and the tokenizer."""
+    write_atomically(workdir / "config.json", json.dumps(config, indent=1).encode())
+    if corpus and corpus.tokenizer and corpus.tokenizer.model:
+        write_atomically(workdir / "tokenizer.model", corpus.tokenizer.model)
+
+
+def show_summary(workdir: pathlib.Path) -> bool:
+    """Print again what the end of the run printed; false where it never got there."""
+    path = workdir / "summary.txt"
+    if path.exists():
+        print(path.read_text())
+    return path.exists()
+
+
+def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:
+    """Keep the lines that the end of the run prints."""
+    write_atomically(workdir / "summary.txt", "\n".join(lines).encode())
+
+
+def write_atomically(path: pathlib.Path, content: bytes) -> None:
+    """Write a file that is whole or absent."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
