@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import constrain, weight
 from layers.normalization import RMSNorm
-from layers.products import float32_product
+from layers.products import product, project
 from layers.rotary import rotate
 
 MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
@@ -43,11 +43,11 @@ def attend(
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores_BKGTS = float32_product("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
+    scores_BKGTS = product("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
     scores_BKGTS = soft_cap(scores_BKGTS * H**-0.5, score_cap)
     scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
+    return project("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
 
 
 class Attention(nnx.Module):
@@ -74,10 +74,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None):
         """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones."""
-        dtype = x_BTD.dtype
-        q_BTNH = jnp.einsum("BTD,DNH->BTNH", x_BTD, self.query[...].astype(dtype))
-        k_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self.key[...].astype(dtype))
-        v_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self.value[...].astype(dtype))
+        q_BTNH = project("BTD,DNH->BTNH", x_BTD, self.query[...])
+        k_BTKH = project("BTD,DKH->BTKH", x_BTD, self.key[...])
+        v_BTKH = project("BTD,DKH->BTKH", x_BTD, self.value[...])
         q_BTNH = checkpoint_name(rotate(self.query_norm(q_BTNH), angles), "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
         v_BTKH = checkpoint_name(v_BTKH, "value")
@@ -85,7 +84,7 @@ class Attention(nnx.Module):
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS, score_cap=self.score_cap)
         y_BTNH = checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
-        return jnp.einsum("BTNH,NHD->BTD", y_BTNH, self.out[...].astype(dtype)), cache
+        return project("BTNH,NHD->BTD", y_BTNH, self.out[...]), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

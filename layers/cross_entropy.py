@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.attention import soft_cap
-from layers.products import float32_product
+from layers.products import product, project
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -50,7 +50,7 @@ def _chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
 
 def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
     """Return ((total, loss), (float32 logits, log Z)) of one chunk."""
-    logits_BTV = soft_cap(float32_product("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
+    logits_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     loss_BT = log_z_BT - jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     total = jnp.sum(weights_BT * (loss_BT + z_loss * log_z_BT**2))
@@ -72,8 +72,8 @@ def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
         if logit_cap:
             gradient_BTV *= 1 - (logits_BTV / logit_cap) ** 2
         gradient_BTV = gradient_BTV.astype(x.dtype)
-        x_gradient_BTD = jnp.einsum("BTV,DV->BTD", gradient_BTV, compute_DV)
-        head_gradient_DV += float32_product("BTD,BTV->DV", x_BTD, gradient_BTV)
+        x_gradient_BTD = project("BTV,DV->BTD", gradient_BTV, compute_DV)
+        head_gradient_DV += product("BTD,BTV->DV", x_BTD, gradient_BTV)
         return (total + chunk_total, loss + chunk_loss, head_gradient_DV), x_gradient_BTD
 
     start = (jnp.float32(0), jnp.float32(0), jnp.zeros(head_DV.shape, jnp.float32))

@@ -2,11 +2,11 @@
 """SwiGLU feed-forward: (silu(x W_gate) * x W_up) W_down (arXiv:2002.05202, equation 6). D embed, F mlp."""
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import constrain, weight
+from layers.products import project
 
 
 class SwiGLU(nnx.Module):
@@ -19,8 +19,7 @@ class SwiGLU(nnx.Module):
         self.down = weight(rngs, (mlp_dim, embed_dim), ("mlp", "embed"), out_scale * (0.355 * mlp_dim) ** -0.5)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        dtype = x_BTD.dtype
-        gate_BTF = checkpoint_name(jnp.einsum("BTD,DF->BTF", x_BTD, self.gate[...].astype(dtype)), "gate")
-        up_BTF = checkpoint_name(jnp.einsum("BTD,DF->BTF", x_BTD, self.up[...].astype(dtype)), "up")
+        gate_BTF = checkpoint_name(project("BTD,DF->BTF", x_BTD, self.gate[...]), "gate")
+        up_BTF = checkpoint_name(project("BTD,DF->BTF", x_BTD, self.up[...]), "up")
         hidden_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, "batch", "length", "mlp")
-        return jnp.einsum("BTF,FD->BTD", hidden_BTF, self.down[...].astype(dtype))
+        return project("BTF,FD->BTD", hidden_BTF, self.down[...])

@@ -1,14 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products whose result has more precision than their operands."""
+"""Matrix products: operands in the compute type, accumulation in float32.
+
+On TPU and GPU these are einsums. XLA's CPU backend multiplies bfloat16 natively only as [M, K] [K, N] with a
+float32 result, and casts every other product to float32 at about half the speed; there, on one device, each
+product and both products of its gradient are brought into that form (benchmarks/cpu_step.py has the figures).
+"""
+
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 
 
-def float32_product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the float32 einsum of operands in the compute type, accumulated in float32.
+def project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type."""
+    if x.dtype == jnp.bfloat16 and _is_one_cpu():
+        return _native_einsum(spec, x, weight).astype(x.dtype)
+    return jnp.einsum(spec, x, weight.astype(x.dtype))
 
-    The operands are cast: exact, free on TPU, where a float32 product of default precision multiplies in
-    bfloat16, and the only way on CPU, where XLA has no bfloat16 product of every shape with a float32 result.
+
+def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return the float32 einsum of two arrays, both used in the type of `a`.
+
+    The cast to float32 is exact, and free on TPU, where a float32 product of default precision multiplies in
+    bfloat16.
     """
-    return jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32))
+    if a.dtype == jnp.bfloat16 and _is_one_cpu():
+        return _native_einsum(spec, a, b)
+    return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
+
+
+def transposed(weight: jax.Array) -> jax.Array:
+    """Return the transpose of a matrix that is going to be used in a product."""
+    return turned(weight) if _is_one_cpu() else weight.T
+
+
+def _is_one_cpu() -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.size == 1 and mesh.abstract_device.platform == "cpu"
+
+
+def _native_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    left, right, out = re.split(",|->", spec)
+    batch = [name for name in left if name in right and name in out]
+    contracted = [name for name in left if name in right and name not in out]
+    rows, columns = [name for name in left if name not in right], [name for name in right if name not in left]
+    a_matrices = _as_matrices(a, left, batch, rows, contracted)
+    y = native_product(a_matrices, _as_matrices(b, right, batch, contracted, columns))
+    size, order = dict(zip(left + right, a.shape + b.shape, strict=True)), batch + rows + columns
+    return y.reshape([size[name] for name in order]).transpose([order.index(name) for name in out])
+
+
+def _as_matrices(x: jax.Array, names: str, batch: list[str], rows: list[str], columns: list[str]) -> jax.Array:
+    """Return `x`, its dimensions called `names`, as [*batch, rows, columns]."""
+    swap = names.index(columns[0]) < names.index(rows[0])
+    order = batch + (columns + rows if swap else rows + columns)
+    size = dict(zip(names, x.shape, strict=True))
+    shape = [size[name] for name in batch] + [math.prod(size[n] for n in part) for part in (rows, columns)]
+    x = x.transpose([names.index(name) for name in order])
+    return turned(x.reshape(*shape[:-2], shape[-1], shape[-2])) if swap else x.reshape(shape)
+
+
+@jax.custom_vjp
+def native_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return float32 [..., M, N] of [..., M, K] and [..., K, N], both multiplied in the type of `a`."""
+    return jnp.matmul(a, b.astype(a.dtype), preferred_element_type=jnp.float32)
+
+
+def _native_backward(operands, gradient):
+    a, b = operands
+    gradient = gradient.astype(a.dtype)
+    a_gradient = native_product(gradient, turned(b.astype(a.dtype)))
+    b_gradient = native_product(turned(a), gradient)
+    return a_gradient.astype(a.dtype), b_gradient.astype(b.dtype)
+
+
+native_product.defvjp(lambda a, b: (native_product(a, b), (a, b)), _native_backward)
+
+
+def turned(x: jax.Array) -> jax.Array:
+    """Return the last two dimensions swapped, as a copy in memory.
+
+    A plain transpose would be folded into the product that uses it; one of three dimensions is not.
+    """
+    *batch, rows, columns = x.shape
+    group = 8 if rows % 8 == 0 else 1
+    parts = jnp.moveaxis(x.reshape(*batch, rows // group, group, columns), -1, -3)
+    return parts.reshape(*batch, columns, rows)

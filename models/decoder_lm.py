@@ -9,7 +9,7 @@ from layers.attention import attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.embeddings import Embedding, Head
 from layers.normalization import RMSNorm
-from layers.products import float32_product
+from layers.products import product, transposed
 from layers.rotary import rotary_angles
 
 
@@ -62,7 +62,7 @@ class DecoderLM(nnx.Module):
 
     def head_weight(self) -> jax.Array:
         """Return the head, float32 [D, V]."""
-        return self.embed.embedding[...].T if self.tied else self.head.kernel[...]
+        return transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
 
     def __call__(self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None):
         """Return (the normalised stream [B, T, D] in the compute type, the cache).
@@ -94,7 +94,7 @@ class DecoderLM(nnx.Module):
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""
         head_DV = self.head_weight().astype(x_BTD.dtype)
-        logits_BTV = float32_product("BTD,DV->BTV", x_BTD, head_DV)
+        logits_BTV = product("BTD,DV->BTV", x_BTD, head_DV)
         return soft_cap(logits_BTV, self.logit_cap)
 
     def empty_cache(self, batch: int, length: int) -> dict:
