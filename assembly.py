@@ -7,6 +7,7 @@ The one file that knows all lower rooms. What is rehearsed, proved or trained is
 import dataclasses
 import importlib
 import inspect
+import math
 from collections.abc import Callable
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from configs.base import ConfigError
+from configs.base import MESH_AXES, ConfigError
 from configs.loading import nearest
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
@@ -44,7 +45,7 @@ class Run:
     eval_step: Callable
     abstract_state: TrainState
     abstract_batch: dict
-    dtype: jnp.dtype
+    batch_shards: int
     num_microbatches: int
     slow: bool
     num_parameters: int
@@ -71,7 +72,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     Raises:
       ConfigError: an unknown name of an optimizer or schedule, or a dimension that its mesh axis does not divide.
     """
-    mesh = make_mesh(config.mesh.to_dict(), devices)
+    mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES}, devices)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     model_module = importlib.import_module(f"models.{config.model.name}")
     objective = importlib.import_module(f"objectives.{config.train.objective}")
@@ -84,7 +85,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     def make_model(rngs):
         return model_module.make(config.model, dtype=dtype, scan=_scan(config, on_cpu), rngs=rngs)
 
-    with mesh_context(make_mesh(dict.fromkeys(config.mesh, 1), mesh.devices.flat[:1])):
+    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
         graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
     params = nnx.to_pure_dict(state)
     schedule = _named(schedules, "optimizer.schedule", config)(config.optimizer, config.train.steps)
@@ -117,7 +118,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         eval_step=jax.jit(make_eval_step(graph, loss)),
         abstract_state=jax.tree.map(_with_sharding, shapes, shardings),
         abstract_batch=batch,
-        dtype=dtype,
+        batch_shards=_batch_shards(config),
         num_microbatches=num_microbatches,
         slow=slow,
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -173,9 +174,13 @@ def _scan(config, on_cpu: bool) -> bool:
     return config.model.layer_loop == "scan"
 
 
+def _batch_shards(config) -> int:
+    return math.prod(config.mesh[axis] for axis in axis_rules.BATCH_AXES)
+
+
 def _automatic_microbatches(config, flops_per_token: float, on_cpu: bool) -> int:
     """1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
-    rows = config.train.global_batch // (config.mesh.data * config.mesh.fsdp * config.mesh.expert)
+    rows = config.train.global_batch // _batch_shards(config)
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     if not on_cpu:
         return 1
@@ -185,9 +190,8 @@ def _automatic_microbatches(config, flops_per_token: float, on_cpu: bool) -> int
 
 def _loss_chunks(config, num_microbatches: int) -> int:
     """Return the fewest parts of the length whose logits stay within the limit per device."""
-    shards = config.mesh.data * config.mesh.fsdp * config.mesh.expert
     length = config.train.sequence_length // config.mesh.context
-    rows = config.train.global_batch // (shards * num_microbatches)
+    rows = config.train.global_batch // (_batch_shards(config) * num_microbatches)
     automatic = LOSS_CHUNK_BYTES // (4 * config.model.vocab_size // config.mesh.model)
     limit = config.train.loss_chunk_tokens or automatic
     fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 
 try:
     from absl import flags
@@ -83,10 +84,18 @@ def parse_flags(description: str) -> dict[str, str]:
     return overrides
 
 
-def parse(description: str) -> Command:
-    """Parse the command line and settle configuration and platform; any mistake ends the process with status 2."""
+def parse(description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False) -> Command:
+    """Parse the command line and settle configuration and platform; any mistake ends the process with status 2.
+
+    Args:
+      description: for --help.
+      stored: whether, given the flags, the configuration is the one that a run left in its workdir.
+    """
     overrides = parse_flags(description)
-    loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
+    if stored(FLAGS):
+        loaded = loading.load_stored(_workdir(), overrides)
+    else:
+        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
     accelerator = startup.attached_accelerator()
     simulated = startup.is_simulation(loaded.topology, accelerator)
     num_devices = startup.prepare_platform(loaded.topology, accelerator, loaded.config.data.cache_dir)
@@ -96,7 +105,7 @@ def parse(description: str) -> Command:
         if simulated:
             scaled_down = simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices)
-    return Command(loaded, _workdir(loaded), accelerator, num_devices, scaled_down)
+    return Command(loaded, _workdir(), accelerator, num_devices, scaled_down)
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -124,9 +133,9 @@ def log_to(folder: pathlib.Path, process_index: int) -> None:
     LOG.setLevel(logging.INFO)
 
 
-def _workdir(loaded: loading.Loaded) -> pathlib.Path:
-    topology = f"-{loaded.topology.name}" if loaded.topology else ""
-    return pathlib.Path(FLAGS.workdir or f"runs/{loaded.recipe}{topology}").expanduser()
+def _workdir() -> pathlib.Path:
+    topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
+    return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser()
 
 
 def _print_help(description: str) -> None:

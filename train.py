@@ -9,7 +9,7 @@ import command_line
 
 command_line.flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__)
+    COMMAND = command_line.parse(__doc__, stored=lambda flags: flags.evaluate_only)
 
 import math
 import pathlib
@@ -18,6 +18,7 @@ import jax
 
 import assembly
 from configs import validation
+from configs.base import MESH_AXES
 from configs.loading import flat
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
@@ -70,7 +71,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
         with mesh_context(run.mesh):
             state = checkpoints.restore(start, run.abstract_state) if record else run.init()
             train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
-            peak = preflight.peak_flops(topology, run.dtype, run.mesh.size)
+            peak = preflight.peak_flops(topology, run.mesh.size)
             display.lines(preflight.report(run, train_step, last_step - start, peak))
             log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
             batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
@@ -183,15 +184,15 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 
-def evaluate_only(config, workdir: pathlib.Path, typed: dict) -> None:
-    """Print the held-out loss of the newest checkpoint, on its own data or on other data that was typed."""
-    with Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
-        step, config = workdirs.stored_config(checkpoints, config, typed, workdir)
-        corpus = prepare_corpus(config, vocab_size_typed=True)
-        run = assembly.assemble(config)
-        with mesh_context(run.mesh):
-            state = checkpoints.restore(step, run.abstract_state)
-            loss, tokens = evaluate_heldout(run, state, corpus)
+def evaluate_only(config, workdir: pathlib.Path) -> None:
+    """Print the held-out loss of the newest checkpoint; `config` is the stored one, its data perhaps other data."""
+    corpus = prepare_corpus(config, vocab_size_typed=True)
+    config.train.steps = config.train.steps or 1
+    run = assembly.assemble(config)
+    with Checkpoints(workdir, config.checkpoint.keep) as checkpoints, mesh_context(run.mesh):
+        step = checkpoints.newest_or_error()
+        state = checkpoints.restore(step, run.abstract_state)
+        loss, tokens = evaluate_heldout(run, state, corpus)
     print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
 
 
@@ -201,7 +202,7 @@ def main(command: command_line.Command) -> None:
     if command.num_devices is None:
         validation.validate(config, jax.device_count())
     if command_line.FLAGS.evaluate_only:
-        return evaluate_only(config, command.workdir, command.loaded.typed)
+        return evaluate_only(config, command.workdir)
     print("\n".join([*command.banner(), *device_lines(config)]))
     command.workdir.mkdir(parents=True, exist_ok=True)
     command_line.log_to(command.workdir, jax.process_index())
@@ -218,7 +219,7 @@ def device_lines(config) -> list[str]:
         f"Global devices: {jax.device_count()}",
         f"Process index: {jax.process_index()}",
         f"Process count: {jax.process_count()}",
-        "Mesh: " + " * ".join(f"{axis}={size}" for axis, size in config.mesh.items()),
+        "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in MESH_AXES),
     ]
 
 

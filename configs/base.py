@@ -8,6 +8,9 @@ recipe's and changes what differs. On the command line: `--config=configs/small.
 from ml_collections import ConfigDict
 
 
+MESH_AXES = ("data", "fsdp", "context", "expert", "model")  # of config.mesh, the slowest to change first
+
+
 class ConfigError(ValueError):
     """A configuration that cannot run: one line with the key, the value, the rule and what would work."""
 

@@ -4,6 +4,7 @@
 import dataclasses
 import difflib
 import importlib.util
+import json
 import os
 import pathlib
 import traceback
@@ -69,6 +70,28 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
         origins[key] = "command line"
     config.data.cache_dir = config.data.cache_dir or _default_cache_dir()
     return Loaded(config, pathlib.Path(recipe_path).stem, topology, typed, origins)
+
+
+def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
+    """Return the configuration that a run left in its workdir, on whatever devices there are, then overrides.
+
+    Raises:
+      ConfigError: there is no run in `workdir`, or as in `load`.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"--workdir={workdir} holds no run (no config.json there); train first, or name another")
+    config, stored = base.get_config(), json.loads(path.read_text())
+    unknown = stored.keys() - flat(config).keys()
+    if unknown:
+        raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
+    tokenizer = workdir / "tokenizer.model"
+    stored |= dict.fromkeys((f"mesh.{axis}" for axis in config.mesh), 1) | {"mesh.fsdp": -1}
+    stored["data.tokenizer"] = str(tokenizer) if tokenizer.is_file() else "byte"
+    typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
+    for key, value in (stored | typed).items():
+        assign(config, key, value)
+    return Loaded(config, workdir.name, None, typed, dict.fromkeys(typed, "command line"))
 
 
 def parse_value(key: str, text: str, current: dict[str, object]):

@@ -59,7 +59,7 @@ class Stack(nnx.Module):
         self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs
     ):
         build = nnx.vmap(make_block, transform_metadata={nnx.PARTITION_NAME: "layers"})
-        self.blocks = build(rngs.fork(split=num_layers))
+        self.blocks = build(rngs.split(num_layers))
         self.num_layers, self.scan, self.remat = num_layers, scan, remat
 
     def __call__(self, x_BTD: jax.Array, *context, caches: dict | None = None):

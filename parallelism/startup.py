@@ -11,6 +11,7 @@ from configs.base import ConfigError
 from configs.topologies import Topology
 
 GOOGLE_PCI_VENDOR = "0x1ae0"
+QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # it reads data and writes events
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
@@ -56,6 +57,8 @@ def prepare_platform(topology: Topology | None, accelerator: str, cache_dir: str
     Raises:
       ConfigError: the topology is for another accelerator than the attached one.
     """
+    for name, value in QUIET_TENSORFLOW.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache_dir, "compiled"))
     if accelerator != "cpu":
         if topology and topology.accelerator != accelerator:

@@ -1,7 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eight simulated CPU devices, a shared compilation cache, and the shape check of every test."""
+"""Every test runs on eight simulated CPU devices, with one compilation cache, a mesh in context and shapes checked."""
 
 import os
+import sys
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+from configs import loading, topologies
+from parallelism import startup
+
+# Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(loading._default_cache_dir(), "tests", "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+startup.prepare_platform(topologies.get("cpu-8"), "cpu", "")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from parallelism.mesh import mesh_context  # noqa: E402
+from tests.support import check_shapes, one_device_mesh  # noqa: E402
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def pytest_configure(config):
+    """A cache entry that a killed run left torn is compiled again, not an error."""
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Check shapes in the test and in the fixtures that it is the first to need."""
+    sys.settrace(check_shapes)  # for each test anew: a tracer that raises is switched off
+    try:
+        return (yield)
+    finally:
+        sys.settrace(None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """Models need a mesh in context; a test that wants another opens its own inside."""
+    with mesh_context(one_device_mesh()) as mesh:
+        yield mesh

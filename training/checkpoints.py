@@ -43,6 +43,13 @@ class Checkpoints:
         """Return the step of the newest complete checkpoint, None where there is none."""
         return self.manager.latest_step()
 
+    def newest_or_error(self) -> int:
+        """Return the step of the newest checkpoint; CheckpointError where there is none."""
+        step = self.newest()
+        if step is None:
+            raise CheckpointError(f"{self.folder} has no complete checkpoint; train first, or name another --workdir")
+        return step
+
     def record(self, step: int) -> dict:
         """Return the JSON record that was saved beside the arrays of `step`."""
         return self.manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]

@@ -3,7 +3,6 @@
 
 import json
 import math
-import os
 import pathlib
 import time
 
@@ -69,7 +68,6 @@ class _EventFiles:
     """TensorBoard event files through tf.summary, imported only here and only when asked for."""
 
     def __init__(self, folder: pathlib.Path):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         import tensorflow as tf
 
         self.tf = tf

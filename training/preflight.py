@@ -33,14 +33,14 @@ def compiled_gib(compiled) -> float:
     return (total - memory.alias_size_in_bytes) / throughput.GIB
 
 
-def peak_flops(topology, dtype, num_devices: int) -> tuple[float, str]:
+def peak_flops(topology, num_devices: int) -> tuple[float, str]:
     """Return FLOP/s of all devices together, and where the figure is from.
 
     Simulated CPU devices share one processor, so its measured matrix product is the peak of them all.
     """
     if topology and topology.peak_flops and jax.default_backend() != "cpu":
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
-    measured = throughput.measured_matmul_peak(dtype)
+    measured = throughput.measured_matmul_peak()
     share = 1 if jax.default_backend() == "cpu" else num_devices
     return measured * share, "the measured matmul peak"
 
@@ -62,7 +62,10 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     efficiency = USUAL_EFFICIENCY[backend]
     step_seconds = run.flops_per_step / (peak[0] * efficiency)
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
+    shards, microbatches, rows = run.batch_shards, run.num_microbatches, run.config.train.global_batch
     return [
+        f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
+        f"microbatch * {microbatches} accumulated * {shards} devices",
         f"Parameters: {run.num_parameters:,}",
         f"Memory: {needed:.2f} GiB{of}",
         f"Expected: {duration(step_seconds)} a step, {duration(step_seconds * num_steps)} for {num_steps:,} steps "

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files kept between runs: where they are, written whole or not at all, by one process at a time."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from input_pipeline.errors import DataError
+
+
+def cache_folder(cache_dir: str) -> Path:
+    """Return data.cache_dir, made where missing; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"
+    folder = Path(cache_dir or default).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"data.cache_dir={folder}: {error.strerror}; name a folder that can be written") from error
+    if not os.access(folder, os.W_OK):
+        raise DataError(f"data.cache_dir={folder}: cannot be written; name a folder that can")
+    return folder
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears at `path` only when it is complete and on disk."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+@contextmanager
+def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
+    """Hold the lock file `path`, across processes; it falls with the process that holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            announce(f"waiting for another process that prepares {path.with_suffix('')}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents: read piece by piece, hashed, cut at line starts, held out by content.
+
+Nothing here holds more than a few pieces of text in memory, whatever the size of the corpus.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from input_pipeline.errors import DataError
+
+PIECE_BYTES = 1 << 18  # text is read, tokenized and written in pieces of about this size
+
+
+class Document(NamedTuple):
+    """One document of a source: a name for messages, and how to open its UTF-8 bytes (again each time)."""
+
+    name: str
+    open: Callable[[], BinaryIO]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes start:stop of a document. begins, ends: whether a document of the split begins, ends with them."""
+
+    document: Document
+    digest: bytes  # of the whole document
+    start: int
+    stop: int
+    begins: bool = True
+    ends: bool = True
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes, at most PIECE_BYTES at a time. Raises DataError where they cannot be read."""
+        try:
+            with self.document.open() as file:
+                file.seek(self.start)
+                remaining = self.size
+                while remaining and (block := file.read(min(remaining, PIECE_BYTES))):
+                    remaining -= len(block)
+                    yield block
+        except OSError as error:
+            raise DataError(f"{self.document.name}: {error.strerror}") from error
+
+    def text(self) -> Iterator[str]:
+        """Yield the text in pieces that end at a line's end, or at a character's in a line longer than a piece.
+
+        Where the pieces end depends on the bytes alone, and so do the tokens made of them.
+
+        Raises:
+            DataError: the bytes are not UTF-8; it names the document, the byte and the line.
+        """
+        offset, pending = self.start, b""
+        for block in self.blocks():
+            if pending:
+                cut = pending.rfind(b"\n") + 1 or _last_character(pending)
+                yield self._decode(pending[:cut], offset)
+                offset, pending = offset + cut, pending[cut:]
+            pending += block
+        if pending:
+            yield self._decode(pending, offset)
+
+    def cut(self, offset: int, slack: int) -> tuple["Span", "Span"]:
+        """Cut in two at the line start nearest to `offset` within `slack` bytes, else at the nearest character.
+
+        Raises:
+            DataError: there is one character, and nothing to cut.
+        """
+        low, high = max(self.start, offset - slack), min(self.stop, offset + slack)
+        window = replace(self, start=low, stop=high)
+        block = np.frombuffer(b"".join(window.blocks()), np.uint8)
+        for borders in (np.flatnonzero(block == ord("\n")) + 1, np.flatnonzero(block & 0xC0 != 0x80)):
+            inside = borders + low
+            inside = inside[(inside > self.start) & (inside < self.stop)]
+            if inside.size:
+                middle = int(inside[np.abs(inside - offset).argmin()])
+                return replace(self, stop=middle, ends=False), replace(self, start=middle, begins=False)
+        raise DataError(f"{self.document.name}: too short to be cut in two; give more text")
+
+    def _decode(self, block: bytes, offset: int) -> str:
+        try:
+            return block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            before = replace(self, start=0, stop=offset + error.start)
+            line = 1 + sum(part.count(b"\n") for part in before.blocks())
+            raise DataError(
+                f"{self.document.name}: not UTF-8 at byte {before.stop} (line {line}); convert it to UTF-8, "
+                f"or leave it out with a glob such as data.path='texts/**/*.txt'"
+            ) from error
+
+
+def scan(documents: Iterable[Document]) -> list[Span]:
+    """Return a span for each document, with the digest of its content; empty documents are left out."""
+    spans = []
+    for document in documents:
+        whole = Span(document, b"", 0, 1 << 62)
+        digest, size = hashlib.blake2b(digest_size=16), 0
+        for block in whole.blocks():
+            digest.update(block)
+            size += len(block)
+        if size:
+            spans.append(replace(whole, digest=digest.digest(), stop=size))
+    return spans
+
+
+def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]]:
+    """Split into (training, held-out) by the hash of the content, so that copies fall on one side.
+
+    Neither side is empty: of two documents or more, the one with the smallest hash is held out and the
+    one with the largest is not. Of a single document (or copies of one), the last tenth is held out.
+
+    Raises:
+        DataError: no document, a document of one character, or a fraction outside 0 to 1.
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"data.holdout_fraction={fraction} is not between 0 and 1; the default is 0.05")
+    distinct = sorted({span.digest for span in spans})
+    if len(distinct) == 1:
+        halves = [span.cut(span.size * 9 // 10, slack=max(4, span.size // 20)) for span in spans]
+        return [replace(head, ends=True) for head, _ in halves], [replace(tail, begins=True) for _, tail in halves]
+    border = sum(int.from_bytes(digest) < fraction * 2**128 for digest in distinct)
+    held_out = set(distinct[: min(max(border, 1), len(distinct) - 1)])
+    train = [span for span in spans if span.digest not in held_out]
+    return train, [span for span in spans if span.digest in held_out]
+
+
+def gzip_bits_per_byte(spans: list[Span]) -> float:
+    """Return what `gzip -9` makes of the documents, one at a time: 8 * compressed bytes / bytes."""
+    compressed = 0
+    for span in spans:
+        gzip = zlib.compressobj(9, wbits=31)
+        compressed += sum(len(gzip.compress(block)) for block in span.blocks()) + len(gzip.flush())
+    return 8 * compressed / sum(span.size for span in spans)
+
+
+def check_unchanged(spans: list[Span]) -> None:
+    """Read the documents again. Raises DataError where one is not what `scan` saw."""
+    for span in {id(span.document): span for span in spans}.values():
+        if [again.digest for again in scan([span.document])] != [span.digest]:
+            raise DataError(f"{span.document.name}: changed while it was being read; run again when it is still")
+
+
+def _last_character(block: bytes) -> int:
+    """Return where the last character of a block without line ends begins: it may go on in the next block."""
+    for cut in range(len(block) - 1, max(0, len(block) - 4), -1):
+        if block[cut] & 0xC0 != 0x80:
+            return cut
+    return len(block)

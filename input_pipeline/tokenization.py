@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to token ids and back, without loss: bytes, or SentencePiece trained on the corpus or given.
+
+The trained tokenizer is a byte-pair encoding with byte fallback that leaves text as it is: no
+normalisation, no space put in front, white space in pieces of its own. Any text comes back exactly.
+SentencePiece writes a space as U+2581, so a U+2581 in the text itself is spelt in its three bytes.
+"""
+
+import hashlib
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from input_pipeline.cache import locked, writing
+from input_pipeline.documents import Span
+from input_pipeline.errors import DataError
+
+SPACE_MARK = "\u2581"
+NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
+SAMPLE_BYTES = 16_000_000  # trained on at most; the trainer needs about 50 times as much memory
+SENTENCE_CHARACTERS = 4_000  # the trainer's unit; several lines, so that pieces may cross a line's end
+# What cannot be part of a piece: U+2581, NUL, and what SentencePiece uses as marks of its own.
+NOT_IN_PIECES = "\0\5\t\u2581\u2585"
+# Measured on the standard library's source with 4,096 pieces ...
+OPTIONS = {
+    "model_type": "bpe",  # counts alone: the same on every machine, and 40 times as fast to train as unigram
+    "byte_fallback": True,
+    "character_coverage": 0.9999,  # characters rarer than that are spelt in bytes
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "allow_whitespace_only_pieces": True,
+    "split_by_whitespace": False,
+    "max_sentence_length": 4 * SENTENCE_CHARACTERS,
+    "hard_vocab_limit": False,  # a small corpus gives the pieces that it has
+    "unk_id": 0,
+    "eos_id": 1,
+    "bos_id": -1,
+    "pad_id": -1,
+    "num_threads": 1,  # stored in the model; more are not faster
+    "minloglevel": 2,
+}
+
+
+class ByteTokenizer:
+    """A token is a byte; byte 0 is also the end of a document."""
+
+    vocab_size = 256
+    end_of_document = 0
+    digest = "byte"
+    model = None
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Return an integer array for each text."""
+        return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are no byte are left out."""
+        return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model, its end-of-sentence piece ending documents; `model` is the content of its file.
+
+    Raises:
+        DataError: `model` is not one, or has no end-of-sentence piece.
+    """
+
+    def __init__(self, model: bytes, name: str):
+        try:
+            self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError(f"data.tokenizer={name}: not a SentencePiece model") from error
+        self.model = model
+        self.vocab_size = self._model.vocab_size()
+        self.end_of_document = self._model.eos_id()
+        self.digest = _digest(model)
+        self._mark = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
+        if self.end_of_document < 0:
+            raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train one with it")
+
+    def encode(self, text: str) -> list[int]:
+        head, *rest = self._model.encode(text.split(SPACE_MARK))
+        return head + [token for part in rest for token in self._mark + part]
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Return an int32 array for each text; the texts are encoded in parallel."""
+        plain = iter(self._model.encode([text for text in texts if SPACE_MARK not in text], num_threads=-1))
+        return [np.array(self.encode(text) if SPACE_MARK in text else next(plain), np.int32) for text in texts]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are no piece are left out."""
+        return self._model.decode([int(token) for token in tokens if token < self.vocab_size])
+
+
+def make_tokenizer(
+    name: str, vocab_size: int, spans: list[Span], cache: Path, announce: Callable[[str], object]
+) -> ByteTokenizer | SentencePieceTokenizer:
+    """Return the tokenizer that data.tokenizer names: `byte`, `sentencepiece`, or the path of a .model file.
+
+    Args:
+        spans: the training documents, for `sentencepiece`, which may find fewer pieces than vocab_size in them.
+
+    Raises:
+        DataError: no such tokenizer, more ids than vocab_size, or a vocab_size without room for byte fallback.
+    """
+    if name == "byte":
+        tokenizer = ByteTokenizer()
+    elif name == "sentencepiece":
+        tokenizer = _trained(vocab_size, spans, cache, announce)
+    else:
+        try:
+            tokenizer = SentencePieceTokenizer(Path(name).expanduser().read_bytes(), name)
+        except OSError as error:
+            raise DataError(
+                f"data.tokenizer={name}: {error.strerror}; use byte, sentencepiece, or the path of a .model file"
+            ) from error
+    if tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"model.vocab_size={vocab_size} is less than the {tokenizer.vocab_size:,} ids of "
+            f"data.tokenizer={name}; use model.vocab_size={tokenizer.vocab_size} or more"
+        )
+    return tokenizer
+
+
+def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> SentencePieceTokenizer:
+    """Return the tokenizer trained on these documents, from the cache where it was trained before."""
+    if vocab_size <= NUM_FIXED:
+        raise DataError(
+            f"model.vocab_size={vocab_size} has no room for a SentencePiece tokenizer, which begins with 256 bytes "
+            f"and 2 special pieces; use model.vocab_size={NUM_FIXED + 1} or more, or data.tokenizer=byte"
+        )
+    key = hashlib.blake2b(repr((sentencepiece.__version__, OPTIONS, vocab_size)).encode(), digest_size=16)
+    for span in spans:
+        key.update(span.digest + span.start.to_bytes(8) + span.stop.to_bytes(8))
+    folder, name = cache / "tokenizers", key.hexdigest()
+    with locked(folder / f"{name}.lock", announce):
+        for path in folder.glob(f"{name}-*.model"):
+            model = path.read_bytes()
+            if path.stem == f"{name}-{_digest(model)}":
+                return SentencePieceTokenizer(model, path.name)
+            path.unlink()
+        announce(f"training a SentencePiece tokenizer of {vocab_size:,} pieces")
+        model = train(spans, vocab_size)
+        with writing(folder / f"{name}-{_digest(model)}.model") as file:
+            file.write(model)
+    return SentencePieceTokenizer(model, "sentencepiece")
+
+
+def train(spans: list[Span], vocab_size: int) -> bytes:
+    """Return a SentencePiece model trained on an even sample of the documents, the same each time.
+
+    It has vocab_size pieces, or as many as the text has to give.
+
+    Raises:
+        DataError: no text to learn a piece from.
+    """
+    sentences = list(_sentences(spans))
+    characters = Counter()
+    for sentence in sentences:
+        characters.update(sentence)
+    # A script of thousands of characters (Chinese) gets pieces for the usual ones; bytes spell the rest.
+    rare = [char for char, _ in characters.most_common()[max(1, (vocab_size - NUM_FIXED) // 2) :]]
+    outside = re.compile(f"[{re.escape(NOT_IN_PIECES + ''.join(rare))}]+")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(part for sentence in sentences for part in outside.split(sentence) if part),
+            model_writer=model,
+            vocab_size=vocab_size,
+            **OPTIONS,
+        )
+    except RuntimeError as error:
+        raise DataError("the documents have no text to train data.tokenizer=sentencepiece on; use byte") from error
+    return model.getvalue()
+
+
+def _sentences(spans: list[Span]) -> Iterator[str]:
+    """Yield runs of characters spread evenly over the documents, SAMPLE_BYTES of them at most."""
+    kept = min(1.0, SAMPLE_BYTES / sum(span.size for span in spans))
+    number = 0
+    for text in (text for span in spans for text in span.text()):
+        for start in range(0, len(text), SENTENCE_CHARACTERS):
+            number += 1
+            if int(number * kept) > int((number - 1) * kept):
+                yield text[start : start + SENTENCE_CHARACTERS]
+
+
+def _digest(model: bytes) -> str:
+    return hashlib.blake2b(model, digest_size=16).hexdigest()

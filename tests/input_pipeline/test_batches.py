@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which examples come when: the same for any number of processes, any stop, any batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from input_pipeline.batches import evaluation_batches, training_batches
+from input_pipeline.errors import DataError
+from input_pipeline.packing import KEYS
+from input_pipeline.synthetic import MarkovWindows
+
+LENGTH = 32
+
+
+@pytest.fixture
+def train(corpus):
+    """The batches of a run over the small corpus, as a list."""
+    windows = corpus().train
+
+    def batches(rows=range(12), first_example=0, num_steps=5, global_batch=12, seed=1):
+        return list(
+            training_batches(
+                windows,
+                seed=seed,
+                sequence_length=LENGTH,
+                global_batch=global_batch,
+                rows=np.array(rows),
+                first_example=first_example,
+                num_steps=num_steps,
+            )
+        )
+
+    return batches
+
+
+def joined(batches):
+    """Return the examples of a list of batches, end to end."""
+    return {key: np.concatenate([batch[key] for batch in batches]) for key in KEYS}
+
+
+def same(one, other):
+    return all(np.array_equal(one[key], other[key]) for key in KEYS)
+
+
+def test_batches_are_int32_rows(train):
+    for batch in train(rows=[3, 4, 8]):
+        assert tuple(batch) == KEYS
+        assert all(values.shape == (3, LENGTH) and values.dtype == np.int32 for values in batch.values())
+
+
+@pytest.mark.parametrize("split", [[range(6), range(6, 12)], [[0, 2], [11, 3, 1], [4, 5, 6, 7, 8, 9, 10]]])
+def test_processes_read_together_what_one_reads(train, split):
+    whole = train()
+    for step, parts in enumerate(zip(*(train(rows=rows) for rows in split), strict=True)):
+        for key in KEYS:
+            rows = {
+                row: values
+                for rows, part in zip(split, parts, strict=True)
+                for row, values in zip(rows, part[key], strict=True)
+            }
+            assert np.array_equal([rows[row] for row in range(12)], whole[step][key])
+
+
+@pytest.mark.parametrize("global_batch", [12, 4, 5])
+def test_a_stopped_run_goes_on_with_the_next_example(train, global_batch):
+    whole = joined(train(num_steps=10))
+    rest = joined(
+        train(first_example=60, num_steps=60 // global_batch, rows=range(global_batch), global_batch=global_batch)
+    )
+    assert same(rest, {key: values[60:] for key, values in whole.items()})
+
+
+def test_a_pass_has_every_window_once_and_the_next_another_order(corpus):
+    windows = corpus().train
+    number = windows.num_examples(LENGTH)
+    arguments = {"sequence_length": LENGTH, "global_batch": number, "rows": np.arange(number)}
+    one, two = training_batches(windows, seed=0, first_example=0, num_steps=2, **arguments)
+    (stored,) = evaluation_batches(windows, num_batches=None, **arguments)
+    for batch in (one, two):
+        assert sorted(map(bytes, batch["targets"])) == sorted(map(bytes, stored["targets"]))
+    assert not np.array_equal(one["targets"], two["targets"])
+    assert (one["segments"] > 0).sum() == windows.num_tokens
+
+
+def test_seeds_differ(train):
+    assert same(joined(train()), joined(train())) and not same(joined(train()), joined(train(seed=2)))
+
+
+@pytest.mark.parametrize("rows", [[*range(7)], [6, 1], [5]])
+def test_evaluation_reads_each_window_once_in_order(corpus, rows):
+    windows = corpus().heldout
+    number = windows.num_examples(LENGTH)
+    batches = list(
+        evaluation_batches(windows, sequence_length=LENGTH, global_batch=7, rows=np.array(rows), num_batches=None)
+    )
+    assert len(batches) == -(-number // 7) and number % 7
+    indices = np.arange(len(batches) * 7).reshape(-1, 7)[:, rows].ravel()
+    found, inside = joined(batches), indices < number
+    assert same({key: values[inside] for key, values in found.items()}, windows.read(indices[inside], LENGTH))
+    assert all(not values[~inside].any() for values in found.values())
+
+
+def test_evaluation_of_a_fixed_subset(corpus):
+    windows, arguments = corpus().heldout, {"sequence_length": LENGTH, "global_batch": 7, "rows": np.arange(7)}
+    assert len(list(evaluation_batches(windows, num_batches=2, **arguments))) == 2
+    everything = list(evaluation_batches(windows, num_batches=None, **arguments))
+    assert len(list(evaluation_batches(windows, num_batches=10_000, **arguments))) == len(everything)
+    assert list(evaluation_batches(windows, num_batches=0, **arguments)) == []
+
+
+def test_a_synthetic_source_gives_batches():
+    windows = MarkovWindows(16, 0, 1_000, "train")
+    arguments = {"sequence_length": 64, "global_batch": 16, "rows": np.arange(16)}
+    one = list(training_batches(windows, seed=0, first_example=0, num_steps=3, **arguments))
+    assert len(one) == 3 and one[0]["tokens"].shape == (16, 64)
+
+
+def test_fewer_tokens_than_a_sequence_are_an_error(corpus):
+    with pytest.raises(
+        DataError, match=r"train.sequence_length=1000000 is longer than the [\d,]+ tokens to train on; use"
+    ):
+        training_batches(
+            corpus().train,
+            seed=0,
+            sequence_length=10**6,
+            global_batch=1,
+            rows=np.arange(1),
+            first_example=0,
+            num_steps=1,
+        )
+
+
+def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
+    script = """
+import numpy as np
+from input_pipeline.batches import training_batches
+from input_pipeline.synthetic import MarkovWindows
+arguments = dict(seed=0, sequence_length=64, global_batch=4, rows=np.arange(4), first_example=0, num_steps=10**12)
+closed, kept = (training_batches(MarkovWindows(16, 0, 10**6, "train"), **arguments) for _ in range(2))
+next(closed), next(kept)
+closed.close()
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

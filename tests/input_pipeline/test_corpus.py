@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from input_pipeline.cache import cache_folder
+from input_pipeline.errors import DataError
+
+
+def test_the_digest_is_the_same_wherever_the_same_documents_are(corpus, texts, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "deeper"
+    shutil.copytree(texts, elsewhere, copy_function=shutil.copyfile)
+    one = corpus()
+    other = corpus(path=str(elsewhere), cache_dir=str(tmp_path / "another"))
+    assert one.digest == other.digest and one.gzip_bits_per_byte == other.gzip_bits_per_byte
+    assert 0 < one.gzip_bits_per_byte < 8
+
+
+def test_a_synthetic_corpus_has_windows_and_no_text(corpus):
+    ready = corpus(source="synthetic", vocab_size=97)
+    assert ready.tokenizer is None and ready.gzip_bits_per_byte is None
+    for windows in (ready.train, ready.heldout):
+        assert windows.read(np.arange(3), 8)["tokens"].max() < 97
+    assert ready.digest != corpus(source="synthetic", vocab_size=98).digest
+
+
+def test_a_small_corpus_gets_the_pieces_that_it_has(corpus):
+    lines = []
+    for _ in range(2):
+        ready = corpus(tokenizer="sentencepiece", vocab_size=5000, announce=lines.append)
+    (said, again) = [line for line in lines if "have" in line]
+    number = ready.tokenizer.vocab_size
+    assert (
+        said
+        == again
+        == f"the documents have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
+    )
+    with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use model.vocab_size={number}, or more text"):
+        corpus(tokenizer="sentencepiece", vocab_size=5000, vocab_size_typed=True)
+    assert corpus(tokenizer="sentencepiece", vocab_size=number, vocab_size_typed=True).digest == ready.digest
+
+
+def test_bytes_leave_room_in_a_larger_vocabulary_without_a_word(corpus):
+    lines = []
+    assert corpus(vocab_size=4096, vocab_size_typed=True, announce=lines.append).tokenizer.vocab_size == 256
+    assert len(lines) == 1 and lines[0].startswith("tokenized 39 documents, ")
+
+
+def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("") == tmp_path / "xdg" / "torus"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder("") == tmp_path / "home" / ".cache" / "torus"
+    assert cache_folder("~/mine") == tmp_path / "home" / "mine" and cache_folder(str(tmp_path / "here")).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "EMPTY"}, "all 1 documents are empty"),
+        ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a folder that can be written"),
+        ({"tokenizer": "byte", "vocab_size": 100}, "model.vocab_size=100 is less than the 256 ids"),
+        ({"source": "nowhere"}, "data.source=nowhere: no such source; use"),
+        ({"holdout_fraction": 0}, "data.holdout_fraction=0 is not between 0 and 1"),
+        ({"source": "synthetic", "vocab_size": 2}, "model.vocab_size=2 is too small for data.source=synthetic"),
+    ],
+)
+def test_errors_are_one_line(corpus, tmp_path, changes, message):
+    (tmp_path / "empty").write_text("")
+    changes = {key: str(tmp_path / "empty") if value == "EMPTY" else value for key, value in changes.items()}
+    with pytest.raises(DataError, match=message) as caught:
+        corpus(**changes)
+    assert "\n" not in str(caught.value) and caught.value.exit_status == 2
+
+
+def test_the_room_imports_no_other_and_no_jax():
+    root = Path(__file__).parents[2]
+    for path in (root / "input_pipeline").glob("*.py"):
+        imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        ours = {entry.stem for entry in root.iterdir() if entry.suffix == ".py" or entry.is_dir()} - {"input_pipeline"}
+        assert not imported & (ours | {"jax", "flax", "optax", "torch"}), path.name
+        assert "tensorflow" not in imported or path.name == "batches.py"

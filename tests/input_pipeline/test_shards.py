@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: built once by one process, taken up where it stopped, rebuilt where it is not what it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from input_pipeline import progress, shards
+from input_pipeline.errors import DataError
+from input_pipeline.packing import KEYS
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import os, signal, sys, types
+from input_pipeline import corpus, shards, tokenization
+shards.SHARD_BYTES, stop_after = 3_000, int(sys.argv[3])
+write_shard = shards._write_shard
+def stopping(*arguments):
+    global stop_after
+    if stop_after == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stop_after -= 1
+    return write_shard(*arguments)
+shards._write_shard = stopping
+data = types.SimpleNamespace(
+    source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2)
+print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
+"""
+
+
+def start(texts, cache, stop_after):
+    """Prepare the corpus in a process of its own, which is killed before shard number stop_after."""
+    command = [sys.executable, "-c", SCRIPT, texts, cache, str(stop_after)]
+    return subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """Make small shards, and list the files of the cache: name -> (inode, time of writing)."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 3_000)
+
+    def files(pattern="*", cache="cache"):
+        found = (tmp_path / cache / "shards").glob(f"*/{pattern}")
+        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+    return files
+
+
+def read_all(windows, length=50):
+    return windows.read(np.arange(windows.num_examples(length)), length)
+
+
+def test_the_stored_tokens_are_the_documents(corpus, store, texts):
+    """Shards hold the documents in the order of the source, whatever cuts them."""
+    ready = corpus(vocab_size=300, tokenizer="sentencepiece")
+    assert len(store("train-*.bin")) > 3
+    contents = {path.read_text() for path in texts.rglob("*.txt")} - {""}
+    documents = []
+    for windows in (ready.train, ready.heldout):
+        batch = read_all(windows)
+        stream = batch["targets"][batch["segments"] > 0]
+        ends = np.flatnonzero(stream == ready.tokenizer.end_of_document)
+        found = [ready.tokenizer.decode(part.tolist()) for part in np.split(stream, ends + 1)[:-1]]
+        assert ends[-1] == len(stream) - 1 and len(stream) == windows.num_tokens
+        assert windows.num_documents == len(found) and windows.num_bytes == sum(map(len, found))
+        documents += found
+    assert len(documents) == 39 and set(documents) == contents
+
+
+def test_a_long_document_is_cut_over_shards(corpus, store, tmp_path):
+    text = "".join(f"{number} bottles\n" for number in range(2_000))
+    (tmp_path / "long.txt").write_text(text)
+    ready = corpus(path=str(tmp_path / "long.txt"))
+    assert len(store("train-*.bin")) > 3 and ready.train.num_documents == ready.heldout.num_documents == 1
+    parts = [
+        ready.tokenizer.decode(read_all(windows)["targets"].ravel().tolist())
+        for windows in (ready.train, ready.heldout)
+    ]
+    assert "".join(part.rstrip("\0") for part in parts) == text
+    assert read_all(ready.train)["segments"].max() == 1
+
+
+def test_what_is_there_is_used_again(corpus, store):
+    first = corpus()
+    files = store()
+    again = corpus(announce=pytest.fail)
+    assert store() == files and "manifest.json" in files
+    assert again.digest == first.digest and again.gzip_bits_per_byte == first.gzip_bits_per_byte
+
+
+def test_a_changed_document_builds_another_store(corpus, store, texts):
+    first, lines = corpus(), []
+    (texts / "01.txt").write_text("something else\n")
+    assert corpus(announce=lines.append).digest != first.digest and len(lines) == 1
+    assert corpus(holdout_fraction=0.3).digest != first.digest
+    assert len({path.parent for path in texts.parent.glob("cache/shards/*/manifest.json")}) == 3
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def _flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("name", ["train-00001.bin", "heldout-00000.offsets", "train-00000.json", "manifest.json"])
+def test_a_damaged_file_is_built_again_and_no_other(corpus, store, tmp_path, damage, name):
+    first, files = corpus(), store("*.bin")
+    (path,) = (tmp_path / "cache" / "shards").glob(f"*/{name}")
+    if damage is _flip_a_bit and path.suffix == ".json":
+        path.write_text(path.read_text().replace('"', "'"))
+    else:
+        damage(path)
+    again = corpus()
+    assert again.digest == first.digest
+    for key in KEYS:
+        assert np.array_equal(read_all(again.train)[key], read_all(first.train)[key])
+    after = store("*.bin")
+    assert {shard for shard in files if after[shard] != files[shard]} <= {Path(name).stem + ".bin"}
+
+
+def test_a_killed_build_goes_on_with_the_next_shard(store, tmp_path, texts):
+    process = start(texts, tmp_path / "cache", stop_after=4)
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    finished = store("*.json")
+    assert len(finished) == 4 and "manifest.json" not in finished
+    digests = [start(texts, tmp_path / cache, -1).communicate()[0].split()[-1] for cache in ("cache", "other")]
+    assert digests[0] == digests[1]
+    after = store()
+    assert len(after) > 20 and not [name for name in after if name.endswith(".part")]
+    assert {name: after[name] for name in finished} == finished
+
+
+def test_of_two_processes_one_builds(tmp_path, texts):
+    both = [start(texts, tmp_path / "cache", -1) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert outputs[0].split()[-1] == outputs[1].split()[-1]
+    assert "".join(outputs).count("training a SentencePiece tokenizer") == 1
+    assert "".join(outputs).count("tokenized 39 documents") == 1
+
+
+def test_text_that_is_not_utf8_stops_the_build(corpus, texts):
+    (texts / "zz.bin").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(DataError, match=r"zz.bin: not UTF-8 at byte 0 \(line 1\); .*glob such as data.path="):
+        corpus()
+    (texts / "zz.bin").unlink()
+    corpus()
+
+
+def test_a_wide_vocabulary_takes_wider_files(corpus, store, tmp_path, monkeypatch):
+    monkeypatch.setattr("input_pipeline.tokenization.ByteTokenizer.vocab_size", 1 << 17)
+    wide = corpus(vocab_size=1 << 17)
+    (path,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
+    assert json.loads(path.read_text())["token"] == "<u4"
+    assert path.with_name("train-00000.bin").stat().st_size == 4 * len(
+        np.fromfile(path.with_name("train-00000.bin"), "<u4")
+    )
+    assert read_all(wide.train)["targets"].max() < 256
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch):
+    now, lines = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress("tokenizing", 10_000_000, lines.append) as advance:
+        for _ in range(10):
+            now[0] += 2.0
+            advance(1_000_000)
+    assert lines == [
+        "tokenizing: 30% of 10.0 MB, 14 s left",
+        "tokenizing: 60% of 10.0 MB, 8 s left",
+        "tokenizing: 90% of 10.0 MB, 2 s left",
+    ]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from input_pipeline.errors import DataError
+from input_pipeline.sources import SOURCES, read_source, source
+
+
+@pytest.fixture
+def names(section):
+    """Return the names of the documents that a `data` section gives."""
+
+    def read(**changes):
+        return [document.name for document in read_source(section(**changes), vocab_size=256, seed=0)]
+
+    return read
+
+
+def test_python_is_the_standard_library_without_tests_and_packages(names):
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [Path(name).relative_to(root) for name in names(source="python")]
+    assert {Path("os.py"), Path("json/decoder.py"), Path("asyncio/tasks.py")} <= set(found)
+    assert all(path.suffix == ".py" for path in found)
+    assert not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & {
+        p for path in found for p in path.parts
+    }
+    assert found == [Path(name).relative_to(root) for name in names(source="auto", path="")]
+
+
+def test_text_is_a_file_a_folder_or_a_glob(names, texts):
+    (texts / ".hidden").write_text("no")
+    (texts / ".folder").mkdir()
+    (texts / ".folder" / "inside.txt").write_text("no")
+    (texts / "table.csv").write_text("a,b")
+    everything = names()
+    assert len(everything) == 41 and not any("no" in Path(name).read_text().split() for name in everything)
+    assert names(path=str(texts / "**" / "*.txt")) == sorted(set(everything) - {str(texts / "table.csv")})
+    assert names(path=str(texts / "table.csv"), source="auto") == [str(texts / "table.csv")]
+    assert names(path=str(texts / "1?.txt")) == [
+        str(texts / f"{number}.txt") for number in (11, 12, 13, 14, 16, 17, 18, 19)
+    ]
+
+
+def test_a_tilde_is_the_home_folder(names, texts, monkeypatch):
+    monkeypatch.setenv("HOME", str(texts.parent))
+    assert names(path="~/texts") == names()
+    assert names(path="~/texts/0?.txt") == names(path=str(texts / "0?.txt"))
+
+
+def test_a_name_with_magic_characters_is_a_name_first(names, tmp_path):
+    path = tmp_path / "what[1].txt"
+    path.write_text("text")
+    assert names(path=str(path)) == [str(path)]
+
+
+def test_a_new_source_is_a_function(names, texts, monkeypatch):
+    monkeypatch.setattr("input_pipeline.sources.SOURCES", dict(SOURCES))
+    monkeypatch.setitem(SOURCES, "ours", None)
+
+    def ours(data, vocab_size, seed):
+        return SOURCES["text"](data, vocab_size, seed)[:2]
+
+    source(ours)
+    assert len(names(source="ours")) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "parquette"}, "data.source=parquette: no such source; use auto, python, synthetic, text"),
+        ({"path": ""}, "data.source=text needs data.path"),
+        ({"path": "missing/here.txt"}, "data.path=missing/here.txt: no such file or folder (looked in /"),
+        ({"path": "none/*.txt"}, "data.path=none/*.txt: matches no file (looked in /"),
+    ],
+)
+def test_what_cannot_be_found_is_an_error(names, changes, message):
+    with pytest.raises(DataError, match="^" + re.escape(message)) as caught:
+        names(**changes)
+    assert caught.value.exit_status == 2 and "\n" not in str(caught.value)
+
+
+def test_an_empty_folder_is_an_error(names, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match=r"nothing: matches no file"):
+        names(path=str(tmp_path / "nothing"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_cannot_be_read_is_an_error(names, texts):
+    (texts / "deep").chmod(0)
+    with pytest.raises(DataError, match="deep: Permission denied"):
+        names()
+    (texts / "deep").chmod(0o700)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form that XLA's CPU backend multiplies natively equals the einsum, for every product that the code writes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers import products
+from parallelism.mesh import make_mesh, mesh_context
+from tests.support import ROOT, assert_close
+
+SIZES = dict(zip("BTSDFNKGHV", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37), strict=True))
+SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
+SPECS = sorted(set(re.findall(r'\b(?:product|project)\(\s*"([^"]+)"', SOURCES)))
+
+
+def operands(spec: str, dtype=jnp.float32):
+    """Return the two operands, and an array of the result's shape to take the gradient along."""
+    rng = np.random.default_rng(0)
+    shapes = [[SIZES[letter] for letter in part] for part in re.split(",|->", spec)]
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def value_and_gradients(function):
+    """Return f(a, b, direction) -> (the product, the gradients of its inner product with `direction`)."""
+
+    def along(a, b, direction):
+        y = function(a, b)
+        return jnp.sum(y.astype(jnp.float32) * direction.astype(jnp.float32)), y
+
+    return jax.jit(jax.value_and_grad(along, argnums=(0, 1), has_aux=True))
+
+
+def test_the_specs_were_found():
+    assert {"BTD,DNH->BTNH", "BTKGH,BSKH->BKGTS", "BTD,BTV->DV"} <= set(SPECS)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_native_form_equals_einsum_forward_and_backward(spec):
+    native = value_and_gradients(lambda a, b: products._native_einsum(spec, a, b))(*operands(spec))
+    einsum = value_and_gradients(lambda a, b: jnp.einsum(spec, a, b))(*operands(spec))
+    (_, actual), actual_gradients = native
+    (_, expected), expected_gradients = einsum
+    assert_close((actual, actual_gradients), (expected, expected_gradients))
+
+
+@pytest.mark.parametrize("function", [products.project, products.product])
+def test_bfloat16_accumulates_in_float32(function):
+    spec = "BTD,DNH->BTNH"
+    a, b, direction = operands(spec, jnp.bfloat16)
+    exact = [np.asarray(x, np.float64) for x in (a, b)]
+    (_, actual), gradients = value_and_gradients(lambda a, b: function(spec, a, b))(a, b, direction)
+    assert actual.dtype == (jnp.float32 if function is products.product else jnp.bfloat16)
+    assert_close(actual, np.einsum(spec, *exact), actual.dtype)
+    along = np.asarray(direction, np.float64)
+    wanted = np.einsum("BTNH,DNH->BTD", along, exact[1]), np.einsum("BTD,BTNH->DNH", exact[0], along)
+    assert_close(gradients, wanted, "bfloat16")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_on_one_cpu_every_bfloat16_product_and_its_gradients_are_plain_matrix_products(spec):
+    """Any other form would be cast to float32 by XLA's CPU backend, at about half the speed."""
+    function = value_and_gradients(lambda a, b: products.product(spec, a, b))
+    dots = re.findall(r"stablehlo.dot_general .*", function.lower(*operands(spec, jnp.bfloat16)).as_text())
+    assert len(dots) == 3
+    for dot in dots:
+        rank = len(re.search(r"\(tensor<([\dx]*)xbf16>", dot)[1].split("x"))
+        assert f"contracting_dims = [{rank - 1}] x [{rank - 2}]" in dot and re.search(r"-> tensor<[\dx]*xf32>", dot), (
+            dot
+        )
+
+
+def test_on_several_devices_a_product_stays_an_einsum():
+    """The native form's reshapes would hide from the partitioner which dimension is split how."""
+    spec = "BTD,DNH->BTNH"
+    with mesh_context(make_mesh({"data": 8})):
+        text = jax.jit(lambda a, b: products.project(spec, a, b)).lower(*operands(spec, jnp.bfloat16)[:2]).as_text()
+    assert "reshape" not in text and text.count("dot_general") == 1
+
+
+@pytest.mark.parametrize("shape", [(16, 5), (7, 5), (3, 16, 10), (2, 3, 9, 4)])
+def test_turned_swaps_the_last_two_dimensions(shape):
+    x = np.arange(np.prod(shape)).reshape(shape)
+    np.testing.assert_array_equal(products.turned(x), x.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_transposed_is_the_transpose_whatever_the_mesh(devices):
+    x = np.arange(35.0).reshape(7, 5)
+    with mesh_context(make_mesh({"data": devices}, jax.devices()[:devices])):
+        np.testing.assert_array_equal(products.transposed(x), x.T)

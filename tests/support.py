@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests share: tolerances, the shape check, tiny models and packed batches."""
+
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from configs import base
+from models import decoder_lm
+from parallelism.mesh import make_mesh
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+
+CHECKED_ROOMS = tuple(str(ROOT / room) + "/" for room in ("layers", "models", "objectives"))
+SUFFIX = re.compile(r"(?:.*_)?([BTSDFNKGHECVL]+)")
+
+
+def relative_error(actual, expected) -> float:
+    """Return the L2 norm of the difference over that of `expected`."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
+    return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def assert_close(actual, expected, dtype="float32") -> None:
+    """Assert that trees of arrays agree, leaf by leaf, as well as arithmetic in `dtype` lets them."""
+    actual, tree = jax.tree_util.tree_flatten_with_path(actual)
+    expected, expected_tree = jax.tree.flatten(expected)
+    assert tree == expected_tree, f"{tree} is not {expected_tree}"
+    errors = {
+        jax.tree_util.keystr(path): relative_error(leaf, wanted)
+        for (path, leaf), wanted in zip(actual, expected, strict=True)
+    }
+    limit = TOLERANCE[jnp.dtype(dtype).name]
+    assert all(error <= limit for error in errors.values()), f"relative errors over {limit}: {errors}"
+
+
+def check_shapes(frame, event, arg):
+    """Trace functions of the checked rooms, to look at their locals as they return; for sys.settrace."""
+    if frame.f_code.co_filename.startswith(CHECKED_ROOMS):
+        frame.f_trace_lines = False
+        return _at_return
+
+
+def _at_return(frame, event, arg):
+    """Assert that a local named x_BTD has three dimensions, and that a letter means one size in the whole frame."""
+    if event == "return":
+        sizes = {}
+        for name, value in frame.f_locals.items():
+            letters = SUFFIX.fullmatch(name)
+            if not letters or not isinstance(value, (jax.Array, np.ndarray, int)):
+                continue
+            shape = (value,) if isinstance(value, int) else value.shape
+            where = f"{frame.f_code.co_qualname} returns with {name} of shape {shape}"
+            assert len(letters[1]) == len(shape), where
+            for letter, size in zip(letters[1], shape, strict=True):
+                first, known = sizes.setdefault(letter, (name, size))
+                assert known == size, f"{where}, but {letter} is {known} in {first}"
+    return _at_return
+
+
+def one_device_mesh() -> jax.sharding.Mesh:
+    """Return a mesh of the first device with all the axes of a run."""
+    return make_mesh(dict.fromkeys(base.get_config().mesh, 1), jax.devices()[:1])
+
+
+def model_config(**changes):
+    """Return a `model` section small enough for a test, with a different size for every letter."""
+    config = base.get_config().model
+    config.update(
+        num_layers=3, embed_dim=20, num_heads=6, num_kv_heads=2, head_dim=8, mlp_dim=28, vocab_size=37,
+        max_length=64, dtype="float32",
+    )  # fmt: skip
+    config.update(changes)
+    return config
+
+
+def make_model(config, *, seed: int = 0, dtype=jnp.float32, scan: bool = True):
+    """Return (graph, params) of a decoder; scanned, because that compiles faster."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(0))))
+
+    @jax.jit
+    def init():
+        model = decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(seed))
+        return nnx.to_pure_dict(nnx.state(model))
+
+    return graph, init()
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def forward(graph, params, batch: dict):
+    """Return the float32 logits [B, T, V] of a batch."""
+    model = nnx.merge(graph, params)
+    stream, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+    return model.logits(stream)
+
+
+def packed_batch(rows: list[list[int]], length: int, vocab_size: int, seed: int = 0) -> dict:
+    """Return random documents of these lengths, packed row by row; what is left of a row is padding."""
+    rng = np.random.default_rng(seed)
+    batch = {name: np.zeros((len(rows), length), np.int32) for name in ("tokens", "targets", "segments", "positions")}
+    for row, sizes in enumerate(rows):
+        start = 0
+        for segment, size in enumerate(sizes, start=1):
+            document, where = rng.integers(1, vocab_size, size + 1), (row, slice(start, start + size))
+            batch["tokens"][where], batch["targets"][where] = document[:-1], document[1:]
+            batch["segments"][where], batch["positions"][where] = segment, np.arange(size)
+            start += size
+    return batch
