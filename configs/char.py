@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well does a 0.8 M-parameter model predict bytes? nanoGPT's CPU recipe: 4 layers, 4 heads, 128 wide,
+"""How well does a 0.9 M-parameter model predict bytes? nanoGPT's CPU recipe: 4 layers, 4 heads, 128 wide,
 context 64, batch 12, 2,000 steps, no dropout; its published held-out loss is 1.88 nats a character
 (on tiny Shakespeare; bring your own text).
 

@@ -97,6 +97,7 @@ def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]
 def _tensorflow():
     """Import TensorFlow, silent and without a GPU."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # announces itself past the log level; nothing is computed here
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU"):

@@ -125,7 +125,7 @@ def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]
         raise DataError(f"data.holdout_fraction={fraction} is not between 0 and 1; the default is 0.05")
     distinct = sorted({span.digest for span in spans})
     if len(distinct) == 1:
-        halves = [span.cut(span.size * 9 // 10, slack=max(4, span.size // 20)) for span in spans]
+        halves = [span.cut(span.size * 9 // 10, slack=min(max(4, span.size // 20), PIECE_BYTES)) for span in spans]
         return [replace(head, ends=True) for head, _ in halves], [replace(tail, begins=True) for _, tail in halves]
     border = sum(int.from_bytes(digest) < fraction * 2**128 for digest in distinct)
     held_out = set(distinct[: min(max(border, 1), len(distinct) - 1)])

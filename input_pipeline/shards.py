@@ -111,7 +111,8 @@ def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, 
     }
     _write_json(folder / "manifest.json", manifest)
     announce(
-        f"tokenized {len(spans):,} documents, {sum(span.size for span in spans) / 1e6:,.1f} MB, "
+        f"tokenized {len({id(span.document) for span in spans}):,} documents, "
+        f"{sum(span.size for span in spans) / 1e6:,.1f} MB, "
         f"into {sum(shard['tokens'] for shard in shards.values()):,} tokens: {folder}"
     )
     return manifest

@@ -83,16 +83,24 @@ def model_config(**changes):
     return config
 
 
-def make_model(config, *, seed: int = 0, dtype=jnp.float32, scan: bool = True):
-    """Return (graph, params) of a decoder; scanned, because that compiles faster."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(0))))
+def make_model(config, *, dtype=jnp.float32, scan: bool = True):
+    """Return (graph, params) of a decoder, with random weights large enough for every part to matter.
 
-    @jax.jit
-    def init():
-        model = decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(seed))
-        return nnx.to_pure_dict(nnx.state(model))
+    From numpy, and scanned, because nothing has to be compiled for the one and less for the other.
+    """
+    model = nnx.eval_shape(lambda: decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    return graph, random_weights(nnx.to_pure_dict(state))
 
-    return graph, init()
+
+def random_weights(params: dict, seed: int = 0) -> dict:
+    """Return float32 arrays in place of abstract parameters: norm scales around 1, everything else around 0."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, weight):
+        return ((path[-1].key == "scale") + 0.3 * rng.standard_normal(weight.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, params)
 
 
 @functools.partial(jax.jit, static_argnames="graph")

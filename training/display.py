@@ -9,11 +9,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 
 def duration(seconds: float) -> str:
-    """Return a readable time: 45 s, 12 min, 3.5 h, 12 days."""
+    """Return a readable time: 350 ms, 45 s, 12 min, 3.5 h, 12 days."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
     for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} days"
+    return f"{seconds / 86_400:,.0f} days"
 
 
 class Display:
@@ -48,11 +50,11 @@ class Display:
 
     def train(self, step: int, figures: dict) -> None:
         """Show a logged step."""
-        left = duration((self.num_steps - step) * figures["step_seconds"])
+        left = f"{duration((self.num_steps - step) * figures['step_seconds'])} left" if step < self.num_steps else ""
         mfu = f"  mfu {figures['mfu']:.0%}" if figures["mfu"] is not None else ""
         text = (
             f"step {step:>{len(str(self.num_steps))}}/{self.num_steps}  loss {figures['loss']:.3f}  "
-            f"{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left} left"
+            f"{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left}"
         )
         self.step, self.microbatch_ended = step, time.perf_counter()
         self._show(step, text)

@@ -33,16 +33,15 @@ def compiled_gib(compiled) -> float:
     return (total - memory.alias_size_in_bytes) / throughput.GIB
 
 
-def peak_flops(topology, num_devices: int) -> tuple[float, str]:
-    """Return FLOP/s of all devices together, and where the figure is from.
-
-    Simulated CPU devices share one processor, so its measured matrix product is the peak of them all.
-    """
-    if topology and topology.peak_flops and jax.default_backend() != "cpu":
+def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
+    """Return FLOP/s of all devices together, and where the figure is from; None where devices are simulated."""
+    if jax.default_backend() == "cpu":
+        return (
+            (throughput.measured_matmul_peak(), "this CPU's measured matmul peak") if num_devices == 1 else (None, "")
+        )
+    if topology and topology.peak_flops:
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
-    measured = throughput.measured_matmul_peak()
-    share = 1 if jax.default_backend() == "cpu" else num_devices
-    return measured * share, "the measured matmul peak"
+    return throughput.measured_matmul_peak() * num_devices, "the measured matmul peak"
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
@@ -59,15 +58,21 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
             f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; try train.gradient_accumulation="
             f"{2 * run.num_microbatches} or model.remat=full"
         )
-    efficiency = USUAL_EFFICIENCY[backend]
-    step_seconds = run.flops_per_step / (peak[0] * efficiency)
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
     shards, microbatches, rows = run.batch_shards, run.num_microbatches, run.config.train.global_batch
-    return [
+    lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
         f"Parameters: {run.num_parameters:,}",
         f"Memory: {needed:.2f} GiB{of}",
-        f"Expected: {duration(step_seconds)} a step, {duration(step_seconds * num_steps)} for {num_steps:,} steps "
-        f"(an estimate, at {efficiency:.0%} of {peak[1]}, {peak[0] / 1e12:.3g} TFLOP/s)",
     ]
+    return lines if peak[0] is None else [*lines, _expectation(run, num_steps, peak)]
+
+
+def _expectation(run, num_steps: int, peak: tuple[float, str]) -> str:
+    efficiency = USUAL_EFFICIENCY[jax.default_backend()]
+    seconds = run.flops_per_step / (peak[0] * efficiency)
+    return (
+        f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
+        f"(an estimate, at {efficiency:.0%} of {peak[1]}, {peak[0] / 1e12:.3g} TFLOP/s)"
+    )

@@ -72,7 +72,7 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple)) | {
-            "gradient_norm": optax.global_norm(gradients),
+            "gradient_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
             "tokens": weight,
         }

@@ -33,10 +33,8 @@ def test_a_small_corpus_gets_the_pieces_that_it_has(corpus):
         ready = corpus(tokenizer="sentencepiece", vocab_size=5000, announce=lines.append)
     (said, again) = [line for line in lines if "have" in line]
     number = ready.tokenizer.vocab_size
-    assert (
-        said
-        == again
-        == f"the documents have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
+    assert said == again and said.endswith(
+        f"have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
     )
     with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use model.vocab_size={number}, or more text"):
         corpus(tokenizer="sentencepiece", vocab_size=5000, vocab_size_typed=True)

@@ -40,5 +40,5 @@ def test_held_out_windows_come_from_the_same_chain():
 
 
 def test_too_small_a_vocabulary_is_an_error():
-    with pytest.raises(DataError, match="model.vocab_size=3 is too small for data.source=synthetic; use 4 or more"):
+    with pytest.raises(DataError, match=r"model.vocab_size=3 is too small for data.source=synthetic; use 4 or more"):
         MarkovWindows(3, 0, 100, "train")

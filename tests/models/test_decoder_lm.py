@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder: the whole against numpy, what no change may break, and its counts."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import assembly
+from configs import loading, validation
+from models import decoder_lm
+from objectives import language_modeling
+from tests.layers import references
+from tests.support import ROOT, assert_close, forward, make_model, model_config, packed_batch, relative_error
+
+T, V = 11, 37
+VARIANTS = {
+    "plain": {},
+    "tied": {"tie_embeddings": True},
+    "qk_norm": {"qk_norm": True},
+    "logit_soft_cap": {"logit_soft_cap": 2.0},
+    "attention_soft_cap": {"attention_soft_cap": 0.5},
+    "sliding_window": {"sliding_window": 3},
+    "head_dim": {"head_dim": 0, "num_heads": 10},
+}
+
+
+@functools.cache
+def variant(name: str):
+    """Return (graph, params)."""
+    return make_model(model_config(**VARIANTS[name]))
+
+
+def one_document(seed: int = 0) -> dict:
+    return packed_batch([[T], [T]], T, V, seed)
+
+
+def reference_logits(params, batch, config) -> np.ndarray:
+    """Compute the logits in numpy."""
+    weights = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
+    segments, positions, epsilon = batch["segments"], batch["positions"], config.norm_epsilon
+    seen = references.mask(segments, segments, positions, positions, config.sliding_window)
+    table = weights["embed"]["embedding"]
+    x = table[batch["tokens"]] * np.sqrt(config.embed_dim)
+    for layer in range(config.num_layers):
+        block = jax.tree.map(lambda w: w[layer], weights["stack"]["blocks"])  # noqa: B023
+        x = references.block(x, block, positions, seen, config.rope_theta, epsilon, config.attention_soft_cap)
+    x = references.rms_norm(x, weights["norm"]["scale"], epsilon)
+    logits = x @ (table.T if config.tie_embeddings else weights["head"]["kernel"])
+    cap = config.logit_soft_cap
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_numpy_on_packed_documents(name):
+    graph, params = variant(name)
+    batch = packed_batch([[4, 7], [2, 5, 3]], T, V)
+    real = batch["segments"] > 0
+    expected = reference_logits(params, batch, model_config(**VARIANTS[name]))
+    assert_close(np.asarray(forward(graph, params, batch))[real], expected[real])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_later_token_changes_no_earlier_output(name):
+    graph, params = variant(name)
+    batch = one_document()
+    before = np.asarray(forward(graph, params, batch))
+    for position in (T - 1, 5):
+        changed = batch["tokens"].copy()
+        changed[:, position] = (changed[:, position] + 7) % V
+        after = np.asarray(forward(graph, params, batch | {"tokens": changed}))
+        np.testing.assert_array_equal(after[:, :position], before[:, :position])
+        assert (after[:, position:] != before[:, position:]).any(-1).all() or name == "sliding_window"
+
+
+@pytest.mark.parametrize("name", ["qk_norm", "logit_soft_cap", "attention_soft_cap", "sliding_window", "tied"])
+def test_every_option_changes_the_output(name):
+    (plain_graph, plain), (graph, params) = variant("plain"), variant(name)
+    # The same weights wherever both have them: only the option differs.
+    params = {"qk_norm": params, "tied": {k: v for k, v in plain.items() if k != "head"}}.get(name, plain)
+    if name == "qk_norm":
+        params = merged(params, plain)
+    batch = one_document()
+    assert relative_error(forward(graph, params, batch), forward(plain_graph, plain, batch)) > 0.05
+
+
+def merged(weights: dict, others: dict) -> dict:
+    """Return `weights`, those that `others` has too taken from there."""
+    take = {key: merged(weights[key], value) if isinstance(value, dict) else value for key, value in others.items()}
+    return weights | take
+
+
+def test_sliding_window_forgets_what_lies_behind_it():
+    """Three layers of a window of 3 reach 6 tokens back, and not one more."""
+    graph, params = variant("sliding_window")
+    batch = one_document()
+    changed = batch["tokens"].copy()
+    changed[:, 2] = (changed[:, 2] + 7) % V
+    before, after = (np.asarray(forward(graph, params, batch | {"tokens": t})) for t in (batch["tokens"], changed))
+    moved = (before != after).any(-1)
+    np.testing.assert_array_equal(moved, np.broadcast_to((np.arange(T) >= 2) & (np.arange(T) <= 8), moved.shape))
+
+
+def test_logit_soft_cap_bounds_the_logits():
+    graph, params = variant("logit_soft_cap")
+    logits = forward(graph, params, one_document())
+    assert 1.5 < np.abs(logits).max() <= 2.0
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def loss_and_gradients(graph, params, batch):
+    """Return (((sum of the loss, tokens)), gradients of the sum)."""
+    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
+
+    def total(params):
+        pair, _ = loss(nnx.merge(graph, params), {}, batch, jax.random.key(0))
+        return pair
+
+    return jax.value_and_grad(total, has_aux=True)(params)
+
+
+def test_packed_documents_are_as_each_alone_in_outputs_and_gradients():
+    """Also where they stand: positions restart at each, and what pads the rest of a row counts for nothing."""
+    graph, params = variant("plain")
+    rows = [[4, 7], [2, 5, 3]]
+    batch = packed_batch(rows, T, V)
+    packed, packed_logits = loss_and_gradients(graph, params, batch), np.asarray(forward(graph, params, batch))
+    alone = []
+    for row, sizes in enumerate(rows):
+        for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            document = {name: np.zeros((2, T), np.int32) for name in batch}
+            for name, values in batch.items():
+                document[name][0, :size] = values[row, start : start + size]
+            document["segments"][0, :size] = 1
+            np.testing.assert_array_equal(document["positions"][0, :size], np.arange(size))
+            logits = np.asarray(forward(graph, params, document))
+            assert_close(packed_logits[row, start : start + size], logits[0, :size])
+            alone.append(loss_and_gradients(graph, params, document))
+    assert_close(packed, jax.tree.map(lambda *parts: sum(parts), *alone))
+
+
+def test_positions_matter_only_by_their_distance():
+    graph, params = variant("plain")
+    batch = one_document()
+    logits = forward(graph, params, batch)
+    assert_close(forward(graph, params, batch | {"positions": batch["positions"] + 5}), logits)
+    assert relative_error(forward(graph, params, batch | {"positions": batch["positions"] * 2}), logits) > 0.01
+
+
+@pytest.mark.parametrize("name", ["plain", "sliding_window"])
+def test_cached_decoding_equals_the_full_forward(name):
+    """Rows of 5 and 9 tokens, padded on the left, are prefilled together and then extended token by token."""
+    graph, params = variant(name)
+    lengths, prefill, steps = (5, 9), 9, 2
+    documents = packed_batch([[T], [T]], T, V)
+    full = np.asarray(forward(graph, params, documents))
+
+    @jax.jit
+    def extend(params, cache, tokens, positions, segments):
+        model = nnx.merge(graph, params)
+        stream, cache = model(tokens, positions, segments, cache)
+        return model.logits(stream), cache
+
+    positions = np.stack([np.arange(prefill) - (prefill - length) for length in lengths])
+    segments, positions = (positions >= 0).astype(np.int32), np.maximum(positions, 0).astype(np.int32)
+    tokens = np.take_along_axis(documents["tokens"], positions, axis=1)
+    cache = nnx.merge(graph, params).empty_cache(2, prefill + steps)
+    logits, cache = extend(params, cache, tokens, positions, segments)
+    for row, length in enumerate(lengths):
+        assert_close(logits[row, prefill - length :], full[row, :length])
+    for step in range(steps):
+        positions = np.array(lengths, np.int32)[:, None] + step
+        tokens = np.take_along_axis(documents["tokens"], positions, axis=1)
+        logits, cache = extend(params, cache, tokens, positions, np.ones_like(tokens))
+        assert_close(logits[:, 0], full[np.arange(2), positions[:, 0]])
+    assert int(cache["start"]) == prefill + steps
+
+
+def test_unrolled_layers_extend_the_cache_as_scanned_ones_do():
+    config = model_config()
+    batch, results = one_document(), []
+    for scan in (True, False):
+        graph, _ = make_model(config, scan=scan)
+        params = variant("plain")[1]
+
+        @jax.jit
+        def prefill(params, graph=graph):
+            model = nnx.merge(graph, params)
+            return model(batch["tokens"], batch["positions"], batch["segments"], model.empty_cache(2, T + 1))
+
+        results.append(prefill(params))
+    assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize(
+    ("embed_dim", "num_layers", "tied"), [(64, 2, False), (64, 32, False), (512, 2, False), (256, 16, True)]
+)
+def test_initial_activations_have_near_unit_variance(embed_dim, num_layers, tied):
+    """Tokens enter with variance 1. Each of the 2 L sublayers adds at most 1 / (2 L), attention less, as it averages:
+    so the stream leaves with 1.4 to 2.1 at any width and depth, and the logits, of a normalised stream, with 1."""
+    config = model_config(
+        num_layers=num_layers, embed_dim=embed_dim, num_heads=4, num_kv_heads=2, head_dim=0, mlp_dim=3 * embed_dim,
+        vocab_size=1009, tie_embeddings=tied,
+    )  # fmt: skip
+
+    @jax.jit
+    def mean_squares(batch):
+        model = decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0))
+        seen, norm = [model.embed(batch["tokens"], jnp.float32)], model.norm
+        model.norm = lambda x: seen.append(x) or norm(x)
+        stream, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+        return [jnp.mean(x**2) for x in (*seen, model.logits(stream))]
+
+    batch = packed_batch([[61]] * 4, 61, 1009)
+    entering, leaving, logits = (float(mean) for mean in mean_squares(batch))
+    assert abs(entering - 1) < 0.1
+    assert 1.4 < leaving < 2.1
+    assert 0.8 < logits < (1.5 if tied else 1.2)  # tied, a token's own logit stands out
+
+
+def test_flops_per_token_equals_a_hand_count():
+    """Per layer 4 x 4 weights for queries, 4 x 2 each for keys and values, 4 x 4 out, 3 x 4 x 3 for the MLP: 84.
+
+    2 layers and a head of 4 x 5 are 188 weights, 6 FLOPs each. Attention sees 3 keys on average; scores and values
+    take 2 x 2 x 4 FLOPs a key and layer, three times with the backward pass.
+    """
+    sizes = dict(num_layers=2, embed_dim=4, num_heads=2, num_kv_heads=1, head_dim=2, mlp_dim=3, vocab_size=5)
+    assert decoder_lm.flops_per_token(model_config(**sizes), 6) == 6 * 188 + 3 * (2 * 2 * 4) * 2 * 3
+    assert decoder_lm.flops_per_token(model_config(**sizes | {"head_dim": 0}), 6) == 6 * 188 + 288
+
+
+@pytest.mark.parametrize("window", [0, 7, 100, 1000])
+def test_flops_count_the_keys_that_a_window_leaves(window):
+    length, config = 512, model_config(sliding_window=window)
+    counted = np.mean([min(position + 1, window or length) for position in range(length)])
+    per_key = 12.0 * config.num_layers * config.num_heads * config.head_dim
+    weights = decoder_lm.flops_per_token(model_config(), 0)
+    keys = (decoder_lm.flops_per_token(config, length) - weights) / per_key
+    assert abs(keys - counted) <= 0.5  # the formula is that of a continuous position
+
+
+def assembled(recipe: str) -> assembly.Run:
+    """Return the run of a recipe on one device; nothing is allocated."""
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    validation.validate(config, 1)
+    return assembly.assemble(config, devices=jax.devices()[:1])
+
+
+@pytest.mark.parametrize(("recipe", "published"), [("llama2_7b", 6_738_415_616), ("llama3_8b", 8_030_261_248)])
+def test_parameter_count_is_the_published_one(recipe, published):
+    assert assembled(recipe).num_parameters == published
+
+
+DOCSTRINGS = {path.stem: path.read_text() for path in (ROOT / "configs").glob("*.py")}
+STATED = re.compile(r"([\d.,]+)( M)?[- ]parameters?\b")  # 6,738,415,616 parameters; 27 M parameters
+
+
+@pytest.mark.parametrize("recipe", [name for name, text in DOCSTRINGS.items() if STATED.search(text)])
+def test_parameter_count_is_the_one_of_the_recipes_docstring(recipe):
+    number, millions = STATED.search(DOCSTRINGS[recipe]).groups()
+    decimals = len(number.partition(".")[2])
+    actual = assembled(recipe).num_parameters / (1e6 if millions else 1)
+    assert f"{actual:,.{decimals}f}" == number

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The language-modelling objective: what is summed, and what weighs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from objectives import language_modeling
+from tests.support import assert_close, forward, make_model, model_config, packed_batch
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+def test_sums_run_over_real_tokens_and_z_loss_is_minimised_but_not_reported(z_loss):
+    graph, params = make_model(model_config(logit_soft_cap=5.0))
+    batch = packed_batch([[4, 5], [3, 2]], 12, 37)
+    loss = language_modeling.make_loss(num_chunks=3, z_loss=z_loss)
+    evaluate = jax.jit(lambda params: loss(nnx.merge(graph, params), {"kept": 1}, batch, jax.random.key(0)))
+    (total, weight), (carry, scalars) = evaluate(params)
+
+    logits = np.asarray(forward(graph, params, batch), np.float64)
+    log_z = np.log(np.exp(logits).sum(-1))
+    losses = log_z - np.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+    real = batch["segments"] > 0
+    assert int(weight) == real.sum() == 14
+    assert carry == {"kept": 1}
+    assert_close(total, (losses + z_loss * log_z**2)[real].sum())
+    assert_close(scalars, {"loss": (losses[real].sum(), 14)})
+
+
+def test_a_batch_of_padding_weighs_nothing():
+    graph, params = make_model(model_config())
+    batch = packed_batch([[], []], 12, 37)
+    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
+    (total, weight), _ = jax.jit(lambda params: loss(nnx.merge(graph, params), {}, batch, None))(params)
+    assert total == weight == 0
+
+
+def test_language_models_carry_nothing_from_step_to_step():
+    assert language_modeling.init_carry({"tokens": jnp.zeros((2, 3))}) == {}

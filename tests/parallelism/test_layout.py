@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step is the same step on any mesh; and everything lies where the axis rules say."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import assembly
+from configs import base
+from configs.base import ConfigError
+from layers.axes import constrain
+from parallelism.axis_rules import RULES
+from parallelism.mesh import make_mesh, mesh_context
+from tests.support import assert_close, packed_batch, random_weights
+from training import optimizers
+
+BATCH, LENGTH, VOCAB = 16, 24, 68
+AXES = ("data", "fsdp", "context", "expert", "model")
+
+
+def small_config(**mesh):
+    """Return a run whose sizes every mesh below divides, and which differ wherever that leaves a choice."""
+    config = base.get_config()
+    config.model.update(
+        num_layers=2, embed_dim=40, num_heads=8, num_kv_heads=4, head_dim=6, mlp_dim=56, vocab_size=VOCAB,
+        max_length=LENGTH, dtype="float32", layer_loop="scan",
+    )  # fmt: skip
+    config.train.update(global_batch=BATCH, sequence_length=LENGTH, z_loss=0.01, loss_chunk_tokens=128)
+    config.optimizer.update(warmup_steps=0)
+    config.mesh.update(dict.fromkeys(AXES, 1) | mesh)
+    return config
+
+
+def batch() -> dict:
+    """Documents of many lengths, some rows half empty, so that no two devices hold as many real tokens."""
+    rng = np.random.default_rng(0)
+    return packed_batch([[int(n) for n in rng.integers(1, 9, 3)] for _ in range(BATCH)], LENGTH, VOCAB)
+
+
+def placed(tree, abstract):
+    """Put host arrays where the abstract ones lie."""
+    return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), tree, abstract)
+
+
+@pytest.fixture
+def gradient_kept(monkeypatch):
+    """An optimizer that changes nothing and keeps the gradient as its state."""
+
+    def keep(config, schedule):
+        trace = optax.trace(decay=0.0)
+        return optax.GradientTransformation(
+            trace.init, lambda g, state, params: (jax.tree.map(lambda x: 0 * x, g), trace.update(g, state)[1])
+        )
+
+    monkeypatch.setattr(optimizers, "keep", keep, raising=False)
+
+
+@functools.cache
+def stepped(**mesh):
+    """Return (gradients, scalars) of one step on the first devices, always from the same weights."""
+    config = small_config(**mesh)
+    config.optimizer.update(name="keep", clip_norm=0.0)
+    run = assembly.assemble(config, devices=jax.devices()[: int(np.prod(list(mesh.values())))])
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    state = dataclasses.replace(state, params=random_weights(state.params))
+    with mesh_context(run.mesh):
+        state, scalars = run.train_step(placed(state, run.abstract_state), placed(batch(), run.abstract_batch))
+    return jax.device_get((state.optimizer.trace, scalars))
+
+
+MESHES = [
+    {"data": 8}, {"fsdp": 8}, {"context": 8}, {"expert": 8}, {"model": 4},
+    {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{axis}{size}" for axis, size in mesh.items()))
+def test_loss_and_every_gradient_are_those_of_one_device(mesh, gradient_kept):
+    gradients, scalars = stepped(**mesh)
+    assert_close((gradients, scalars), stepped())
+    assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(gradients))
+
+
+WHERE = {  # of the weights, by the rules, written out
+    ("embed", "embedding"): P("model", "fsdp"),
+    ("head", "kernel"): P("fsdp", "model"),
+    ("norm", "scale"): P(None),
+    ("attention", "query"): P(None, "fsdp", "model", None),
+    ("attention", "key"): P(None, "fsdp", "model", None),
+    ("attention", "value"): P(None, "fsdp", "model", None),
+    ("attention", "out"): P(None, "model", None, "fsdp"),
+    ("attention_norm", "scale"): P(None, None),
+    ("mlp_norm", "scale"): P(None, None),
+    ("mlp", "gate"): P(None, "fsdp", "model"),
+    ("mlp", "up"): P(None, "fsdp", "model"),
+    ("mlp", "down"): P(None, "model", "fsdp"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Return (run, initial weights, state) after a step of AdamW on a mesh of three axes."""
+    run = assembly.assemble(small_config(fsdp=2, context=2, model=2))
+    with mesh_context(run.mesh):
+        state = run.init()
+        initial = jax.device_get(state.params)
+        state, _ = run.train_step(state, placed(batch(), run.abstract_batch))
+    return run, initial, state
+
+
+def test_weights_begin_the_same_on_any_mesh(trained):
+    run = assembly.assemble(small_config(), devices=jax.devices()[:1])
+    with mesh_context(run.mesh):
+        assert_close(trained[1], run.init().params)
+
+
+def test_parameters_and_moments_lie_where_the_rules_say(trained):
+    run, _, state = trained
+    adam = optax.tree.get(state.optimizer, "ScaleByAdamState")
+    checked = set()
+    for tree in (state.params, adam.mu, adam.nu):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            name = path[-2].key, path[-1].key
+            assert leaf.sharding.is_equivalent_to(NamedSharding(run.mesh, WHERE[name]), leaf.ndim), (name, leaf.sharding)
+            checked.add(name)
+    assert checked == WHERE.keys()
+    assert adam.count.sharding.is_fully_replicated and state.step.sharding.is_fully_replicated
+
+
+def test_a_trained_state_is_described_by_the_abstract_state(trained):
+    """What the step returns it takes again, and a checkpoint of it restores onto `abstract_state`."""
+    run, _, state = trained
+    for actual, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(run.abstract_state), strict=True):
+        assert (actual.shape, actual.dtype) == (abstract.shape, abstract.dtype)
+        assert actual.sharding.is_equivalent_to(abstract.sharding, actual.ndim)
+
+
+def test_every_weight_but_the_norms_is_split_over_every_axis_that_holds_weights(trained):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trained[2].params):
+        parts = leaf.size // leaf.addressable_shards[0].data.size
+        assert parts == (1 if path[-1].key == "scale" else 4), jax.tree_util.keystr(path)
+
+
+def test_batch_and_activations_are_split_over_batch_and_length(trained):
+    run, _, state = trained
+    on_devices = placed(batch(), run.abstract_batch)
+    assert on_devices["tokens"].addressable_shards[0].data.shape == (BATCH // 2, LENGTH // 2)
+
+    @jax.jit
+    def stream(params, batch):
+        return run.model(params)(batch["tokens"], batch["positions"], batch["segments"])[0]
+
+    with mesh_context(run.mesh):
+        shard = stream(state.params, on_devices).addressable_shards[0].data
+    assert shard.shape == (BATCH // 2, LENGTH // 2, 40)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shard"),
+    [
+        (("batch", "length", "act_embed"), (2, 12, 40)),
+        (("batch", "length", "heads", "head_dim"), (2, 12, 4, 6)),
+        (("batch", "key_length", "kv_heads", "head_dim"), (2, 24, 2, 6)),
+        (("batch", "length", "mlp"), (2, 12, 28)),
+        (("vocab", "act_embed"), (34, 40)),
+    ],
+)
+def test_an_activation_is_constrained_by_the_names_of_its_axes(axes, shard):
+    sizes = dict(batch=4, length=24, key_length=24, act_embed=40, heads=8, kv_heads=4, head_dim=6, mlp=56, vocab=68)
+    with mesh_context(make_mesh(dict(zip(AXES, (1, 2, 2, 1, 2), strict=True)))):
+        x = jax.jit(lambda: constrain(jax.numpy.zeros([sizes[name] for name in axes]), *axes))()
+    assert x.addressable_shards[0].data.shape == shard
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_kv_heads": 2}, ("stack.blocks.attention.key", "has 2", "'kv_heads'", "mesh.model=4")),
+        ({"mlp_dim": 54}, ("stack.blocks.mlp.", "has 54", "'mlp'", "mesh.model=4")),
+        ({"embed_dim": 41}, ("has 41", "'embed'", "mesh.fsdp=2")),
+    ],
+)
+def test_a_mesh_axis_that_does_not_divide_is_an_error_and_never_a_silent_copy(changes, words):
+    config = small_config(fsdp=2, model=4)
+    config.model.update(changes)
+    with pytest.raises(ConfigError) as caught:
+        assembly.assemble(config)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_every_axis_of_the_mesh_is_used_by_a_rule():
+    targets = {target for _, rule in RULES if rule for target in ([rule] if isinstance(rule, str) else rule)}
+    assert targets == set(base.get_config().mesh)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""train.py and generate.py as their users meet them: real processes, and the loop called from Python."""
+
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import assembly
+import train
+from configs import base
+from training.step_log import NonFinite
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TRAIN_KEYS = {
+    "kind", "step", "loss", "gradient_norm", "learning_rate", "step_seconds", "tokens", "tokens_per_second",
+    "tokens_per_second_per_device", "examples_per_second", "mfu", "goodput", "data_wait_seconds",
+    "host_memory_gib", "device_memory_gib", "total_tokens",
+}  # fmt: skip
+SMALL = {
+    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
+    "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
+    "train.steps": 12, "train.log_every": 1, "train.eval_every": 6, "train.save_every": 5,
+    "optimizer.warmup_steps": 2, "evaluation.sample_tokens": 8, "data.tokenizer": "byte",
+    "data.holdout_fraction": 0.3, "evaluation.batches": 2,
+}  # fmt: skip
+
+
+def command(script: str, *arguments: str, cache: pathlib.Path) -> subprocess.Popen:
+    """Start a command on one CPU device, with a cache of its own."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, script, *arguments], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
+    """Return the last line of each step, as readers of metrics.jsonl are told to."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if line["kind"] == kind}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> pathlib.Path:
+    """A folder with a text of several documents, and one run that was never stopped."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "texts").mkdir()
+    for index in range(20):
+        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
+        (folder / "texts" / f"{index}.txt").write_text(words)
+    return folder
+
+
+def arguments(place: pathlib.Path, workdir: str, **changes) -> list[str]:
+    values = SMALL | {"data.path": f"{place}/texts/*.txt"} | {k.replace("__", "."): v for k, v in changes.items()}
+    return [f"--workdir={place / workdir}", *[f"--config.{key}={value}" for key, value in values.items()]]
+
+
+@pytest.fixture(scope="module")
+def whole(place) -> str:
+    """The output of an uninterrupted run in `place`/whole."""
+    status, out, err = finish(command("train.py", *arguments(place, "whole"), cache=place))
+    assert status == 0, err
+    return out
+
+
+def test_a_run_says_where_it_is_and_ends_with_what_came_of_it(place, whole):
+    for start in ("Local devices: 1", "Global devices: 1", "Process index: 0", "Process count: 1", "Mesh: data=1"):
+        assert start in whole
+    assert "Batch: 8 sequences of 32 tokens = 8 a microbatch * 1 accumulated * 1 devices" in whole
+    summary = whole[whole.rindex("held-out loss:") :]
+    for part in (
+        "held-out bits per byte: ",
+        "gzip -9: ",
+        "tokens/s",
+        "checkpoint: ",
+        "sample",
+        "next: .venv/bin/python",
+    ):
+        assert part in summary
+
+
+def test_metrics_hold_the_contract_and_the_loss_falls(place, whole):
+    trained, evaluated = lines_of(place / "whole", "train"), lines_of(place / "whole", "eval")
+    assert sorted(trained) == list(range(1, 13)) and sorted(evaluated) == [6, 12]
+    assert all(line.keys() >= TRAIN_KEYS for line in trained.values())
+    assert all(line["tokens"] == 8 * 32 for line in trained.values())
+    assert trained[12]["total_tokens"] == 12 * 8 * 32
+    assert trained[12]["loss"] < trained[1]["loss"] - 0.5
+    assert 0 < trained[12]["goodput"] < 1
+    assert evaluated[12]["eval_tokens"] > evaluated[6]["eval_tokens"] > 0
+    assert list((place / "whole" / "tensorboard").glob("*tfevents*"))
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(place, whole):
+    process = command("train.py", *arguments(place, "stopped"), cache=place)
+    while not any(line.startswith("step  3/12") for line in iter(process.stdout.readline, "")):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    status, _, err = finish(process)
+    last = err.strip().splitlines()[-1]
+    assert status == 75 and last.startswith("saved at step ") and last.endswith("; run the same command to go on")
+    status, _, err = finish(command("train.py", *arguments(place, "stopped"), cache=place))
+    assert status == 0, err
+    stopped, uninterrupted = lines_of(place / "stopped", "train"), lines_of(place / "whole", "train")
+    for key in ("loss", "gradient_norm", "learning_rate", "total_tokens"):
+        assert [stopped[s][key] for s in range(1, 13)] == [uninterrupted[s][key] for s in range(1, 13)]
+    assert lines_of(place / "stopped", "eval")[12]["eval_loss"] == lines_of(place / "whole", "eval")[12]["eval_loss"]
+
+
+def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place, whole):
+    status, out, _ = finish(command("train.py", *arguments(place, "whole"), cache=place))
+    assert status == 0 and whole[whole.rindex("held-out loss:") :].strip() in out
+    status, out, err = finish(command("train.py", *arguments(place, "whole", train__steps=14), cache=place))
+    assert status == 0 and "step 14/14" in out and "step 12/" not in out, err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate 0.003 -> 0.5"),
+        ({"checkpoint__resume": "false"}, "checkpoint.resume=false"),
+        ({"data__path": "{place}/texts/1*.txt"}, "data.path"),
+    ],
+)
+def test_another_run_is_refused_the_workdir(place, whole, changes, message, capsys, monkeypatch):
+    changes = {key: str(value).format(place=place) for key, value in changes.items()}
+    status, _, err = finish(command("train.py", *arguments(place, "whole", **changes), cache=place))
+    assert status == 2 and message in err and len(err.strip().splitlines()) == 1
+
+
+def test_evaluate_only_repeats_the_loss_and_takes_other_data(place, whole):
+    workdir = f"--workdir={place / 'whole'}"
+    loss = lines_of(place / "whole", "eval")[max(lines_of(place / "whole", "eval"))]["eval_loss"]
+    status, out, err = finish(command("train.py", "--evaluate_only", workdir, cache=place))
+    assert status == 0 and f"held-out loss: {loss:.4f} nats" in out, err
+    other = place / "other.txt"
+    other.write_text("qxz! " * 400)
+    status, out, err = finish(
+        command("train.py", "--evaluate_only", workdir, f"--config.data.path={other}", cache=place)
+    )
+    assert status == 0 and f"held-out loss: {loss:.4f}" not in out and "held-out bits per byte" in out, err
+
+
+def test_generate_is_greedy_reproducible_and_takes_several_prompts(place, whole):
+    flags = (f"--workdir={place / 'whole'}", "--prompt=12 is ", "--prompt=9", "--max_tokens=5", "--temperature=0")
+    outputs = [finish(command("generate.py", *flags, cache=place)) for _ in range(2)]
+    assert outputs[0] == outputs[1] and outputs[0][0] == 0
+    assert outputs[0][1].startswith("12 is ") and "\n---\n9" in outputs[0][1]
+    status, _, err = finish(command("generate.py", f"--workdir={place / 'nowhere'}", cache=place))
+    assert status == 2 and "holds no run" in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_python_without_the_packages_says_what_to_do():
+    process = subprocess.run([sys.executable, "-S", "train.py"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode != 0 and process.stderr.strip().endswith("run `make setup`, then .venv/bin/python")
+    assert len(process.stderr.strip().splitlines()) == 1
+
+
+def in_process(**changes):
+    """A configuration for the eight devices of this process, without a corpus."""
+    config = base.get_config()
+    for key, value in (SMALL | {k.replace("__", "."): v for k, v in changes.items()}).items():
+        section, name = key.split(".")
+        config[section][name] = value
+    config.mesh.fsdp = 8
+    config.logging.tensorboard = False
+    return config
+
+
+def own_batches(config, steps: int):
+    rng = np.random.default_rng(0)
+    shape = (config.train.global_batch, config.train.sequence_length)
+    for _ in range(steps):
+        tokens = rng.integers(0, 7, shape).astype(np.int32)
+        yield {
+            "tokens": tokens,
+            "targets": tokens,
+            "segments": np.ones_like(tokens),
+            "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        }
+
+
+def test_the_loop_takes_batches_of_the_callers_own(tmp_path):
+    config = in_process(train__steps=6)
+    train.train(config, tmp_path, own_batches(config, 6))
+    trained = lines_of(tmp_path, "train")
+    assert sorted(trained) == [1, 2, 3, 4, 5, 6] and trained[6]["loss"] < trained[1]["loss"]
+    assert (tmp_path / "checkpoints" / "6").is_dir()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path):
+    config = in_process(train__steps=9, optimizer__learning_rate=1e30, optimizer__clip_norm=0.0, train__save_every=1)
+    with pytest.raises(NonFinite, match=r"is (nan|inf) at step \d") as error:
+        train.train(config, tmp_path, own_batches(config, 9))
+    assert error.value.exit_status == 3
+    failed = int(str(error.value).split(" at step ")[1].split(";")[0])
+    assert all(int(p.name) < failed for p in (tmp_path / "checkpoints").iterdir())
+
+
+def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(tmp_path, monkeypatch, capfd):
+    config = in_process(train__steps=2, train__global_batch=32, train__save_every=0)
+    flops = assembly.assemble(config).flops_per_step
+    monkeypatch.setattr(assembly, "CPU_MICROBATCH_FLOPS", flops / 3)
+    train.train(config, tmp_path, own_batches(config, 2))
+    out = capfd.readouterr().out
+    assert "= 1 a microbatch * 4 accumulated * 8 devices" in out
+    assert "step 1/2: microbatch 4/4  loss " in out and "step 2/2: microbatch 1/4  loss " in out
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
+
+
+def test_the_length_of_a_run_in_tokens_and_epochs():
+    class Windows:
+        def num_examples(self, length):
+            return 1000 // length
+
+    class Corpus:
+        train = Windows()
+
+    config = in_process(train__steps=0, train__tokens=8 * 32 * 5 - 1)
+    assert train.number_of_steps(config, None) == 5
+    config = in_process(train__steps=0, train__epochs=2.0)
+    assert train.number_of_steps(config, Corpus()) == math.ceil(2 * 31 / 8)
+
+
+def test_interrupting_twice_stops_at_once(place):
+    process = command("train.py", *arguments(place, "twice", train__steps=100000), cache=place)
+    while not any(line.startswith("step      2/") for line in iter(process.stdout.readline, "")):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    status, _, err = finish(process)
+    assert status == 75 and "run the same command to go on" in err.strip().splitlines()[-1]
