@@ -73,8 +73,8 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
             train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
             peak = preflight.peak_flops(topology, run.mesh.size)
             display.lines(preflight.report(run, train_step, last_step - start, peak))
-            log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
             batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
+            log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
             save_every = 1 if run.slow else config.train.save_every
             for step in range(start + 1, last_step + 1):
                 state, scalars = train_step(state, log.stopwatch.next(batches))

@@ -7,7 +7,6 @@ recipe's and changes what differs. On the command line: `--config=configs/small.
 
 from ml_collections import ConfigDict
 
-
 MESH_AXES = ("data", "fsdp", "context", "expert", "model")  # of config.mesh, the slowest to change first
 
 

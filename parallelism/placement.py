@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts batches onto the devices of a mesh; each process handles the rows that its own devices hold."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -16,7 +17,10 @@ def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
 
 
 def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
-    """Yield each batch of local rows [rows, length] as global arrays [num_rows, length] on the devices."""
+    """Return the batches of local rows [rows, length] as global arrays [num_rows, length] on the devices.
+
+    The first one is read and placed before this returns, so that no step waits for the pipeline to start.
+    """
     rows = local_rows(sharding, num_rows)
 
     def global_array(local):
@@ -26,5 +30,5 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
 
         return jax.make_array_from_callback((num_rows, local.shape[1]), sharding, shard)
 
-    for batch in batches:
-        yield jax.tree.map(global_array, batch)
+    placed = (jax.tree.map(global_array, batch) for batch in batches)
+    return itertools.chain(list(itertools.islice(placed, 1)), placed)

@@ -4,6 +4,7 @@
 import functools
 import pathlib
 import re
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -123,3 +124,10 @@ def packed_batch(rows: list[list[int]], length: int, vocab_size: int, seed: int 
             batch["segments"][where], batch["positions"][where] = segment, np.arange(size)
             start += size
     return batch
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]

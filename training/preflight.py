@@ -39,7 +39,7 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
         return (
             (throughput.measured_matmul_peak(), "this CPU's measured matmul peak") if num_devices == 1 else (None, "")
         )
-    if topology and topology.peak_flops:
+    if topology and topology.peak_flops and jax.default_backend() != "cpu":
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
     return throughput.measured_matmul_peak() * num_devices, "the measured matmul peak"
 

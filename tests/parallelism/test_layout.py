@@ -127,7 +127,10 @@ def test_parameters_and_moments_lie_where_the_rules_say(trained):
     for tree in (state.params, adam.mu, adam.nu):
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             name = path[-2].key, path[-1].key
-            assert leaf.sharding.is_equivalent_to(NamedSharding(run.mesh, WHERE[name]), leaf.ndim), (name, leaf.sharding)
+            assert leaf.sharding.is_equivalent_to(NamedSharding(run.mesh, WHERE[name]), leaf.ndim), (
+                name,
+                leaf.sharding,
+            )
             checked.add(name)
     assert checked == WHERE.keys()
     assert adam.count.sharding.is_fully_replicated and state.step.sharding.is_fully_replicated
