@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every benchmark shares: where it runs, and the JSON line that it ends with."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
 import re
+import subprocess
 import sys
+import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,3 +33,33 @@ def machine() -> str:
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     name = model.group(1) if model else platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores, {gib:.0f} GiB, {platform.system()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainRun:
+    """What a run of train.py printed and wrote: `lines[kind][step]`, the last line of each step."""
+
+    output: str
+    lines: dict[str, dict[int, dict]]
+    seconds: float
+
+    def figure(self, pattern: str) -> float:
+        """Return the number that the pattern's group finds in the output, the last time it stands there."""
+        return float(re.findall(pattern, self.output)[-1].replace(",", ""))
+
+
+def train(arguments: list[str]) -> TrainRun:
+    """Run train.py in a fresh workdir, its output passed on; a failure ends the benchmark."""
+    with tempfile.TemporaryDirectory() as workdir:
+        command = [sys.executable, "train.py", f"--workdir={workdir}", *arguments]
+        start, output = time.perf_counter(), []
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            output.append(line)
+        if process.wait():
+            sys.exit(f"{' '.join(command)} ended with status {process.returncode}")
+        lines = {}
+        for line in map(json.loads, (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()):
+            lines.setdefault(line["kind"], {})[line["step"]] = line
+    return TrainRun("".join(output), lines, time.perf_counter() - start)

@@ -53,23 +53,23 @@ def training_batches(
 def evaluation_batches(
     windows, *, sequence_length: int, global_batch: int, rows: np.ndarray, num_batches: int | None
 ) -> Iterator[Batch]:
-    """Return the windows in stored order, each once; None for num_batches: all of them.
+    """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
 
     The last batch is filled up with rows that are zero throughout, segments (the loss weight) too.
     Arguments and results otherwise as in `training_batches`.
     """
     rows, num_windows = np.asarray(rows, np.int64), windows.num_examples(sequence_length)
-    all_batches = -(-num_windows // global_batch)
+    taken = num_windows if num_batches is None else min(num_windows, num_batches * global_batch)
 
     def read(step: int) -> Batch:
-        indices = step * global_batch + rows
-        inside = indices < num_windows
+        places = step * global_batch + rows
+        inside, indices = places < taken, places * num_windows // taken
         batch = {key: np.zeros((len(rows), sequence_length), np.int32) for key in KEYS}
         for key, values in windows.read(indices[inside], sequence_length).items():
             batch[key][inside] = values
         return batch
 
-    return _read_ahead(read, all_batches if num_batches is None else min(num_batches, all_batches))
+    return _read_ahead(read, -(-taken // global_batch))
 
 
 def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step is the same step on any mesh; and everything lies where the axis rules say."""
 
-import dataclasses
-import functools
-
 import jax
 import numpy as np
 import optax
@@ -17,63 +14,10 @@ from configs.base import ConfigError
 from layers.axes import constrain
 from parallelism.axis_rules import RULES
 from parallelism.mesh import make_mesh, mesh_context
-from tests.support import assert_close, packed_batch, random_weights
-from training import optimizers
+from tests.one_step import BATCH, LENGTH, batch, gradients_and_scalars, placed, small_config
+from tests.support import assert_close
 
-BATCH, LENGTH, VOCAB = 16, 24, 68
 AXES = ("data", "fsdp", "context", "expert", "model")
-
-
-def small_config(**mesh):
-    """Return a run whose sizes every mesh below divides, and which differ wherever that leaves a choice."""
-    config = base.get_config()
-    config.model.update(
-        num_layers=2, embed_dim=40, num_heads=8, num_kv_heads=4, head_dim=6, mlp_dim=56, vocab_size=VOCAB,
-        max_length=LENGTH, dtype="float32", layer_loop="scan",
-    )  # fmt: skip
-    config.train.update(global_batch=BATCH, sequence_length=LENGTH, z_loss=0.01, loss_chunk_tokens=128)
-    config.optimizer.update(warmup_steps=0)
-    config.mesh.update(dict.fromkeys(AXES, 1) | mesh)
-    return config
-
-
-def batch() -> dict:
-    """Documents of many lengths, some rows half empty, so that no two devices hold as many real tokens."""
-    rng = np.random.default_rng(0)
-    return packed_batch([[int(n) for n in rng.integers(1, 9, 3)] for _ in range(BATCH)], LENGTH, VOCAB)
-
-
-def placed(tree, abstract):
-    """Put host arrays where the abstract ones lie."""
-    return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), tree, abstract)
-
-
-@pytest.fixture
-def gradient_kept(monkeypatch):
-    """An optimizer that changes nothing and keeps the gradient as its state."""
-
-    def keep(config, schedule):
-        trace = optax.trace(decay=0.0)
-        return optax.GradientTransformation(
-            trace.init, lambda g, state, params: (jax.tree.map(lambda x: 0 * x, g), trace.update(g, state)[1])
-        )
-
-    monkeypatch.setattr(optimizers, "keep", keep, raising=False)
-
-
-@functools.cache
-def stepped(**mesh):
-    """Return (gradients, scalars) of one step on the first devices, always from the same weights."""
-    config = small_config(**mesh)
-    config.optimizer.update(name="keep", clip_norm=0.0)
-    run = assembly.assemble(config, devices=jax.devices()[: int(np.prod(list(mesh.values())))])
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
-    state = dataclasses.replace(state, params=random_weights(state.params))
-    with mesh_context(run.mesh):
-        state, scalars = run.train_step(placed(state, run.abstract_state), placed(batch(), run.abstract_batch))
-    return jax.device_get((state.optimizer.trace, scalars))
-
-
 MESHES = [
     {"data": 8}, {"fsdp": 8}, {"context": 8}, {"expert": 8}, {"model": 4},
     {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
@@ -81,10 +25,10 @@ MESHES = [
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{axis}{size}" for axis, size in mesh.items()))
-def test_loss_and_every_gradient_are_those_of_one_device(mesh, gradient_kept):
-    gradients, scalars = stepped(**mesh)
-    assert_close((gradients, scalars), stepped())
-    assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(gradients))
+def test_loss_and_every_gradient_are_those_of_one_device(mesh):
+    actual = gradients_and_scalars(**mesh)
+    assert_close(actual, gradients_and_scalars())
+    assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(actual[0]))
 
 
 WHERE = {  # of the weights, by the rules, written out

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long does `make train TOPOLOGY=...` take where there is no accelerator, and does the loss fall?"""
+
+import support
+
+
+def main() -> None:
+    """Run the default recipe on 4, 16 and 32 simulated devices."""
+    figures = {}
+    for name in ("v4-8", "v4-32", "v4-64"):
+        run = support.train([f"--topology={name}"] + (["--config.train.steps=20"] if support.QUICK else []))
+        losses = [line["loss"] for _, line in sorted(run.lines["train"].items())]
+        figures |= {f"{name}_seconds": round(run.seconds), f"{name}_first_loss": round(losses[0], 3)}
+        figures |= {f"{name}_last_loss": round(losses[-1], 3)}
+    support.finish("simulated_pods", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does the default run reach, and in how long? Runs train.py with the tiny recipe in a fresh workdir."""
+
+import support
+
+RECIPE = ["--config=configs/tiny.py"] + (["--config.train.steps=20"] if support.QUICK else [])
+
+
+def main() -> None:
+    """Train, then read the figures off what the run wrote."""
+    run = support.train(RECIPE)
+    last = run.lines["train"][max(run.lines["train"])]
+    support.finish(
+        "tiny_recipe",
+        {
+            "heldout_bits_per_byte": run.figure(r"held-out bits per byte: ([\d.]+)"),
+            "gzip_bits_per_byte": run.figure(r"gzip -9: ([\d.]+)"),
+            "tokens_per_second": run.figure(r"speed: ([\d,]+)"),
+            "tokens": last["total_tokens"],
+            "last_mfu": round(last["mfu"], 3),
+            "whole_command_seconds": round(run.seconds),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real training step of a small decoder, on any mesh and in any number of microbatches, its gradients kept."""
+
+import dataclasses
+import functools
+import math
+from unittest import mock
+
+import jax
+import numpy as np
+import optax
+
+import assembly
+from configs import base
+from parallelism.mesh import mesh_context
+from tests.support import packed_batch, random_weights
+from training import optimizers
+
+BATCH, LENGTH, VOCAB = 16, 24, 68
+
+
+def small_config(**mesh):
+    """Return a run whose sizes many meshes of 8 divide, and which differ wherever that leaves a choice."""
+    config = base.get_config()
+    config.model.update(
+        num_layers=2, embed_dim=40, num_heads=8, num_kv_heads=4, head_dim=6, mlp_dim=56, vocab_size=VOCAB,
+        max_length=LENGTH, dtype="float32", layer_loop="scan",
+    )  # fmt: skip
+    config.train.update(global_batch=BATCH, sequence_length=LENGTH, z_loss=0.01, loss_chunk_tokens=128)
+    config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
+    return config
+
+
+def batch() -> dict:
+    """Return documents of many lengths, so that no two devices and no two microbatches hold as many real tokens."""
+    rng = np.random.default_rng(0)
+    return packed_batch([[int(n) for n in rng.integers(1, 9, 3)] for _ in range(BATCH)], LENGTH, VOCAB)
+
+
+def placed(tree, abstract):
+    """Put host arrays where the abstract ones lie."""
+    return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), tree, abstract)
+
+
+def keep(config, schedule):
+    """An optimizer that changes nothing and whose state is the gradient."""
+    trace = optax.trace(decay=0.0)
+
+    def update(gradients, state, params):
+        return jax.tree.map(lambda g: 0 * g, gradients), trace.update(gradients, state)[1]
+
+    return optax.GradientTransformation(trace.init, update)
+
+
+@functools.cache
+def gradients_and_scalars(num_microbatches: int = 1, **mesh):
+    """Return what one step computes on the first devices, always from the same weights and batch."""
+    config = small_config(**mesh)
+    config.optimizer.update(name="keep", clip_norm=0.0)
+    config.train.gradient_accumulation = num_microbatches
+    with mock.patch.object(optimizers, "keep", keep, create=True):
+        run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    state = dataclasses.replace(state, params=random_weights(state.params))
+    with mesh_context(run.mesh):
+        state, scalars = run.train_step(placed(state, run.abstract_state), placed(batch(), run.abstract_batch))
+    return jax.device_get((state.optimizer.trace, scalars))
