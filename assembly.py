@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import MESH_AXES, ConfigError
 from configs.loading import nearest
@@ -73,21 +74,11 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
       ConfigError: an unknown name of an optimizer or schedule, or a dimension that its mesh axis does not divide.
     """
     mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES}, devices)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    model_module = importlib.import_module(f"models.{config.model.name}")
     objective = importlib.import_module(f"objectives.{config.train.objective}")
-    flops_per_token = model_module.flops_per_token(config.model, config.train.sequence_length)
-    num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, on_cpu)
-
+    flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
+    num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
-    dtype = _dtype(config, on_cpu)
-
-    def make_model(rngs):
-        return model_module.make(config.model, dtype=dtype, scan=_scan(config, on_cpu), rngs=rngs)
-
-    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
-        graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
-    params = nnx.to_pure_dict(state)
+    make_model, graph, abstract_model = _model(config, mesh)
     schedule = _named(schedules, "optimizer.schedule", config)(config.optimizer, config.train.steps)
     optimizer = _named(optimizers, "optimizer.name", config)(config.optimizer, schedule)
     optimizer = optimizers.clipped(optimizer, config.optimizer.clip_norm)
@@ -95,16 +86,15 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     batch = _abstract_batch(config, mesh)
 
     def make_state():
-        model = make_model(nnx.Rngs(config.train.seed))
-        params = nnx.to_pure_dict(nnx.state(model))
+        params = nnx.to_pure_dict(nnx.state(make_model(nnx.Rngs(config.train.seed))))
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             carry=objective.init_carry(batch),
         )  # fmt: skip
 
-    shardings = _state_shardings(state, optimizer, params, objective.init_carry(batch), mesh)
+    shardings = _state_shardings(abstract_model, optimizer, objective.init_carry, batch, mesh)
     with mesh_context(mesh):
-        shapes = jax.eval_shape(make_state)
+        abstract_state = jax.tree.map(_with_sharding, jax.eval_shape(make_state), shardings)
     step = make_train_step(
         graph, loss, optimizer, schedule, num_microbatches=num_microbatches, seed=config.train.seed,
         on_microbatch=on_microbatch if slow else None,
@@ -116,14 +106,42 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         init=jax.jit(make_state, out_shardings=shardings),
         train_step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
         eval_step=jax.jit(make_eval_step(graph, loss)),
-        abstract_state=jax.tree.map(_with_sharding, shapes, shardings),
+        abstract_state=abstract_state,
         abstract_batch=batch,
         batch_shards=_batch_shards(config),
         num_microbatches=num_microbatches,
         slow=slow,
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        num_parameters=num_parameters(config),
         flops_per_token=flops_per_token,
     )
+
+
+def num_parameters(config) -> int:
+    """Return the number of parameters of the model that a configuration describes; allocates nothing."""
+    one_device = make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices()[:1])
+    return sum(leaf.size for leaf in jax.tree.leaves(_model(config, one_device)[2]))
+
+
+def _model_module(config):
+    return importlib.import_module(f"models.{config.model.name}")
+
+
+def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
+    """Return (rngs -> model, the model without its parameters, the shapes of those)."""
+    on_cpu = _is_cpu(mesh)
+
+    def make_model(rngs):
+        dtype, scan = _dtype(config, on_cpu), _scan(config, on_cpu)
+        return _model_module(config).make(config.model, dtype=dtype, scan=scan, rngs=rngs)
+
+    # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
+    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
+        graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
+    return make_model, graph, state
+
+
+def _is_cpu(mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def _with_sharding(shape, sharding) -> jax.ShapeDtypeStruct:
@@ -136,18 +154,17 @@ def _abstract_batch(config, mesh) -> dict:
     return dict.fromkeys(("tokens", "targets", "segments", "positions"), spec)
 
 
-def _state_shardings(state, optimizer, params, carry, mesh) -> TrainState:
-    """Moments lie as their parameters do, counters everywhere, the carry as the batch."""
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    weights = axis_rules.weight_shardings(state, mesh)
+def _state_shardings(abstract_model, optimizer, init_carry: Callable, batch: dict, mesh) -> TrainState:
+    """Moments lie as their parameters do, counters everywhere, the carry's rows as the batch's."""
+    replicated = NamedSharding(mesh, PartitionSpec())
+    rows = NamedSharding(mesh, PartitionSpec(axis_rules.BATCH_AXES))
+    weights = axis_rules.weight_shardings(abstract_model, mesh)
     moments = optax.tree.map_params(
-        optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, params), weights,
-        transform_non_params=lambda _: replicated,
+        optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, nnx.to_pure_dict(abstract_model)),
+        weights, transform_non_params=lambda _: replicated,
     )  # fmt: skip
-    return TrainState(
-        step=replicated, examples=replicated, params=weights, optimizer=moments,
-        carry=jax.tree.map(lambda leaf: leaf.sharding, carry),
-    )  # fmt: skip
+    carry = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_carry(batch)))
+    return TrainState(step=replicated, examples=replicated, params=weights, optimizer=moments, carry=carry)
 
 
 def _named(module, key: str, config) -> Callable:
@@ -178,11 +195,11 @@ def _batch_shards(config) -> int:
     return math.prod(config.mesh[axis] for axis in axis_rules.BATCH_AXES)
 
 
-def _automatic_microbatches(config, flops_per_token: float, on_cpu: bool) -> int:
+def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
     """1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
     rows = config.train.global_batch // _batch_shards(config)
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
-    if not on_cpu:
+    if not _is_cpu(mesh):
         return 1
     fitting = (m for m in range(1, rows + 1) if rows % m == 0 and flops / m <= CPU_MICROBATCH_FLOPS)
     return next(fitting, rows)

@@ -53,6 +53,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the loss or gradient is not finite.
     """
+    preflight.check_state_fits(assembly.num_parameters(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     last_step = config.train.steps = number_of_steps(config, corpus)
     with (
@@ -62,7 +63,6 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
         interruption() as signals,
     ):
         run = assembly.assemble(config, on_microbatch=display.microbatch)
-        preflight.check_state_fits(run.num_parameters)
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         start = record["step"] if record else 0
         if record and start >= last_step and workdirs.show_summary(workdir):
@@ -84,6 +84,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
                 if signals.requested:
                     raise Interrupted(step)
                 if corpus and every(step, config.train.eval_every):
+                    log.flush()
                     log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
             checkpoints.wait()
             close(run, state, corpus, log, workdir)
@@ -152,6 +153,7 @@ def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: path
     """Evaluate all held-out documents, draw a sample, and print and keep the summary."""
     lines = [""]
     if corpus:
+        log.display.phase("evaluating all held-out documents")
         loss, tokens = evaluate_heldout(run, state, corpus)
         log.evaluation(int(state.step), loss, tokens)
         lines += heldout_lines(loss, tokens, corpus)
@@ -176,8 +178,9 @@ def heldout_lines(loss: float, tokens: int, corpus: corpora.Corpus) -> list[str]
 
 def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
     """Return what the model writes after a short prompt."""
+    room = run.config.model.max_length - len(tokenizer.encode(SAMPLE_PROMPT)) - 1
     text = continue_texts(
-        run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=run.config.evaluation.sample_tokens,
+        run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
     lines = (SAMPLE_PROMPT + text).split("\n")

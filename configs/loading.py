@@ -33,7 +33,7 @@ class Loaded:
 
 
 def flat(config: ConfigDict) -> dict[str, object]:
-    """Return {"section.key": value} in the order of configs/base.py."""
+    """Return {"section.key": value} in alphabetical order, which is that of a ConfigDict."""
     return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
 
 

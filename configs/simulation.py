@@ -74,6 +74,8 @@ def _keep_group_size(config: ConfigDict, before: dict, typed: dict) -> None:
     model = config.model
     if before["model.num_heads"] == before["model.num_kv_heads"] and "model.num_kv_heads" not in typed:
         model.num_kv_heads = model.num_heads
+    elif model.num_heads == model.num_kv_heads and not {"model.num_heads", "model.num_kv_heads"} & typed.keys():
+        model.num_heads = 2 * model.num_kv_heads
     if not model.head_dim and "model.embed_dim" not in typed:
         unit = math.lcm(config.mesh.fsdp, 2 * model.num_heads)
         model.embed_dim = math.ceil(model.embed_dim / unit) * unit

@@ -70,7 +70,7 @@ def _at_return(frame, event, arg):
 
 def one_device_mesh() -> jax.sharding.Mesh:
     """Return a mesh of the first device with all the axes of a run."""
-    return make_mesh(dict.fromkeys(base.get_config().mesh, 1), jax.devices()[:1])
+    return make_mesh(dict.fromkeys(base.MESH_AXES, 1), jax.devices()[:1])
 
 
 def model_config(**changes):

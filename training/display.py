@@ -48,6 +48,11 @@ class Display:
         for text in texts:
             self.line(text)
 
+    def phase(self, text: str) -> None:
+        """Say on a terminal what is going on while no step is."""
+        if self.live:
+            self.progress.update(self.task, description=text)
+
     def train(self, step: int, figures: dict) -> None:
         """Show a logged step."""
         left = f"{duration((self.num_steps - step) * figures['step_seconds'])} left" if step < self.num_steps else ""

@@ -10,14 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 import assembly
 from configs import base
-from configs.base import ConfigError
+from configs.base import MESH_AXES, ConfigError
 from layers.axes import constrain
 from parallelism.axis_rules import RULES
 from parallelism.mesh import make_mesh, mesh_context
 from tests.one_step import BATCH, LENGTH, batch, gradients_and_scalars, placed, small_config
 from tests.support import assert_close
 
-AXES = ("data", "fsdp", "context", "expert", "model")
 MESHES = [
     {"data": 8}, {"fsdp": 8}, {"context": 8}, {"expert": 8}, {"model": 4},
     {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
@@ -120,7 +119,7 @@ def test_batch_and_activations_are_split_over_batch_and_length(trained):
 )
 def test_an_activation_is_constrained_by_the_names_of_its_axes(axes, shard):
     sizes = dict(batch=4, length=24, key_length=24, act_embed=40, heads=8, kv_heads=4, head_dim=6, mlp=56, vocab=68)
-    with mesh_context(make_mesh(dict(zip(AXES, (1, 2, 2, 1, 2), strict=True)))):
+    with mesh_context(make_mesh(dict(zip(MESH_AXES, (1, 2, 2, 1, 2), strict=True)))):
         x = jax.jit(lambda: constrain(jax.numpy.zeros([sizes[name] for name in axes]), *axes))()
     assert x.addressable_shards[0].data.shape == shard
 
@@ -143,4 +142,4 @@ def test_a_mesh_axis_that_does_not_divide_is_an_error_and_never_a_silent_copy(ch
 
 def test_every_axis_of_the_mesh_is_used_by_a_rule():
     targets = {target for _, rule in RULES if rule for target in ([rule] if isinstance(rule, str) else rule)}
-    assert targets == set(base.get_config().mesh)
+    assert targets == set(MESH_AXES) == set(base.get_config().mesh)

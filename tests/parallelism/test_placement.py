@@ -9,18 +9,18 @@ import jax
 import numpy as np
 import pytest
 
+from configs.base import MESH_AXES
 from parallelism.axis_rules import batch_sharding
 from parallelism.mesh import make_mesh
 from parallelism.placement import local_rows, place
 from tests.support import ROOT, free_port
 
 ROWS, LENGTH = 8, 12
-AXES = ("data", "fsdp", "context", "expert", "model")
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1, 1, 1), (2, 2, 1, 2, 1), (1, 4, 2, 1, 1), (1, 1, 4, 1, 2)])
 def test_one_process_reads_every_row_once_and_places_it_whole(sizes):
-    sharding = batch_sharding(make_mesh(dict(zip(AXES, sizes, strict=True))))
+    sharding = batch_sharding(make_mesh(dict(zip(MESH_AXES, sizes, strict=True))))
     np.testing.assert_array_equal(local_rows(sharding, ROWS), np.arange(ROWS))
     batches = [{"tokens": np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) + 1000 * n} for n in range(3)]
     for placed, given in zip(place(batches, sharding, ROWS), batches, strict=True):

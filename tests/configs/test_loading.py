@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe, then topology, then what was typed; and where each value came from."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import base, loading, validation
+from tests.support import ROOT
+
+RECIPES = ["tiny", "small", "medium", "large", "llama2_7b", "llama3_8b"]
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, "char"])
+def test_every_recipe_loads_and_is_consistent(recipe):
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    validation.validate(config, 1)
+    assert config.is_locked and config.mesh.fsdp == 1
+
+
+def test_every_key_is_documented_where_its_default_stands():
+    text = (ROOT / "configs/base.py").read_text()
+    documented = re.findall(r"^    ((?!config\.)\w+\.\w+) = [^#\n]+# \w", text, re.MULTILINE)
+    assert sorted(documented) == sorted(loading.flat(base.get_config()))
+
+
+def test_topology_stands_between_recipe_and_command_line(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+        "    config.mesh.model = 2\n    config.mesh.data = 4\n    config.train.steps = 7\n    return config\n"
+    )
+    loaded = loading.load(str(recipe), "v4-32", {"mesh.fsdp": "4", "mesh.model": "4"})
+    assert loaded.config.mesh.to_dict() == {"data": 1, "fsdp": 4, "context": 1, "expert": 1, "model": 4}
+    assert loaded.recipe == "mine" and loaded.topology.name == "v4-32"
+    assert loaded.typed == {"mesh.fsdp": 4, "mesh.model": 4}
+    origins = {key: loaded.origins[key] for key in ("train.steps", "mesh.data", "mesh.model")}
+    assert origins == {"train.steps": str(recipe), "mesh.data": "--topology=v4-32", "mesh.model": "command line"}
+    assert "optimizer.name" not in loaded.origins
+
+
+@pytest.mark.parametrize(
+    ("typed", "lengths"),
+    [
+        ({}, (500, 0, 0)),
+        ({"train.steps": "9"}, (9, 0, 0)),
+        ({"train.tokens": "9000"}, (0, 9000, 0)),
+        ({"train.epochs": "1.5"}, (0, 0, 1.5)),
+    ],
+)
+def test_a_typed_length_of_the_run_replaces_the_recipes(typed, lengths):
+    train = loading.load("configs/tiny.py", "", typed).config.train
+    assert (train.steps, train.tokens, train.epochs) == lengths
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("train.steps", "12", 12),
+        ("optimizer.learning_rate", "3e-4", 3e-4),
+        ("train.epochs", "2", 2.0),
+        ("data.path", "12", "12"),
+        ("model.qk_norm", "TRUE", True),
+        ("model.tie_embeddings", "0", False),
+    ],
+)
+def test_text_becomes_the_type_of_the_default(key, text, value):
+    parsed = loading.parse_value(key, text, loading.flat(base.get_config()))
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_caches_lie_where_the_environment_says(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/elsewhere/torus"
+    assert loading.load("configs/tiny.py", "", {"data.cache_dir": "/mine"}).config.data.cache_dir == "/mine"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/home/someone/.cache/torus"
+
+
+def test_one_configuration_does_not_leak_into_the_next():
+    first = base.get_config()
+    first.train.steps = 1
+    assert base.get_config().train.steps != 1
+
+
+def test_reading_a_configuration_imports_neither_jax_nor_tensorflow():
+    code = (
+        "import sys; from configs import loading, simulation, validation\n"
+        "loaded = loading.load('configs/llama3_8b.py', 'v4-64', {})\n"
+        "simulation.scale_down(loaded.config, loaded.typed); validation.validate(loaded.config, 32)\n"
+        "assert not {'jax', 'flax', 'tensorflow'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

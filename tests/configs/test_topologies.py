@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hardware presets are all there and consistent with themselves."""
+
+import math
+
+import pytest
+
+from configs import topologies
+from configs.base import ConfigError
+
+PRESETS = [
+    "cpu", "cpu-8", "v4-8", "v4-16", "v4-32", "v4-64", "v4-128", "v5e-8", "v5e-16", "v5p-8", "v5p-32", "v6e-8",
+    "h100-8", "h200-1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_whole(name):
+    topology = topologies.get(name)
+    assert topology.name == name
+    assert topology.hosts * topology.chips_per_host == topology.chips
+    assert math.prod(topology.mesh.values()) == topology.chips
+    figures = (topology.hbm_gib, topology.peak_flops, topology.hbm_bandwidth, topology.link_bandwidth)
+    assert all(figures) if topology.accelerator != "cpu" else not any(figures)
+    if topology.accelerator == "tpu":
+        slice_name, _, shape = topology.compiler_name.partition(":")
+        assert name.startswith(slice_name) and math.prod(int(n) for n in shape.split("x")) == topology.chips
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts"),
+    [("v4-8", 4, 1), ("v4-32", 16, 4), ("v4-64", 32, 8), ("v5p-8", 4, 1), ("v5e-8", 8, 1), ("v6e-8", 8, 1)],
+)
+def test_v4_and_v5p_count_tensorcores_and_the_others_chips(name, chips, hosts):
+    assert (topologies.get(name).chips, topologies.get(name).hosts) == (chips, hosts)
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest():
+    with pytest.raises(ConfigError, match="--topology=v5-8 is unknown; nearest: v5[ep]-8"):
+        topologies.get("v5-8")
