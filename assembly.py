@@ -187,7 +187,8 @@ def _dtype(config, on_cpu: bool):
 
 def _scan(config, on_cpu: bool) -> bool:
     if config.model.layer_loop == "auto":
-        return not on_cpu or config.model.num_layers > CPU_UNROLLED_LAYERS
+        # XLA's CPU backend drops the barriers that keep rematerialised work late: unrolled, remat would save nothing.
+        return not on_cpu or config.model.num_layers > CPU_UNROLLED_LAYERS or config.model.remat != "none"
     return config.model.layer_loop == "scan"
 
 

@@ -38,7 +38,7 @@ def get_config() -> ConfigDict:
     model.attention_soft_cap = 0.0  # the same on attention scores; 0: off
     model.sliding_window = 0  # tokens a query sees back, itself included; 0: all
     model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
-    model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU, else scan
+    model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # saved for the backward pass: none (everything), dots, attention, full (nothing)
 
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave

@@ -132,8 +132,9 @@ def _run_recipe(path: str) -> ConfigDict:
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
     if file is None:
         files = sorted((ROOT / "configs").glob("*.py"))
-        recipes = [f"configs/{p.name}" for p in files if "\ndef get_config(" in p.read_text()]
-        raise ConfigError(f"--config={path} is no file; nearest recipe: {nearest(path, recipes)}")
+        recipes = [p.stem for p in files if "\ndef get_config(" in p.read_text()]
+        near = nearest(pathlib.Path(path).stem, recipes)
+        raise ConfigError(f"--config={path} is no file; nearest recipe: configs/{near}.py")
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     module = importlib.util.module_from_spec(spec) if spec else None
     try:

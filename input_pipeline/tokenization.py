@@ -114,10 +114,8 @@ def make_tokenizer(
     Raises:
         DataError: no such tokenizer, more ids than vocab_size, or a vocab_size without room for byte fallback.
     """
-    if name == "sentencepiece":
-        tokenizer = _trained(vocab_size, spans, cache, announce)
-    else:
-        tokenizer = open_tokenizer(name)
+    is_trained = name == "sentencepiece"
+    tokenizer = _trained(vocab_size, spans, cache, announce) if is_trained else open_tokenizer(name)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"model.vocab_size={vocab_size} is less than the {tokenizer.vocab_size:,} ids of "

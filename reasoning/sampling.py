@@ -19,7 +19,7 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
             + (f"use --max_tokens={limit - longest}" if limit > longest else "shorten the prompt")
         )
     outputs = decoding.generate(
-        run.graph, params, [tokenizer.encode(prompt) for prompt in prompts], max_tokens=max_tokens,
+        run.graph, params, encoded, max_tokens=max_tokens,
         end_of_document=tokenizer.end_of_document, vocab_size=tokenizer.vocab_size, **sampling,
     )  # fmt: skip
     return [tokenizer.decode(output) for output in outputs]

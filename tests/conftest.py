@@ -7,8 +7,9 @@ import sys
 from configs import loading, topologies
 from parallelism import startup
 
+CACHE = loading.load("configs/tiny.py", "", {}).config.data.cache_dir
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(loading._default_cache_dir(), "tests", "compiled")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(CACHE, "tests", "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 startup.prepare_platform(topologies.get("cpu-8"), "cpu", "")
 

@@ -17,11 +17,13 @@ from parallelism.mesh import make_mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
+RECIPES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_config(" in p.read_text())
+
 # Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 
 CHECKED_ROOMS = tuple(str(ROOT / room) + "/" for room in ("layers", "models", "objectives"))
-SUFFIX = re.compile(r"(?:.*_)?([BTSDFNKGHECVL]+)")
+SUFFIX = re.compile(r"(?:.*_)?([BTSDFNKGMHECVL]+)")
 
 
 def relative_error(actual, expected) -> float:

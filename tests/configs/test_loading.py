@@ -8,12 +8,15 @@ import sys
 import pytest
 
 from configs import base, loading, validation
-from tests.support import ROOT
-
-RECIPES = ["tiny", "small", "medium", "large", "llama2_7b", "llama3_8b"]
+from tests.support import RECIPES, ROOT
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, "char"])
+def test_the_recipes_that_others_use_are_there():
+    promised = {"tiny", "small", "medium", "large", "llama2_7b", "llama2_13b", "llama3_8b", "llama_1b"}
+    assert promised <= set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_loads_and_is_consistent(recipe):
     config = loading.load(f"configs/{recipe}.py", "", {}).config
     validation.validate(config, 1)

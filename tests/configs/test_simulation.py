@@ -3,7 +3,6 @@
 
 import functools
 
-import jax
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
@@ -12,8 +11,8 @@ from configs import loading, simulation, validation
 from configs.base import ConfigError
 from models import decoder_lm
 from parallelism.axis_rules import weight_shardings
+from tests.support import RECIPES
 
-RECIPES = ["tiny", "small", "medium", "large", "llama2_7b", "llama3_8b", "char"]
 SIZES = {
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.mlp_dim",
     "model.vocab_size", "train.global_batch", "train.sequence_length", "train.steps", "train.tokens", "train.epochs",

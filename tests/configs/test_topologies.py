@@ -36,5 +36,5 @@ def test_v4_and_v5p_count_tensorcores_and_the_others_chips(name, chips, hosts):
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest():
-    with pytest.raises(ConfigError, match="--topology=v5-8 is unknown; nearest: v5[ep]-8"):
+    with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; nearest: v5[ep]-8"):
         topologies.get("v5-8")

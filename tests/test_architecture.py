@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, and the other rules of the house that a program can check."""
+
+import ast
+import functools
+import re
+import sys
+
+import pytest
+
+from tests.support import ROOT, SUFFIX
+
+ROOMS = {  # of ours that a room may import, beside itself
+    "configs": set(),
+    "layers": set(),
+    "models": {"layers"},
+    "objectives": {"layers"},
+    "input_pipeline": set(),
+    "parallelism": {"configs", "layers"},
+    "training": {"configs", "layers", "objectives", "parallelism"},
+}
+LOWER = set(ROOMS)
+ROOMS["assembly"] = LOWER
+ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
+COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
+OTHERS = {"command_line": {"configs", "parallelism"}, "migration": LOWER | {"train"}, "examples": LOWER | {"train"}}
+OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
+
+LIBRARIES = {  # where only these of others' may be imported
+    "configs": {"ml_collections"},
+    "layers": {"jax", "flax"},
+    "models": {"jax", "flax"},
+    "objectives": {"jax"},
+    "parallelism": {"jax", "flax", "numpy"},
+}
+
+
+def room(path) -> str:
+    """Return the folder that a file stands in, or its own name at the top."""
+    return path.parts[0].removesuffix(".py")
+
+
+FILES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py")])
+FILES = [path for path in FILES if path.parts[0] not in ("tests", "benchmarks", "runs")]
+
+
+def sources(*folders: str) -> list:
+    """Return our Python files, without tests and benchmarks; of all folders, or of these."""
+    return [path for path in FILES if not folders or room(path) in folders]
+
+
+@functools.cache
+def tree(path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+def imports(path, top_level_only: bool = False) -> set[str]:
+    """Return the first names of the modules that a file imports, inside functions too unless told."""
+    nodes = tree(path).body if top_level_only else ast.walk(tree(path))
+    found = [[alias.name for alias in node.names] for node in nodes if isinstance(node, ast.Import)]
+    nodes = tree(path).body if top_level_only else ast.walk(tree(path))
+    found += [[node.module] for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for names in found for name in names}
+
+
+@pytest.mark.parametrize("path", sources(), ids=str)
+def test_imports_point_down(path):
+    ours = (imports(path) & OURS) - {room(path)}
+    if room(path) in COMMANDS:  # which may import everything but each other
+        assert not ours & COMMANDS
+    else:
+        assert ours <= (ROOMS | OTHERS)[room(path)]
+
+
+@pytest.mark.parametrize("path", sources(*LIBRARIES), ids=str)
+def test_lower_rooms_know_few_libraries(path):
+    others = imports(path) - OURS - sys.stdlib_module_names
+    assert others <= LIBRARIES[room(path)]
+
+
+def test_every_file_belongs_to_a_room_and_none_hides_a_module_of_others():
+    assert {room(path) for path in sources()} <= OURS
+    tops = {path.name.removesuffix(".py") for path in ROOT.iterdir() if path.suffix in ("", ".py")}
+    assert not tops & sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_nobody_outside_tests_and_benchmarks_imports(library):
+    assert [str(path) for path in sources() if library in imports(path)] == []
+
+
+def test_tensorflow_is_imported_lazily_and_only_where_data_is_read_and_events_are_written():
+    users = {path for path in sources() if "tensorflow" in imports(path)}
+    assert {room(path) for path in users} <= {"input_pipeline", "training"}
+    assert len([path for path in users if room(path) == "training"]) <= 1  # the TensorBoard writer
+    assert not [path for path in users if "tensorflow" in imports(path, top_level_only=True)]
+
+
+def test_layers_never_see_a_configuration():
+    for path in sources("layers"):
+        names = [node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)]
+        names += [node.arg for node in ast.walk(tree(path)) if isinstance(node, ast.arg)]
+        assert "config" not in names, path
+
+
+def test_errors_are_caught_by_kind_and_types_are_known():
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            caught = ast.unparse(node.type) if isinstance(node, ast.ExceptHandler) and node.type else ""
+            bare = isinstance(node, ast.ExceptHandler) and not node.type
+            assert not bare and caught not in ("Exception", "BaseException"), f"{path}:{node.lineno}"
+            assert not (isinstance(node, ast.Name) and node.id == "hasattr"), f"{path}:{node.lineno}"
+
+
+def test_shapes_are_checked_by_the_letters_of_the_legend():
+    """And every suffix in the checked rooms is made of them."""
+    section = (ROOT / "WORKSPACE.md").read_text().partition("## Shapes")[2].partition("##")[0]
+    legend = set(re.findall(r"(?:^|[,:] )([A-Z])(?= [a-z=])", section, re.MULTILINE))
+    assert len(legend) >= 13
+    checked = {letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if SUFFIX.fullmatch(f"x_{letter}")}
+    assert checked == legend
+    for path in sources("layers", "models", "objectives"):
+        names = {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)}
+        suffixed = {name for name in names if re.search(r"[a-z]_[A-Z]+$", name)}
+        assert all(SUFFIX.fullmatch(name) for name in suffixed), path

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What assembly puts together: another task without another loop, names that are addresses, the fastest defaults."""
+
+import json
+import sys
+import time
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import assembly
+import train
+from configs import base
+from configs.base import ConfigError
+
+
+def small_config(**changes):
+    config = base.get_config()
+    config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=31))
+    config.train.update(dict(global_batch=8, sequence_length=16, steps=4, log_every=1, save_every=2) | changes)
+    config.mesh.fsdp = 8
+    config.logging.tensorboard = False
+    return config
+
+
+def counting_objective():
+    """A task whose state goes from step to step: each row counts the real tokens that it has seen."""
+
+    def make_loss(*, num_chunks, z_loss):
+        def loss(model, carry, batch, key):
+            stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+            seen_B = carry["seen"] + (batch["segments"] > 0).sum(axis=1)
+            weight = jnp.float32(batch["tokens"].size)
+            total = jnp.sum(stream_BTD.astype(jnp.float32) ** 2)
+            return (total, weight), (
+                {"seen": seen_B},
+                {"loss": (total, weight), "seen": (seen_B.sum(), jnp.float32(seen_B.size))},
+            )
+
+        return loss
+
+    def init_carry(batch_spec):
+        return {"seen": jnp.zeros(batch_spec["tokens"].shape[0], jnp.int32)}
+
+    return types.SimpleNamespace(init_carry=init_carry, make_loss=make_loss)
+
+
+def batches(config, steps):
+    shape = (config.train.global_batch, config.train.sequence_length)
+    for _ in range(steps):
+        yield {name: np.ones(shape, np.int32) for name in ("tokens", "targets", "segments", "positions")}
+
+
+@pytest.mark.parametrize("accumulation", [0, 1, 2])
+def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch, accumulation):
+    monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
+    config = small_config(objective="counting", gradient_accumulation=accumulation, global_batch=16)
+    train.train(config, tmp_path, batches(config, 4))
+    config.train.steps = 6
+    train.train(config, tmp_path, batches(config, 2))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    seen = {line["step"]: line["seen"] for line in lines if line["kind"] == "train"}
+    assert seen == {step: 16 * step for step in range(1, 7)}  # tokens a row
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [("name", "adam", "adamw"), ("schedule", "cosin", "cosine"), ("name", "is_decayed", "")],
+)
+def test_an_unknown_optimizer_or_schedule_names_the_nearest(key, value, nearest):
+    config = small_config()
+    config.optimizer[key] = value
+    with pytest.raises(ConfigError, match=f"optimizer.{key}={value} is unknown; nearest: {nearest}"):
+        assembly.assemble(config)
+
+
+def test_logits_are_cut_into_chunks_only_where_they_are_large():
+    config = small_config(sequence_length=1024, global_batch=8)
+    assert assembly._loss_chunks(config, 1) == 1
+    config.model.vocab_size = 1 << 17
+    assert assembly._loss_chunks(config, 1) == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
+    config.train.loss_chunk_tokens = 100
+    assert assembly._loss_chunks(config, 1) == 16
+
+
+def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
+    config = small_config(eval_every=1, steps=3)
+    config.data.source = "synthetic"
+    evaluated = train.evaluate_heldout
+
+    def slow(run, state, corpus, num_batches=None):
+        time.sleep(1.0)
+        return evaluated(run, state, corpus, 2)
+
+    monkeypatch.setattr(train, "evaluate_heldout", slow)
+    train.train(config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["step_seconds"] for line in lines if line["kind"] == "train") < 0.9
+    assert lines[-1]["kind"] == "eval"
