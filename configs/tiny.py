@@ -18,11 +18,11 @@ def get_config():
     config.model.mlp_dim = 768
     config.model.vocab_size = 4096
     config.model.max_length = 512
-    config.model.tie_embeddings = True
-    config.optimizer.learning_rate = 3e-3
-    config.train.steps = 500
-    config.train.global_batch = 16
+    config.optimizer.learning_rate = 4e-3
+    config.optimizer.warmup_steps = 30
+    config.train.steps = 240
+    config.train.global_batch = 32  # a sequence for each chip of a v4-64
     config.train.sequence_length = 256
-    config.train.eval_every = 100
-    config.train.save_every = 250
+    config.train.eval_every = 60
+    config.train.save_every = 120
     return config

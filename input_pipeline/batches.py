@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of a run, read ahead by tf.data: which examples a step takes, and which rows a process reads."""
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from weakref import WeakSet
 
 import numpy as np
 
@@ -15,6 +17,7 @@ READERS = 2  # threads
 PREFETCHED = 4  # batches
 
 Batch = dict[str, np.ndarray]
+_unfinished: WeakSet[Iterator[Batch]] = WeakSet()
 
 
 def training_batches(
@@ -90,7 +93,9 @@ def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]
     options.threading.private_threadpool_size = READERS
     options.autotune.enabled = False
     iterator = batches.prefetch(PREFETCHED).with_options(options).as_numpy_iterator()
-    return (dict(zip(KEYS, batch, strict=True)) for batch in iterator)
+    generator = (dict(zip(KEYS, batch, strict=True)) for batch in iterator)
+    _unfinished.add(generator)
+    return generator
 
 
 @cache
@@ -102,4 +107,11 @@ def _tensorflow():
 
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
+    atexit.register(_close_unfinished)
     return tf
+
+
+def _close_unfinished() -> None:
+    """End reading ahead while Python still runs: TensorFlow would wait forever for threads that call into it."""
+    for generator in list(_unfinished):
+        generator.close()

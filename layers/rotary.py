@@ -9,7 +9,8 @@ def rotary_angles(positions_BT: jax.Array, head_dim: int, theta: float) -> tuple
     """Return (cos, sin), each float32 [B, T, 1, head_dim / 2], of position * theta^(-2i / head_dim)."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    # Without the barrier XLA computes sines and cosines again in every layer, for every head.
+    return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
 def rotate(x_BTNH: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
