@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import MESH_AXES, ConfigError
 from configs.loading import nearest
+from layers.axes import declared_axes
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
 from training import optimizers, schedules, throughput
@@ -158,7 +159,7 @@ def _state_shardings(abstract_model, optimizer, init_carry: Callable, batch: dic
     """Moments lie as their parameters do, counters everywhere, the carry's rows as the batch's."""
     replicated = NamedSharding(mesh, PartitionSpec())
     rows = NamedSharding(mesh, PartitionSpec(axis_rules.BATCH_AXES))
-    weights = axis_rules.weight_shardings(abstract_model, mesh)
+    weights = axis_rules.weight_shardings(declared_axes(abstract_model), mesh)
     moments = optax.tree.map_params(
         optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, nnx.to_pure_dict(abstract_model)),
         weights, transform_non_params=lambda _: replicated,

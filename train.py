@@ -56,38 +56,40 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
     preflight.check_state_fits(assembly.num_parameters(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     last_step = config.train.steps = number_of_steps(config, corpus)
+    display = Display(last_step)
+    run = assembly.assemble(config, on_microbatch=display.microbatch)
     with (
         Checkpoints(workdir, config.checkpoint.keep) as checkpoints,
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard) as writer,
-        Display(last_step) as display,
+        display,
         interruption() as signals,
+        mesh_context(run.mesh),
     ):
-        run = assembly.assemble(config, on_microbatch=display.microbatch)
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         start = record["step"] if record else 0
         if record and start >= last_step and workdirs.show_summary(workdir):
             return
         workdirs.open_workdir(workdir, flat(config), corpus)
-        with mesh_context(run.mesh):
-            state = checkpoints.restore(start, run.abstract_state) if record else run.init()
-            train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
-            peak = preflight.peak_flops(topology, run.mesh.size)
-            display.lines(preflight.report(run, train_step, last_step - start, peak))
-            batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
-            log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
-            save_every = 1 if run.slow else config.train.save_every
-            for step in range(start + 1, last_step + 1):
-                state, scalars = train_step(state, log.stopwatch.next(batches))
-                log.add(step, scalars)
-                if every(step, save_every) or step == last_step or signals.requested:
-                    save(checkpoints, state, log, corpus, topology)
-                if signals.requested:
-                    raise Interrupted(step)
-                if corpus and every(step, config.train.eval_every):
-                    log.flush()
-                    log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
-            checkpoints.wait()
-            close(run, state, corpus, log, workdir)
+        state = checkpoints.restore(start, run.abstract_state) if record else run.init()
+        train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
+        peak = preflight.peak_flops(topology, run.mesh.size)
+        display.lines(preflight.report(run, train_step, last_step - start, peak))
+        batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
+        log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
+        save_every = 1 if run.slow else config.train.save_every
+        for step in range(start + 1, last_step + 1):
+            state, scalars = train_step(state, log.stopwatch.next(batches))
+            log.add(step, scalars)
+            if every(step, save_every) or step == last_step or signals.requested:
+                save(checkpoints, state, log, corpus, topology)
+            if signals.requested:
+                raise Interrupted(step)
+            if corpus and every(step, config.train.eval_every):
+                log.flush()
+                log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
+        checkpoints.wait()
+        signals.at_once = True
+        close(run, state, corpus, log, workdir)
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:

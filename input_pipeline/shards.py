@@ -139,16 +139,10 @@ def _units(spans: list[Span]) -> Iterator[list[Span]]:
 def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: str, advance) -> dict:
     starts, num_tokens = [], 0
     with writing(folder / f"{name}.bin") as file:
-        for batch in _batches(_pieces(unit)):
-            arrays = tokenizer.encode_batch([text for text, _, _ in batch])
-            for tokens, (_, begins, ends) in zip(arrays, batch, strict=True):
-                if begins:
-                    starts.append(num_tokens)
-                if ends:
-                    tokens = np.append(tokens, tokenizer.end_of_document)
-                file.write(tokens.astype(token).tobytes())
-                num_tokens += len(tokens)
-            advance(sum(len(text.encode()) for text, _, _ in batch))
+        for tokens, begins in _encoded(unit, tokenizer, advance):
+            starts += [num_tokens] if begins else []
+            num_tokens += len(tokens)
+            file.write(tokens.astype(token).tobytes())
     with writing(folder / f"{name}.offsets") as file:
         file.write(np.array(starts, "<i8").tobytes())
     shard = {
@@ -160,6 +154,15 @@ def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: st
     }
     _write_json(folder / f"{name}.json", shard)
     return shard
+
+
+def _encoded(unit: list[Span], tokenizer, advance) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield (tokens of a piece, with the end of document where it ends one; whether a document begins with it)."""
+    for batch in _batches(_pieces(unit)):
+        arrays = tokenizer.encode_batch([text for text, _, _ in batch])
+        for tokens, (_, begins, ends) in zip(arrays, batch, strict=True):
+            yield np.append(tokens, tokenizer.end_of_document) if ends else tokens, begins
+        advance(sum(len(text.encode()) for text, _, _ in batch))
 
 
 def _pieces(unit: list[Span]) -> Iterator[tuple[str, bool, bool]]:
@@ -202,13 +205,11 @@ def _complete_shard(folder: Path, name: str) -> dict | None:
 
 def _shard_digest(folder: Path, name: str) -> str | None:
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        for suffix in ("bin", "offsets"):
-            with open(folder / f"{name}.{suffix}", "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-    except FileNotFoundError:
-        return None
+    for path in (folder / f"{name}.bin", folder / f"{name}.offsets"):
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

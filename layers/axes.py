@@ -21,9 +21,9 @@ def scale(size: int, axes: tuple) -> nnx.Param:
     return nnx.Param(jax.numpy.ones((size,)), out_sharding=axes)
 
 
-def logical_axes(param: nnx.Variable) -> tuple:
-    """Return the axis names that a Param was declared with; flax has renamed this metadata more than once."""
-    return param.get_metadata("out_sharding")
+def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
+    """Return {path: (shape, axis names)} of the Params of a model; flax has renamed this metadata more than once."""
+    return {path: (param.shape, param.get_metadata("out_sharding")) for path, param in nnx.to_flat_state(state)}
 
 
 def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one table from logical axes to mesh axes, and the layouts that follow from it."""
 
+import functools
 import math
 
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import ConfigError
-from layers.axes import logical_axes
 
 BATCH_AXES = ("data", "fsdp", "expert")
 
@@ -35,22 +34,23 @@ def batch_sharding(mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(rules["batch"], rules["length"]))
 
 
-def weight_shardings(state: nnx.State, mesh) -> dict:
-    """Return for each parameter of an abstract model state its NamedSharding, as a pure dictionary.
+def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
+    """Return the NamedSharding of each weight as a nested dictionary.
+
+    Args:
+      declared: {path: (shape, axis names)}.
 
     Raises:
       ConfigError: a mesh axis does not divide a dimension; names parameter, dimension and axis.
     """
-    rules = dict(RULES)
-
-    def sharding(path, param):
-        names = logical_axes(param)
-        for size, name in zip(param.shape, names, strict=True):
-            _check_divides(".".join(str(p) for p in path), size, name, rules[name], mesh)
-        return NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
-
-    flat = {path: sharding(path, param) for path, param in nnx.to_flat_state(state)}
-    return nnx.traversals.unflatten_mapping(flat)
+    rules, shardings = dict(RULES), {}
+    for path, (shape, names) in declared.items():
+        for size, name in zip(shape, names, strict=True):
+            _check_divides(".".join(map(str, path)), size, name, rules[name], mesh)
+        *folders, leaf = path
+        place = functools.reduce(lambda tree, name: tree.setdefault(name, {}), folders, shardings)
+        place[leaf] = NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
+    return shardings
 
 
 def _check_divides(parameter: str, size: int, name: str, axes, mesh) -> None:

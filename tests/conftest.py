@@ -11,6 +11,10 @@ CACHE = loading.load("configs/tiny.py", "", {}).config.data.cache_dir
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(CACHE, "tests", "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+# Tests compile much and run little: without LLVM's optimisation passes they end in half the time.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 startup.prepare_platform(topologies.get("cpu-8"), "cpu", "")
 
 import jax  # noqa: E402

@@ -99,3 +99,19 @@ def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["step_seconds"] for line in lines if line["kind"] == "train") < 0.9
     assert lines[-1]["kind"] == "eval"
+
+
+@pytest.mark.parametrize(
+    ("changes", "scanned"),
+    [
+        ({}, False),
+        ({"num_layers": 40}, True),
+        ({"remat": "full"}, True),
+        ({"remat": "full", "layer_loop": "unroll"}, False),
+    ],
+)
+def test_layers_are_unrolled_on_cpu_unless_they_are_many_or_remat_is_to_save_memory(changes, scanned):
+    """Unrolled, XLA's CPU backend moves rematerialised work to where it saves nothing."""
+    config = small_config()
+    config.model.update(changes)
+    assert assembly._scan(config, on_cpu=True) == scanned

@@ -15,7 +15,12 @@ from parallelism import startup
 from tests.support import ROOT
 
 CHANGED = "from configs import base\ndef get_config():\n    config = base.get_config()\n    "
-BROKEN = {  # recipes
+RECIPES = {  # one that stays as the mistakes below expect it, and broken ones
+    "mine": CHANGED
+    + """config.model.update(embed_dim=256, num_heads=4, num_kv_heads=4, max_length=512, num_layers=4)
+    config.train.update(steps=500, global_batch=16, sequence_length=256)
+    return config
+""",
     "syntax": "def get_config(:\n",
     "no_function": "x = 1\n",
     "unknown_key": CHANGED + "config.model.layers = 3\n",
@@ -35,11 +40,12 @@ def parse(monkeypatch, tmp_path):
     monkeypatch.setattr(startup.glob, "glob", lambda pattern: [])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    for name, text in BROKEN.items():
+    for name, text in RECIPES.items():
         (tmp_path / f"{name}.py").write_text(text)
 
-    def run(arguments: str, **options) -> command_line.Command:
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments.replace("TMP", str(tmp_path)).split()])
+    def run(arguments: str, recipe: str = "--config=TMP/mine.py", **options) -> command_line.Command:
+        typed = f"{recipe} {arguments}".replace("TMP", str(tmp_path)).split()  # of two recipes the last counts
+        monkeypatch.setattr(sys, "argv", ["train.py", *typed])
         with flagsaver.flagsaver():
             return command_line.parse("what it does", **options)
 
@@ -145,7 +151,7 @@ def test_overrides_are_told_from_flags(arguments, overrides, rest):
 
 
 def test_without_arguments_it_is_the_tiny_recipe_on_this_machine(parse):
-    command = parse("")
+    command = parse("", recipe="")
     assert (command.loaded.recipe, str(command.workdir), command.num_devices) == ("tiny", "runs/tiny", 1)
     assert command.accelerator == "cpu" and command.banner() == []
 
@@ -162,7 +168,7 @@ def test_a_topology_is_simulated_and_says_so(parse):
 def test_eight_cpu_devices_are_no_simulation_and_nothing_shrinks(parse):
     command = parse("--topology=cpu-8")
     assert command.num_devices == 8 and command.scaled_down is None
-    assert command.config.model.num_layers == 4
+    assert command.config.model.num_layers == 4 and command.config.model.embed_dim == 256
 
 
 def test_on_an_accelerator_the_mesh_waits_for_jax_to_count_the_devices(parse, monkeypatch):

@@ -16,14 +16,17 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """`requested` is true from the first signal on; a second SIGINT ends the process without saving."""
+    """`requested` is true from the first signal on; a second SIGINT ends the process without saving.
+
+    With `at_once` set, which is when nothing is left to save, the first signal ends it.
+    """
 
     def __init__(self):
-        self.requested = False
+        self.requested = self.at_once = False
 
     def request(self, number: int, frame) -> None:
         """Handle a signal."""
-        if self.requested and number == signal.SIGINT:
+        if self.at_once or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.requested = True
         print("\nstopping after this step; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)

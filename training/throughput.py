@@ -65,9 +65,11 @@ class Stopwatch:
         self.productive_seconds, self.elapsed_before = productive_seconds, elapsed_seconds
 
     def next(self, batches):
-        """Return the next of an iterator, booking the wait as waiting for data."""
+        """Return the next of an iterator, booking the wait as waiting for data; ValueError where it has ended."""
         start = time.perf_counter()
-        batch = next(batches)
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError("the batches given to train() ended before train.steps was reached")
         self.data_seconds += time.perf_counter() - start
         return batch
 
