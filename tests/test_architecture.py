@@ -16,7 +16,7 @@ ROOMS = {  # of ours that a room may import, beside itself
     "models": {"layers"},
     "objectives": {"layers"},
     "input_pipeline": set(),
-    "parallelism": {"configs", "layers"},
+    "parallelism": {"configs"},
     "training": {"configs", "layers", "objectives", "parallelism"},
 }
 LOWER = set(ROOMS)

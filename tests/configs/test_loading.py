@@ -47,7 +47,6 @@ def test_topology_stands_between_recipe_and_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "lengths"),
     [
-        ({}, (500, 0, 0)),
         ({"train.steps": "9"}, (9, 0, 0)),
         ({"train.tokens": "9000"}, (0, 9000, 0)),
         ({"train.epochs": "1.5"}, (0, 0, 1.5)),

@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from configs import loading, simulation, validation
 from configs.base import ConfigError
+from layers.axes import declared_axes
 from models import decoder_lm
 from parallelism.axis_rules import weight_shardings
 from tests.support import RECIPES
@@ -18,7 +19,6 @@ SIZES = {
     "model.vocab_size", "train.global_batch", "train.sequence_length", "train.steps", "train.tokens", "train.epochs",
     "train.eval_every", "train.save_every", "optimizer.warmup_steps",
 }  # fmt: skip
-MESHES = [{}, {"mesh.fsdp": "4", "mesh.model": "4"}, {"mesh.fsdp": "2", "mesh.context": "2", "mesh.model": "4"}]
 
 
 def scaled(recipe: str, topology: str, **typed: str):
@@ -37,7 +37,7 @@ def check_every_weight_divides(mesh: tuple, **model) -> None:
     config.update(model)
     state = nnx.state(nnx.eval_shape(lambda: decoder_lm.make(config, dtype=None, scan=True, rngs=nnx.Rngs(0))))
     names, sizes = zip(*mesh, strict=True)
-    weight_shardings(state, AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names)))
+    weight_shardings(declared_axes(state), AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names)))
 
 
 @pytest.mark.parametrize("topology", ["v4-8", "v4-16", "v4-32", "v4-64"])
