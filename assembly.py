@@ -112,15 +112,25 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         batch_shards=_batch_shards(config),
         num_microbatches=num_microbatches,
         slow=slow,
-        num_parameters=num_parameters(config),
+        num_parameters=_num_parameters(abstract_model),
         flops_per_token=flops_per_token,
     )
 
 
-def num_parameters(config) -> int:
-    """Return the number of parameters of the model that a configuration describes; allocates nothing."""
-    one_device = make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices()[:1])
-    return sum(leaf.size for leaf in jax.tree.leaves(_model(config, one_device)[2]))
+def check_weights(config) -> int:
+    """Return the number of parameters of the model that a configuration describes; allocates nothing.
+
+    Raises:
+      ConfigError: a dimension of a weight that its mesh axis does not divide.
+    """
+    mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES})
+    _, _, abstract_model = _model(config, mesh)
+    axis_rules.weight_shardings(declared_axes(abstract_model), mesh)
+    return _num_parameters(abstract_model)
+
+
+def _num_parameters(abstract_model: nnx.State) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_model))
 
 
 def _model_module(config):

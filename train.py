@@ -53,7 +53,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the loss or gradient is not finite.
     """
-    preflight.check_state_fits(assembly.num_parameters(config))
+    preflight.check_state_fits(assembly.check_weights(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     last_step = config.train.steps = number_of_steps(config, corpus)
     display = Display(last_step)

@@ -60,6 +60,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Return the tokens of a text that is to go on, and which may come next: any."""
+        return self.encode(text), np.ones(self.vocab_size, bool)
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an integer array for each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
@@ -92,6 +96,20 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         head, *rest = self._model.encode(text.split(SPACE_MARK))
         return head + [token for part in rest for token in self._mark + part]
+
+    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Return the tokens of a text that is to go on, but for its last piece, and which may stand in its place.
+
+        Those are, bool [vocab_size], the pieces that begin with it. A last token that is a byte stays.
+        """
+        tokens = self.encode(text)
+        if not tokens or self._model.is_byte(tokens[-1]):
+            return tokens, np.ones(self.vocab_size, bool)
+        last = self._model.id_to_piece(tokens[-1])
+        return tokens[:-1], np.array([piece.startswith(last) for piece in self._pieces()])
+
+    def _pieces(self) -> list[str]:
+        return self._model.id_to_piece(list(range(self.vocab_size)))
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""

@@ -40,19 +40,19 @@ def choose(
     return jax.random.categorical(key, logits_BV).astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "vocab_size", "temperature", "top_k", "top_p"))
-def _extend(params, graph, cache, tokens_BT, positions_BT, segments_BT, key, *, vocab_size, **sampling):
-    """Run the model over new tokens; return (the next token of each row, the cache)."""
+@functools.partial(jax.jit, static_argnames=("graph", "temperature", "top_k", "top_p"))
+def _extend(params, graph, cache, tokens_BT, positions_BT, segments_BT, allowed_BV, key, **sampling):
+    """Run the model over new tokens; return (the next token of each row, one of the allowed, and the cache)."""
     model = nnx.merge(graph, params)
     stream_BTD, cache = model(tokens_BT, positions_BT, segments_BT, cache)
     logits_BV = model.logits(stream_BTD[:, -1:])[:, 0]
-    real_BV = jnp.where(jnp.arange(logits_BV.shape[1]) < vocab_size, logits_BV, -jnp.inf)
-    return choose(real_BV, key, **sampling), cache
+    return choose(jnp.where(allowed_BV, logits_BV, -jnp.inf), key, **sampling), cache
 
 
 def generate(
     graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, end_of_document: int,
-    vocab_size: int, seed: int = 0, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, temperature: float = 1.0, top_k: int = 0,
+    top_p: float = 1.0,
 ) -> list[list[int]]:  # fmt: skip
     """Continue each prompt by up to `max_tokens` tokens; stop at the end of document, which is not returned.
 
@@ -60,6 +60,7 @@ def generate(
       graph, params: the model; needs a mesh in context.
       prompts: token ids; each row is preceded by `end_of_document`, as documents are in training.
       vocab_size: ids from here on are never drawn.
+      first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
       temperature, top_k, top_p: see `choose`.
     """
     rows = [[end_of_document, *prompt] for prompt in prompts]
@@ -67,14 +68,15 @@ def generate(
     pad_BT = np.array([[0] * (length - len(row)) + [1] * len(row) for row in rows], np.int32)
     tokens_BT = np.array([[0] * (length - len(row)) + row for row in rows], np.int32)
     positions_BT = np.maximum(np.cumsum(pad_BT, axis=1) - 1, 0).astype(np.int32)
-    cache = nnx.merge(graph, params).empty_cache(len(rows), length + max_tokens)
-    step = functools.partial(
-        _extend, params, graph, vocab_size=vocab_size, temperature=temperature, top_k=top_k, top_p=top_p
-    )
+    model = nnx.merge(graph, params)
+    cache = model.empty_cache(len(rows), length + max_tokens)
+    step = functools.partial(_extend, params, graph, temperature=temperature, top_k=top_k, top_p=top_p)
+    any_BV = np.arange(jax.eval_shape(model.head_weight).shape[1])[None] < vocab_size
+    allowed_BV = any_BV if first_BV is None else np.pad(first_BV, ((0, 0), (0, any_BV.shape[1] - vocab_size)))
     key, outputs, running = jax.random.key(seed), [[] for _ in rows], [True] * len(rows)
     segments_BT = pad_BT
     for index in range(max_tokens):
-        next_B, cache = step(cache, tokens_BT, positions_BT, segments_BT, jax.random.fold_in(key, index))
+        next_B, cache = step(cache, tokens_BT, positions_BT, segments_BT, allowed_BV, jax.random.fold_in(key, index))
         drawn = np.asarray(next_B)
         for row, token in enumerate(drawn.tolist()):
             running[row] = running[row] and token != end_of_document
@@ -83,5 +85,5 @@ def generate(
         if not any(running):
             break
         tokens_BT, positions_BT = drawn[:, None], positions_BT[:, -1:] + 1
-        segments_BT = np.ones_like(tokens_BT)
+        segments_BT, allowed_BV = np.ones_like(tokens_BT), any_BV
     return outputs

@@ -99,6 +99,7 @@ def test_what_was_typed_wins():
     ("typed", "words"),
     [
         (dict(model__num_heads="6", mesh__fsdp="4", mesh__model="4"), "model.num_heads=6 is not a multiple of 4"),
+        (dict(model__vocab_size="510", mesh__fsdp="4", mesh__model="4"), "model.vocab_size=510 is not a multiple of 4"),
         (dict(model__embed_dim="72"), "model.embed_dim=72 is not a multiple of 16"),
         (dict(train__global_batch="20"), "train.global_batch=20 is not a multiple of 16"),
         (

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 
+import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import given
@@ -135,3 +136,17 @@ def test_errors_say_what_would_work(make, tmp_path):
         with pytest.raises(DataError, match=message) as caught:
             make(*arguments)
         assert "\n" not in str(caught.value)
+
+
+def test_an_open_text_leaves_its_last_piece_to_be_chosen_among_those_that_begin_with_it(trained):
+    text, tokenizer = "if value > ", trained
+    tokens, allowed = tokenizer.encode_open(text)
+    whole = tokenizer.encode(text)
+    assert tokens == whole[:-1] and allowed[whole[-1]] and 0 < allowed.sum() < tokenizer.vocab_size
+    for choice in np.flatnonzero(allowed):
+        assert tokenizer.decode([*tokens, int(choice)]).startswith(text)
+
+
+def test_an_open_text_of_bytes_may_go_on_with_any_byte():
+    tokens, allowed = ByteTokenizer().encode_open("a ")
+    assert tokens == [97, 32] and allowed.all()
