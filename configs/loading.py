@@ -143,8 +143,8 @@ def _run_recipe(path: str) -> ConfigDict:
         if flat(config).keys() != flat(base.get_config()).keys():
             raise ConfigError("get_config() must return the configuration of configs/base.py, changed")
         return config
-    except (ArithmeticError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError,
-            ValueError) as error:  # fmt: skip
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
+            SyntaxError, TypeError, ValueError) as error:  # fmt: skip
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else "?"
         raise ConfigError(f"--config={path}, line {line}: {' '.join(str(error).split())}") from error
