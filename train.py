@@ -185,7 +185,7 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
         run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
-    lines = (SAMPLE_PROMPT + text).split("\n")
+    lines = (SAMPLE_PROMPT + text).rstrip().split("\n")
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a run: a live line with the time left on a terminal, plain lines elsewhere."""
 
+import logging
 import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+LOG = logging.getLogger("torus")
 
 
 def duration(seconds: float) -> str:
@@ -19,12 +22,11 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """Progress of a run for one reader; a context manager. `enabled` is false in processes other than 0."""
+    """Progress of a run for one reader; a context manager. What it shows goes to the log too."""
 
-    def __init__(self, num_steps: int, *, enabled: bool = True):
-        self.num_steps, self.enabled = num_steps, enabled
-        self.step, self.microbatch_ended = 0, time.perf_counter()
-        self.live = enabled and sys.stdout.isatty()
+    def __init__(self, num_steps: int):
+        self.num_steps, self.live = num_steps, sys.stdout.isatty()
+        self.after(0)
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
         self.progress = Progress(*columns, console=Console(highlight=False), transient=True, disable=not self.live)
 
@@ -38,9 +40,10 @@ class Display:
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
-        if self.enabled and self.live:
+        LOG.info(text)
+        if self.live:
             self.progress.console.print(text, markup=False, soft_wrap=True)
-        elif self.enabled:
+        else:
             print(text, flush=True)
 
     def lines(self, texts: list[str]) -> None:
@@ -53,6 +56,10 @@ class Display:
         if self.live:
             self.progress.update(self.task, description=text)
 
+    def after(self, step: int) -> None:
+        """Step `step` has ended; what is shown next is of the one that follows."""
+        self.step, self.microbatch_ended = step, time.perf_counter()
+
     def train(self, step: int, figures: dict) -> None:
         """Show a logged step."""
         left = f"{duration((self.num_steps - step) * figures['step_seconds'])} left" if step < self.num_steps else ""
@@ -61,7 +68,6 @@ class Display:
             f"step {step:>{len(str(self.num_steps))}}/{self.num_steps}  loss {figures['loss']:.3f}  "
             f"{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left}"
         )
-        self.step, self.microbatch_ended = step, time.perf_counter()
         self._show(step, text)
 
     def microbatch(self, count: int, index, loss) -> None:
@@ -75,6 +81,7 @@ class Display:
 
     def _show(self, step: int, text: str) -> None:
         if self.live:
+            LOG.info(text)
             self.progress.update(self.task, completed=step, description=text)
         else:
             self.line(text)

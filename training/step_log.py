@@ -39,6 +39,7 @@ class StepLog:
         self.peak_flops, self.total_tokens, self.pending = peak_flops, record["total_tokens"], None
         self.stopwatch = Stopwatch(record["productive_seconds"], elapsed_before(workdir))
         writer.write("event", event="start", step=record.get("step", 0))
+        display.after(record.get("step", 0))
 
     def record(self) -> dict:
         """Return what a later process needs to go on counting."""
@@ -84,7 +85,9 @@ class StepLog:
                     f"{name} is {figures[name]} at step {step}; nothing was saved since; "
                     "lower optimizer.learning_rate or optimizer.clip_norm and go on from the last checkpoint"
                 )
-        if every(step, self.run.config.train.log_every) or step == self.run.config.train.steps:
+        self.display.after(step)
+        train = self.run.config.train
+        if self.run.slow or every(step, train.log_every) or step == train.steps:
             self._log(step, figures | {"tokens": tokens, "total_tokens": self.total_tokens})
 
     def _log(self, step: int, figures: dict) -> None:
