@@ -84,7 +84,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
                 save(checkpoints, state, log, corpus, topology)
             if signals.requested:
                 raise Interrupted(step)
-            if corpus and every(step, config.train.eval_every):
+            if corpus and step < last_step and every(step, config.train.eval_every):
                 log.flush()
                 log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
         checkpoints.wait()
