@@ -41,7 +41,11 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
-    """Keep what the result is useless without: the resolved configuration and the tokenizer."""
+    """Keep what the result is useless without: the resolved configuration and the tokenizer.
+
+    The summary of a shorter run goes, so that it is never taken for the longer one's.
+    """
+    (workdir / "summary.txt").unlink(missing_ok=True)
     write_atomically(workdir / "config.json", json.dumps(config, indent=1).encode())
     if corpus and corpus.tokenizer and corpus.tokenizer.model:
         write_atomically(workdir / "tokenizer.model", corpus.tokenizer.model)
