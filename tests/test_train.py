@@ -28,7 +28,7 @@ SMALL = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
     "train.steps": 12, "train.log_every": 1, "train.eval_every": 6, "train.save_every": 5,
-    "optimizer.warmup_steps": 2, "evaluation.sample_tokens": 8, "data.tokenizer": "byte",
+    "optimizer.warmup_steps": 2, "optimizer.learning_rate": 0.003, "evaluation.sample_tokens": 8, "data.tokenizer": "byte",
     "data.holdout_fraction": 0.3, "evaluation.batches": 2,
 }  # fmt: skip
 
