@@ -58,6 +58,11 @@ class Run:
         return nnx.merge(self.graph, params)
 
     @property
+    def eval_rows(self) -> int:
+        """Sequences evaluated at once: a microbatch, so that evaluating fits where training does."""
+        return self.config.train.global_batch // self.num_microbatches
+
+    @property
     def flops_per_step(self) -> float:
         """Model FLOPs of one update."""
         return self.flops_per_token * self.config.train.global_batch * self.config.train.sequence_length
@@ -106,7 +111,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         graph=graph,
         init=jax.jit(make_state, out_shardings=shardings),
         train_step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
-        eval_step=jax.jit(make_eval_step(graph, loss)),
+        eval_step=jax.jit(make_eval_step(graph, loss, objective.init_carry)),
         abstract_state=abstract_state,
         abstract_batch=batch,
         batch_shards=_batch_shards(config),
@@ -117,15 +122,17 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     )
 
 
-def check_weights(config) -> int:
+def check(config) -> int:
     """Return the number of parameters of the model that a configuration describes; allocates nothing.
 
     Raises:
-      ConfigError: a dimension of a weight that its mesh axis does not divide.
+      ConfigError: as in `assemble`, before any data is read.
     """
     mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES})
     _, _, abstract_model = _model(config, mesh)
     axis_rules.weight_shardings(declared_axes(abstract_model), mesh)
+    _named(schedules, "optimizer.schedule", config)
+    _named(optimizers, "optimizer.name", config)
     return _num_parameters(abstract_model)
 
 

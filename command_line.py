@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import signal
 import sys
 import threading
 import traceback
@@ -33,6 +34,7 @@ INTERRUPTED = 75
 
 flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
+flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")
 
 
@@ -71,6 +73,7 @@ def parse_flags(description: str) -> dict[str, str]:
     """Parse sys.argv by absl; return the `--config.key=value` overrides as typed. Installs the exit hooks."""
     sys.excepthook = _end_with_one_line
     threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, until a loop takes it over
     overrides, rest = split_overrides(sys.argv)
     if {"-h", "--help", "-help"} & set(rest):
         _print_help(description)
@@ -84,21 +87,28 @@ def parse_flags(description: str) -> dict[str, str]:
     return overrides
 
 
-def parse(description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False) -> Command:
+def parse(
+    description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False, one_device: bool = False
+) -> Command:
     """Parse the command line and settle configuration and platform; any mistake ends the process with status 2.
 
     Args:
       description: for --help.
       stored: whether, given the flags, the configuration is the one that a run left in its workdir.
+      one_device: whether the command uses one device, however many there are.
     """
     overrides = parse_flags(description)
     if stored(FLAGS):
         loaded = loading.load_stored(_workdir(), overrides)
     else:
         loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
+    if FLAGS.print_config:
+        _print_config(loaded)
+        sys.exit(0)
     accelerator = startup.attached_accelerator()
     simulated = startup.is_simulation(loaded.topology, accelerator)
     num_devices = startup.prepare_platform(loaded.topology, accelerator, loaded.config.data.cache_dir)
+    num_devices = 1 if one_device else num_devices
     scaled_down = None
     if num_devices is not None:
         validation.resolve_mesh(loaded.config, num_devices)
@@ -126,7 +136,7 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def log_to(folder: pathlib.Path, process_index: int) -> None:
     """From now on write messages and tracebacks to `folder`/log-<process>.txt."""
-    handler = logging.FileHandler(folder / f"log-{process_index}.txt")
+    handler = logging.FileHandler(folder / f"log-{process_index}.txt", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.propagate = False
@@ -135,7 +145,14 @@ def log_to(folder: pathlib.Path, process_index: int) -> None:
 
 def _workdir() -> pathlib.Path:
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
+    if "://" in FLAGS.workdir:
+        raise ConfigError(f"--workdir={FLAGS.workdir}: only local folders work yet; mount the bucket, or name a folder")
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser()
+
+
+def _print_config(loaded: loading.Loaded) -> None:
+    for key, value in loading.flat(loaded.config).items():
+        print(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})")
 
 
 def _print_help(description: str) -> None:
@@ -155,6 +172,8 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     elif status == 1:
         frame = traceback.extract_tb(trace)[-1]
         line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{_log_note()})"
+        for handler in LOG.handlers:
+            pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         LOG.error("ended by", exc_info=(kind, error, trace))
     else:
         line = message if status == INTERRUPTED else f"error: {message}"

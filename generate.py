@@ -13,11 +13,14 @@ command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens 
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws")
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__, stored=lambda flags: True)
+    COMMAND = command_line.parse(__doc__, stored=lambda flags: True, one_device=True)
+
+import math
 
 import jax
 
 import assembly
+from configs.base import ConfigError
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning.sampling import continue_texts
@@ -27,9 +30,10 @@ from training.checkpoints import Checkpoints
 def main(command: command_line.Command) -> None:
     """Print each prompt with its continuation; runs on one device."""
     flags, config = command_line.FLAGS, command.config
-    for axis in config.mesh:
-        config.mesh[axis] = 1
+    check_prompts(flags)
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
+    if tokenizer.vocab_size > config.model.vocab_size:
+        raise ConfigError(f"{command.workdir} was not trained on text, so there is no tokenizer to write with")
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(command.workdir, config.checkpoint.keep) as checkpoints:
         params = checkpoints.restore_params(checkpoints.newest_or_error(), run.abstract_state.params)
@@ -38,6 +42,17 @@ def main(command: command_line.Command) -> None:
             top_k=flags.top_k, top_p=flags.top_p, seed=flags.seed,
         )  # fmt: skip
     print("\n---\n".join(prompt + text for prompt, text in zip(flags.prompt, texts, strict=True)))
+
+
+def check_prompts(flags) -> None:
+    """Raise ConfigError for a prompt that is no text, or a temperature that is no number."""
+    if math.isnan(flags.temperature):
+        raise ConfigError("--temperature=nan must be 0 or greater")
+    for prompt in flags.prompt:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"--prompt={prompt!r} is not UTF-8") from None
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ from training import workdir as workdirs
 from training.checkpoints import Checkpoints
 from training.display import Display
 from training.evaluation import evaluate
-from training.interruption import Interrupted, interruption
+from training.interruption import Interrupted, in_thread, interruption
 from training.metrics import MetricsWriter
-from training.step import every
+from training.step import every, is_finite
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TEMPERATURE = 0.7
@@ -53,29 +53,35 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the loss or gradient is not finite.
     """
-    preflight.check_state_fits(assembly.check_weights(config))
+    preflight.check_state_fits(assembly.check(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
-    last_step = config.train.steps = number_of_steps(config, corpus)
+    with workdirs.exclusive(workdir), Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
+        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        start, last_step = set_steps(config, corpus, record)
+        if record and start >= last_step and workdirs.show_summary(workdir):
+            return
+        workdirs.open_workdir(workdir, flat(config), corpus)
+        run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology)
+
+
+def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology) -> None:
+    """Take the run from `record`, or from nothing, to its last step and its summary."""
+    start, last_step = record["step"] if record else 0, config.train.steps
     display = Display(last_step)
     run = assembly.assemble(config, on_microbatch=display.microbatch)
     with (
-        Checkpoints(workdir, config.checkpoint.keep) as checkpoints,
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard) as writer,
         display,
         interruption() as signals,
         mesh_context(run.mesh),
     ):
-        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
-        start = record["step"] if record else 0
-        if record and start >= last_step and workdirs.show_summary(workdir):
-            return
-        workdirs.open_workdir(workdir, flat(config), corpus)
+        batches = training_batches(run, corpus, batches, record["examples"] if record else 0, last_step - start)
         state = checkpoints.restore(start, run.abstract_state) if record else run.init()
         train_step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, train_step, last_step - start, peak))
-        batches = training_batches(run, corpus, batches, int(state.examples), last_step - start)
-        log = step_log.StepLog(run, writer, display, signals, workdir=workdir, peak_flops=peak[0], record=record)
+        train_step = in_thread(train_step, signals) if run.slow else train_step
+        log = step_log.StepLog(run, writer, display, workdir=workdir, peak_flops=peak[0], record=record)
         save_every = 1 if run.slow else config.train.save_every
         for step in range(start + 1, last_step + 1):
             state, scalars = train_step(state, log.stopwatch.next(batches))
@@ -86,7 +92,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
                 raise Interrupted(step)
             if corpus and step < last_step and every(step, config.train.eval_every):
                 log.flush()
-                log.evaluation(step, *evaluate_heldout(run, state, corpus, config.evaluation.batches))
+                log.evaluation(step, evaluate_heldout(run, state, corpus, config.evaluation.batches, signals))
         checkpoints.wait()
         signals.at_once = True
         close(run, state, corpus, log, workdir)
@@ -102,15 +108,17 @@ def digest(corpus: corpora.Corpus | None) -> str:
     return corpus.digest if corpus else ""
 
 
-def number_of_steps(config, corpus: corpora.Corpus | None) -> int:
-    """Return `train.steps`, or the steps that `train.tokens` or `train.epochs` come to."""
+def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
+    """Put what `train.tokens` or `train.epochs` come to into `train.steps`; return (steps done, last step)."""
     train = config.train
-    if train.steps:
-        return train.steps
-    examples = train.tokens / train.sequence_length
-    if train.epochs:
-        examples = train.epochs * corpus.train.num_examples(train.sequence_length)
-    return math.ceil(examples / train.global_batch)
+    start, done = (record["step"], record["examples"]) if record else (0, 0)
+    if not train.steps:
+        examples = train.tokens / train.sequence_length
+        if train.epochs:
+            examples = train.epochs * corpus.train.num_examples(train.sequence_length)
+        train.steps = start + math.ceil(max(0, examples - done) / train.global_batch)
+        train.tokens, train.epochs = 0, 0.0
+    return start, train.steps
 
 
 def training_batches(run: assembly.Run, corpus, batches, first_example: int, num_steps: int):
@@ -127,19 +135,26 @@ def training_batches(run: assembly.Run, corpus, batches, first_example: int, num
     return place(batches, sharding, train.global_batch)
 
 
-def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None = None) -> tuple[float, int]:
-    """Return (nats per token, tokens) of the held-out documents, all of them or a fixed subset."""
-    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None = None, signals=None):
+    """Return (nats per token, tokens) of the held-out documents; None where a signal stopped it.
+
+    Args:
+      num_batches: of a global batch each, evenly spread; default: all documents.
+    """
+    sharding = run.abstract_batch["tokens"].sharding
     batches = pipeline.evaluation_batches(
-        corpus.heldout, sequence_length=train.sequence_length, global_batch=train.global_batch,
-        rows=local_rows(sharding, train.global_batch), num_batches=num_batches,
+        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
+        rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
     )  # fmt: skip
-    return evaluate(run, state, place(batches, sharding, train.global_batch))
+    batches = place(batches, sharding, run.eval_rows)
+    return evaluate(run, state.params, batches, lambda: signals is not None and signals.requested)
 
 
 def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topology) -> None:
     """Begin to write a checkpoint of a state whose loss and gradient were finite."""
     log.flush()
+    if not is_finite(state):
+        raise step_log.NonFinite(f"the parameters or moments after step {int(state.step)} are not finite; not saved")
     record = log.record() | {
         "step": int(state.step),
         "examples": int(state.examples),
@@ -157,7 +172,7 @@ def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: path
     if corpus:
         log.display.phase("evaluating all held-out documents")
         loss, tokens = evaluate_heldout(run, state, corpus)
-        log.evaluation(int(state.step), loss, tokens)
+        log.evaluation(int(state.step), (loss, tokens))
         lines += heldout_lines(loss, tokens, corpus)
     lines.append(f"speed: {log.average_tokens_per_second():,.0f} tokens/s over {log.total_tokens:,} tokens")
     lines.append(f"checkpoint: {workdir}/checkpoints/{int(state.step)}")
@@ -192,7 +207,6 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
 def evaluate_only(config, workdir: pathlib.Path) -> None:
     """Print the held-out loss of the newest checkpoint; `config` is the stored one, its data perhaps other data."""
     corpus = prepare_corpus(config, vocab_size_typed=True)
-    config.train.steps = config.train.steps or 1
     run = assembly.assemble(config)
     with Checkpoints(workdir, config.checkpoint.keep) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
@@ -209,7 +223,6 @@ def main(command: command_line.Command) -> None:
     if command_line.FLAGS.evaluate_only:
         return evaluate_only(config, command.workdir)
     print("\n".join([*command.banner(), *device_lines(config)]))
-    command.workdir.mkdir(parents=True, exist_ok=True)
     command_line.log_to(command.workdir, jax.process_index())
     train(
         config, command.workdir, topology=command.loaded.topology,

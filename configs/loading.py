@@ -15,6 +15,7 @@ from configs import base, topologies
 from configs.base import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "model.remat", "model.layer_loop", "train.global_batch")
 RUN_LENGTHS = ("train.steps", "train.tokens", "train.epochs")
 
 
@@ -85,6 +86,9 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     unknown = stored.keys() - flat(config).keys()
     if unknown:
         raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
+    fixed = [key for key in overrides if key in stored and not key.startswith(FREE_OF_STORED)]
+    if fixed:
+        raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
     tokenizer = workdir / "tokenizer.model"
     stored |= dict.fromkeys((f"mesh.{axis}" for axis in config.mesh), 1) | {"mesh.fsdp": -1}
     stored["data.tokenizer"] = str(tokenizer) if tokenizer.is_file() else "byte"

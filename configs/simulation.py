@@ -34,10 +34,15 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     """Shrink `config` in place; return {key: (old, new)} of what changed.
 
     Raises:
-      ConfigError: a typed size that the mesh does not divide.
+      ConfigError: a size of the recipe, or a typed one, that the mesh does not divide.
     """
     before = flat(config)
     units = _units(config.mesh)
+    for key, unit in units.items():
+        if key != "train.global_batch" and before[key] % unit:
+            raise ConfigError(
+                f"{key}={before[key]} is not a multiple of {unit}, which the mesh needs; change one of them"
+            )
     for key, target in TARGETS.items():
         unit = units.get(key, 1)
         if key in typed:

@@ -18,8 +18,10 @@ MODULES = {"model.name": "models", "train.objective": "objectives"}
 POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
-    "evaluation.batches", "train.log_every", "optimizer.learning_rate",
+    "evaluation.batches", "train.log_every", "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
+    "model.rope_theta",
 )  # fmt: skip
+FRACTIONS = ("optimizer.beta1", "optimizer.beta2", "optimizer.final_fraction")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
@@ -31,6 +33,7 @@ NOT_NEGATIVE = (
 def validate(config: ConfigDict, num_devices: int) -> None:
     """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
     _check_values(config)
+    _check_data(config.data)
     resolve_mesh(config, num_devices)
     _check_model(config.model)
     _check_batch(config)
@@ -53,11 +56,21 @@ def _check_values(config: ConfigDict) -> None:
     for key in NOT_NEGATIVE:
         if not 0 <= _value(config, key) < math.inf:
             raise ConfigError(f"{key}={_value(config, key)} must be 0 or greater")
-    if not 0 < config.data.holdout_fraction < 1:
-        raise ConfigError(f"data.holdout_fraction={config.data.holdout_fraction} must lie between 0 and 1")
+    for key in FRACTIONS:
+        if not 0 <= _value(config, key) <= 1:
+            raise ConfigError(f"{key}={_value(config, key)} must lie between 0 and 1")
+    if not 0 <= config.train.seed < 2**32:
+        raise ConfigError(f"train.seed={config.train.seed} must be 0 or greater and less than 2^32")
     train = config.train
     if sum(length > 0 for length in (train.steps, train.tokens, train.epochs)) != 1:
         raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
+
+
+def _check_data(data: ConfigDict) -> None:
+    if data.path and data.source in ("python", "synthetic"):
+        raise ConfigError(f"data.path={data.path} is not read by data.source={data.source}; use auto or text")
+    if not 0 < data.holdout_fraction < 1:
+        raise ConfigError(f"data.holdout_fraction={data.holdout_fraction} must lie between 0 and 1")
 
 
 def _one_of(key: str, value: str, choices) -> None:

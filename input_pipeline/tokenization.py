@@ -105,11 +105,14 @@ class SentencePieceTokenizer:
         tokens = self.encode(text)
         if not tokens or self._model.is_byte(tokens[-1]):
             return tokens, np.ones(self.vocab_size, bool)
-        last = self._model.id_to_piece(tokens[-1])
-        return tokens[:-1], np.array([piece.startswith(last) for piece in self._pieces()])
+        ids = list(range(self.vocab_size))
+        last, pieces, is_text = self._model.id_to_piece(tokens[-1]), self._model.id_to_piece(ids), self._is_text(ids)
+        return tokens[:-1], np.array([piece.startswith(last) for piece in pieces]) & is_text
 
-    def _pieces(self) -> list[str]:
-        return self._model.id_to_piece(list(range(self.vocab_size)))
+    def _is_text(self, ids: list[int]) -> np.ndarray:
+        """Return whether each piece stands for itself: it is no byte, no end of document, not unknown."""
+        marks = zip(self._model.is_byte(ids), self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
+        return np.array([not any(mark) for mark in marks])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""

@@ -90,7 +90,7 @@ def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config.data.source = "synthetic"
     evaluated = train.evaluate_heldout
 
-    def slow(run, state, corpus, num_batches=None):
+    def slow(run, state, corpus, num_batches=None, signals=None):
         time.sleep(1.0)
         return evaluated(run, state, corpus, 2)
 

@@ -28,8 +28,8 @@ SMALL = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
     "train.steps": 12, "train.log_every": 1, "train.eval_every": 6, "train.save_every": 5,
-    "optimizer.warmup_steps": 2, "optimizer.learning_rate": 0.003, "evaluation.sample_tokens": 8, "data.tokenizer": "byte",
-    "data.holdout_fraction": 0.3, "evaluation.batches": 2,
+    "optimizer.warmup_steps": 2, "optimizer.learning_rate": 0.003, "evaluation.sample_tokens": 8,
+    "data.tokenizer": "byte", "data.holdout_fraction": 0.3, "evaluation.batches": 2,
 }  # fmt: skip
 
 
@@ -232,17 +232,47 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
         train = Windows()
 
     config = in_process(train__steps=0, train__tokens=8 * 32 * 5 - 1)
-    assert train.number_of_steps(config, None) == 5
+    assert train.set_steps(config, None, None) == (0, 5) and config.train.tokens == 0
     config = in_process(train__steps=0, train__epochs=2.0)
-    assert train.number_of_steps(config, Corpus()) == math.ceil(2 * 31 / 8)
+    assert train.set_steps(config, Corpus(), None) == (0, math.ceil(2 * 31 / 8))
+    # Ten steps of four sequences are done; what is left of 80 sequences is five steps of eight.
+    config = in_process(train__steps=0, train__tokens=80 * 32)
+    assert train.set_steps(config, None, {"step": 10, "examples": 40}) == (10, 15)
 
 
-def test_interrupting_twice_stops_at_once(place):
-    process = command("train.py", *arguments(place, "twice", train__steps=100000), cache=place)
-    while not any(line.startswith("step      2/") for line in iter(process.stdout.readline, "")):
-        assert process.poll() is None, process.stderr.read()
+def test_a_run_given_in_tokens_can_be_used_afterwards(place):
+    run = [a for a in arguments(place, "tokens") if "train.steps" not in a]
+    status, out, err = finish(command("train.py", *run, "--config.train.tokens=1000", cache=place))
+    assert status == 0 and "step 4/4" in out, err
+    status, _, err = finish(command("generate.py", f"--workdir={place / 'tokens'}", "--max_tokens=3", cache=place))
+    assert status == 0, err
+
+
+def test_two_processes_do_not_train_in_one_workdir_and_interrupting_twice_stops_at_once(place):
+    endless = arguments(place, "twice", train__steps=100000)
+    first = command("train.py", *endless, cache=place)
+    while "step      2/" not in (line := first.stdout.readline()):
+        assert line, first.stderr.read()
+    status, _, err = finish(command("train.py", *endless, cache=place))
+    assert status == 2 and "another process trains in" in err and len(err.strip().splitlines()) == 1
+    first.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    status, _, err = finish(first)
+    assert status == 75 and err.strip().splitlines()[-1].endswith("run the same command to go on")
+
+
+def test_a_step_of_minutes_is_not_waited_for(place):
+    """A step of many microbatches: a stop within step 1 ends the process at once."""
+    long = arguments(place, "slow", train__global_batch=4096, model__embed_dim=128, model__mlp_dim=4096)
+    driver = (
+        "import assembly, command_line, train; assembly.CPU_MICROBATCH_FLOPS = 1e8; train.main(command_line.parse(''))"
+    )
+    process = command("-c", driver, *long, cache=place)
+    while "microbatch 3/" not in (line := process.stdout.readline()):
+        assert line, process.stderr.read()
     process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
     status, _, err = finish(process)
-    assert status == 75 and "run the same command to go on" in err.strip().splitlines()[-1]
+    assert status == 75 and time.monotonic() - started < 10
+    assert err.strip().splitlines()[-1].startswith("stopped before the end of step 1")

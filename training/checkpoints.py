@@ -30,7 +30,10 @@ class Checkpoints:
         """Open `workdir`/checkpoints, local or gs://, keeping the newest `keep`."""
         self.folder = epath.Path(workdir).absolute() / "checkpoints"
         self.manager = ocp.CheckpointManager(
-            self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+            ),
         )
 
     def __enter__(self):

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns SIGINT and SIGTERM into a request that the loop answers between two steps."""
 
+import concurrent.futures
 import contextlib
 import signal
 import sys
+import time
+from collections.abc import Callable
+
+import jax
+
+POLL_SECONDS = 0.05
 
 
 class Interrupted(Exception):
@@ -12,7 +19,8 @@ class Interrupted(Exception):
     exit_status = 75
 
     def __init__(self, step: int):
-        super().__init__(f"saved at step {step}; run the same command to go on")
+        where = f"saved at step {step}" if step else "stopped before the end of step 1, nothing to save"
+        super().__init__(f"{where}; run the same command to go on")
 
 
 class Interruption:
@@ -29,7 +37,29 @@ class Interruption:
         if self.at_once or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping after this step; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)
+        print("\nstopping; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)
+
+
+def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
+    """Return a train_step that runs in a thread of its own, so that this one can answer signals meanwhile.
+
+    For steps of minutes: an interruption does not wait for the step under way, and the one before is saved.
+
+    Raises:
+      Interrupted: a stop was asked for.
+    """
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+
+    def run(state, batch):
+        before = int(state.step)
+        future = executor.submit(lambda: jax.block_until_ready(train_step(state, batch)))
+        while not future.done():
+            if interruption.requested:
+                raise Interrupted(before)
+            time.sleep(POLL_SECONDS)
+        return future.result()
+
+    return run
 
 
 @contextlib.contextmanager

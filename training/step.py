@@ -89,14 +89,20 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(graph: nnx.GraphDef, loss: Callable) -> Callable:
-    """Return eval_step(params, carry, batch) -> the objective's scalars as (sum, weight) pairs."""
+def make_eval_step(graph: nnx.GraphDef, loss: Callable, init_carry: Callable) -> Callable:
+    """Return eval_step(params, batch) -> the objective's scalars as (sum, weight) pairs, from a fresh carry."""
 
-    def eval_step(params, carry, batch):
-        _, (_, scalars) = loss(nnx.merge(graph, params), carry, batch, jax.random.key(0))
+    def eval_step(params, batch):
+        _, (_, scalars) = loss(nnx.merge(graph, params), init_carry(batch), batch, jax.random.key(0))
         return scalars
 
     return eval_step
+
+
+@jax.jit
+def is_finite(state: TrainState) -> jax.Array:
+    """Return whether every number of a state is finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state)]))
 
 
 def mean(pair: tuple) -> jax.Array:

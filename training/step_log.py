@@ -8,7 +8,6 @@ import time
 import jax
 
 from training.display import Display
-from training.interruption import Interrupted, Interruption
 from training.metrics import MetricsWriter, elapsed_before
 from training.step import every
 from training.throughput import Stopwatch
@@ -30,12 +29,12 @@ class StepLog:
     """
 
     def __init__(
-        self, run, writer: MetricsWriter, display: Display, signals: Interruption, *,
+        self, run, writer: MetricsWriter, display: Display, *,
         workdir: pathlib.Path, peak_flops: float | None, record: dict | None,
     ):  # fmt: skip
         """`peak_flops` is that of all devices; `record` is what an earlier process saved beside its state."""
         record = record or {"total_tokens": 0, "productive_seconds": 0.0}
-        self.run, self.writer, self.display, self.signals = run, writer, display, signals
+        self.run, self.writer, self.display = run, writer, display
         self.peak_flops, self.total_tokens, self.pending = peak_flops, record["total_tokens"], None
         self.stopwatch = Stopwatch(record["productive_seconds"], elapsed_before(workdir))
         writer.write("event", event="start", step=record.get("step", 0))
@@ -49,12 +48,14 @@ class StepLog:
         """Return the rate over all steps of the run."""
         return self.total_tokens / max(self.stopwatch.productive_seconds, 1e-9)
 
-    def evaluation(self, step: int, loss: float, tokens: int) -> None:
-        """Write and show a held-out loss; its time is no step's."""
-        self.flush()
+    def evaluation(self, step: int, result: tuple[float, int] | None) -> None:
+        """Write and show a held-out loss (of how many tokens); its time is no step's. None: it was stopped."""
+        self.stopwatch.skip()
+        if result is None:
+            return
+        loss, tokens = result
         self.writer.write("eval", step=step, eval_loss=loss, eval_tokens=tokens)
         self.display.line(f"step {step}  held-out loss {loss:.4f} nats a token ({tokens:,} tokens)")
-        self.stopwatch.skip()
 
     def add(self, step: int, scalars: dict) -> None:
         """Take the scalars of a step just dispatched, and finish with those of the step before."""
@@ -66,14 +67,11 @@ class StepLog:
 
         Raises:
           NonFinite: its loss or gradient is not finite.
-          Interrupted: a stop was asked for during a slow step.
         """
         if self.pending is None:
             return
         (step, scalars), self.pending = self.pending, None
         while not scalars["loss"].is_ready():  # not block_until_ready, which would keep signals waiting
-            if self.signals.requested and self.run.slow:
-                raise Interrupted(step - 1)  # a step of minutes is not waited for; the one before is saved
             time.sleep(POLL_SECONDS)
         figures = {name: float(value) for name, value in jax.device_get(scalars).items()}
         tokens = int(figures.pop("tokens"))
@@ -82,8 +80,8 @@ class StepLog:
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(figures[name]):
                 raise NonFinite(
-                    f"{name} is {figures[name]} at step {step}; nothing was saved since; "
-                    "lower optimizer.learning_rate or optimizer.clip_norm and go on from the last checkpoint"
+                    f"{name} is {figures[name]} at step {step}, and nothing was saved since; start again in another "
+                    "--workdir with a lower optimizer.learning_rate or optimizer.clip_norm"
                 )
         self.display.after(step)
         train = self.run.config.train

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run's folder promises: one configuration from start to end, and whatever is needed to use the result."""
 
+import contextlib
+import fcntl
 import json
 import pathlib
 
@@ -12,6 +14,26 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every",
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def exclusive(workdir: pathlib.Path):
+    """Make the folder and hold it for this process until the end of the block.
+
+    Raises:
+      CheckpointError: it cannot be made or written, or another process trains there.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / "lock").open("w")
+    except OSError as error:
+        raise CheckpointError(f"--workdir={workdir}: {error.strerror}; name a folder that can be written") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"another process trains in {workdir}; take another --workdir") from None
+        yield
 
 
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:

@@ -147,6 +147,12 @@ def test_an_open_text_leaves_its_last_piece_to_be_chosen_among_those_that_begin_
         assert tokenizer.decode([*tokens, int(choice)]).startswith(text)
 
 
+def test_what_is_no_text_never_goes_on_an_open_text(trained):
+    _, allowed = trained.encode_open("if a <")
+    pieces = [trained._model.id_to_piece(int(token)) for token in np.flatnonzero(allowed)]
+    assert "<" in pieces and not [piece for piece in pieces if piece in ("<unk>", "</s>") or piece.startswith("<0x")]
+
+
 def test_an_open_text_of_bytes_may_go_on_with_any_byte():
     tokens, allowed = ByteTokenizer().encode_open("a ")
     assert tokens == [97, 32] and allowed.all()

@@ -245,7 +245,7 @@ def test_flops_count_the_keys_that_a_window_leaves(window):
 
 def num_parameters(recipe: str) -> int:
     config = loading.load(f"configs/{recipe}.py", "", {"mesh.fsdp": "8"}).config
-    return assembly.check_weights(config)
+    return assembly.check(config)
 
 
 @pytest.mark.parametrize(("recipe", "published"), [("llama2_7b", 6_738_415_616), ("llama3_8b", 8_030_261_248)])

@@ -130,7 +130,8 @@ def test_progress_is_told_as_each_microbatch_ends():
 def test_evaluation_returns_the_objectives_pairs_and_changes_nothing():
     graph, params = nnx.split(Line())
     batch = line_batch()
-    scalars = jax.jit(make_eval_step(graph, squared_error))(nnx.to_pure_dict(params), {"last": jnp.zeros(ROWS)}, batch)
+    eval_step = jax.jit(make_eval_step(graph, squared_error, lambda batch: {"last": jnp.zeros(ROWS)}))
+    scalars = eval_step(nnx.to_pure_dict(params), batch)
     (total, weight), error = scalars["loss"], batch["x"] @ np.arange(1.0, 1 + D) - batch["y"]
     assert_close(total, (batch["weight"] * error**2).sum())
     assert weight == batch["weight"].sum()
