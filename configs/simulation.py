@@ -39,15 +39,11 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     before = flat(config)
     units = _units(config.mesh)
     for key, unit in units.items():
-        if key != "train.global_batch" and before[key] % unit:
-            raise ConfigError(
-                f"{key}={before[key]} is not a multiple of {unit}, which the mesh needs; change one of them"
-            )
+        if before[key] % unit and (key in typed or key != "train.global_batch"):
+            raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
     for key, target in TARGETS.items():
         unit = units.get(key, 1)
         if key in typed:
-            if unit > 1 and typed[key] % unit:
-                raise ConfigError(f"--config.{key}={typed[key]} is not a multiple of {unit}, which the mesh needs")
             continue
         if before[key]:  # 0 means derived or off
             # Every key but the batch is already a multiple of its unit where the recipe fits the mesh.

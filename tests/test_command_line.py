@@ -92,7 +92,7 @@ MISTAKES = [
     ("--config.mesh.data=0", "mesh.data=0 must be 1 or greater"),
     # topologies and recipes
     ("--topology=v4-33", "--topology=v4-33 is unknown; nearest: v4-32"),
-    ("--topology=v4-32 --config.model.embed_dim=72", "--config.model.embed_dim=72 is not a multiple of 16"),
+    ("--topology=v4-32 --config.model.embed_dim=72", "model.embed_dim=72 is not a multiple of 16"),
     ("--config=configs/smal.py", "--config=configs/smal.py is no file; nearest recipe: configs/small.py"),
     ("--config=configs/loadin.py", "nearest recipe: configs/"),
     ("--config=TMP/syntax.py", "syntax.py, line 1: invalid syntax"),

@@ -208,7 +208,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path
     with pytest.raises(NonFinite, match=r"is (nan|inf) at step \d") as error:
         train.train(config, tmp_path, own_batches(config, 9))
     assert error.value.exit_status == 3
-    failed = int(str(error.value).split(" at step ")[1].split(";")[0])
+    failed = int(str(error.value).split(" at step ")[1].split(",")[0])
     assert all(int(p.name) < failed for p in (tmp_path / "checkpoints").iterdir())
 
 
