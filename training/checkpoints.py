@@ -27,7 +27,7 @@ class Checkpoints:
     """The checkpoints of one workdir; a context manager that ends with every save on disk."""
 
     def __init__(self, workdir, keep: int):
-        """Open `workdir`/checkpoints, local or gs://, keeping the newest `keep`."""
+        """Open `workdir`/checkpoints, keeping the newest `keep`."""
         self.folder = epath.Path(workdir).absolute() / "checkpoints"
         self.manager = ocp.CheckpointManager(
             self.folder,
