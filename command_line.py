@@ -172,8 +172,8 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     elif status == 1:
         frame = traceback.extract_tb(trace)[-1]
         line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{_log_note()})"
-        for handler in LOG.handlers:
-            pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        for file in _log_files():
+            file.parent.mkdir(parents=True, exist_ok=True)
         LOG.error("ended by", exc_info=(kind, error, trace))
     else:
         line = message if status == INTERRUPTED else f"error: {message}"
@@ -184,5 +184,8 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
 
 
 def _log_note() -> str:
-    files = [handler.baseFilename for handler in LOG.handlers if isinstance(handler, logging.FileHandler)]
-    return f"; traceback in {os.path.relpath(files[0])}" if files else ""
+    return "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
+
+
+def _log_files() -> list[pathlib.Path]:
+    return [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]

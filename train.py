@@ -208,7 +208,7 @@ def evaluate_only(config, workdir: pathlib.Path) -> None:
     """Print the held-out loss of the newest checkpoint; `config` is the stored one, its data perhaps other data."""
     corpus = prepare_corpus(config, vocab_size_typed=True)
     run = assembly.assemble(config)
-    with Checkpoints(workdir, config.checkpoint.keep) as checkpoints, mesh_context(run.mesh):
+    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         state = checkpoints.restore(step, run.abstract_state)
         loss, tokens = evaluate_heldout(run, state, corpus)

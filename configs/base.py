@@ -74,7 +74,7 @@ def get_config() -> ConfigDict:
     train.epochs = 0.0  # instead of steps: passes over the training documents
     train.global_batch = 32  # sequences per update, over all devices
     train.sequence_length = 512  # tokens per sequence
-    train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 20 s
+    train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 10 s
     train.z_loss = 0.0  # weight of mean log(Z)^2
     train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 64 MiB
     train.seed = 0  # of initialisation, order and everything random

@@ -69,7 +69,7 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
     for key, value in typed.items():
         assign(config, key, value)
         origins[key] = "command line"
-    config.data.cache_dir = config.data.cache_dir or _default_cache_dir()
+    config.data.cache_dir = os.path.expanduser(config.data.cache_dir or _default_cache_dir())
     return Loaded(config, pathlib.Path(recipe_path).stem, topology, typed, origins)
 
 
@@ -95,6 +95,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     for key, value in (stored | typed).items():
         assign(config, key, value)
+    config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
     return Loaded(config, workdir.name, None, typed, dict.fromkeys(typed, "command line"))
 
 
@@ -119,8 +120,7 @@ def nearest(name: str, candidates) -> str:
 
 
 def _default_cache_dir() -> str:
-    base_dir = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base_dir, "torus")
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torus")
 
 
 def _exclusive_run_length(typed: dict) -> dict:

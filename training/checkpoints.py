@@ -7,7 +7,6 @@ Beside the arrays stands a JSON record: configuration, topology, data position, 
 import importlib.metadata
 import logging
 
-import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -26,13 +25,17 @@ class CheckpointError(ValueError):
 class Checkpoints:
     """The checkpoints of one workdir; a context manager that ends with every save on disk."""
 
-    def __init__(self, workdir, keep: int):
-        """Open `workdir`/checkpoints, keeping the newest `keep`."""
+    def __init__(self, workdir, keep: int | None = None):
+        """Open `workdir`/checkpoints, keeping the newest `keep`; None: only to read, beside a run that may go on."""
         self.folder = epath.Path(workdir).absolute() / "checkpoints"
         self.manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+                max_to_keep=keep,
+                enable_async_checkpointing=True,
+                read_only=keep is None,
+                create=keep is not None,
+                cleanup_tmp_directories=keep is not None,
             ),
         )
 
@@ -90,8 +93,3 @@ def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[st
         for key, value in now.items()
         if stored.get(key) != value and not key.startswith(may_change)
     ]
-
-
-def abstract(tree, shardings):
-    """Return the tree as shapes and types with these layouts."""
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)

@@ -77,6 +77,7 @@ def test_caches_lie_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/elsewhere/torus"
     assert loading.load("configs/tiny.py", "", {"data.cache_dir": "/mine"}).config.data.cache_dir == "/mine"
+    assert "~" not in loading.load("configs/tiny.py", "", {"data.cache_dir": "~/mine"}).config.data.cache_dir
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/home/someone/.cache/torus"

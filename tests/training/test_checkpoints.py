@@ -53,6 +53,25 @@ def test_only_the_newest_are_kept_and_the_record_stands_beside(tmp_path):
     assert record["step"] == 3 and record["config"]["train.seed"] == 0 and record["versions"].keys() >= {"jax", "flax"}
 
 
+def test_a_reader_leaves_a_save_under_way_alone_and_a_writer_clears_what_a_killed_one_left(tmp_path):
+    unfinished = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
+    run = run_on(fsdp=8)
+    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(3, run.init(), RECORD)
+    unfinished.mkdir()
+    with Checkpoints(tmp_path) as reader:
+        assert reader.newest_or_error() == 3
+    assert unfinished.is_dir()
+    with Checkpoints(tmp_path, keep=2):
+        assert not unfinished.exists()
+
+
+def test_a_folder_that_was_never_trained_in_stays_untouched_by_a_reader(tmp_path):
+    with Checkpoints(tmp_path) as reader, pytest.raises(CheckpointError, match="has no complete checkpoint"):
+        reader.newest_or_error()
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_a_workdir_without_a_checkpoint_is_fresh_to_train_and_an_error_to_read(tmp_path):
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert workdirs.check_resumable(checkpoints, RECORD["config"], "abc", tmp_path) is None
