@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one table from logical axes to mesh axes, and the layouts that follow from it."""
 
-import functools
 import math
 
+from flax.traverse_util import unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import ConfigError
@@ -47,10 +47,8 @@ def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
     for path, (shape, names) in declared.items():
         for size, name in zip(shape, names, strict=True):
             _check_divides(".".join(map(str, path)), size, name, rules[name], mesh)
-        *folders, leaf = path
-        place = functools.reduce(lambda tree, name: tree.setdefault(name, {}), folders, shardings)
-        place[leaf] = NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
-    return shardings
+        shardings[path] = NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
+    return unflatten_dict(shardings)
 
 
 def _check_divides(parameter: str, size: int, name: str, axes, mesh) -> None:
