@@ -57,12 +57,14 @@ def test_a_reader_leaves_a_save_under_way_alone_and_a_writer_clears_what_a_kille
     unfinished = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
     run = run_on(fsdp=8)
     with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
-        checkpoints.save(3, run.init(), RECORD)
+        state = run.init()
+        checkpoints.save(3, state, RECORD)
     unfinished.mkdir()
     with Checkpoints(tmp_path) as reader:
         assert reader.newest_or_error() == 3
     assert unfinished.is_dir()
-    with Checkpoints(tmp_path, keep=2):
+    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as writer:
+        writer.save(4, state, RECORD)  # orbax clears in the background, and waits for that before it saves
         assert not unfinished.exists()
 
 
