@@ -6,36 +6,39 @@ The one file that knows all lower rooms. What is rehearsed, proved or trained is
 
 import dataclasses
 import importlib
-import inspect
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.base import MESH_AXES, ConfigError
-from configs.loading import nearest
+from configs import simulation
+from configs.base import MESH_AXES
+from input_pipeline.packing import pack
 from layers.axes import declared_axes
-from parallelism import axis_rules
+from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
 from training import optimizers, schedules, throughput
 from training.state import TrainState
-from training.step import make_eval_step, make_train_step
+from training.step import make_eval_step, make_gradient, make_train_step
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
 LOSS_CHUNK_BYTES = 64 * 2**20  # of float32 logits per device
+WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole on a device between microbatches
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Everything that a run is made of; nothing is allocated or compiled yet.
 
-    `abstract_state` and `abstract_batch` carry shapes, types and layouts. `train_step` and `eval_step` are
-    jitted; they, `init` and `model` are used inside `mesh_context(run.mesh)`. A run is `slow` where a CPU takes
+    `abstract_state` and `abstract_batch` carry shapes, types and layouts. `train_step`, `observed_step` (which returns
+    the gradients too, and keeps its arguments) and `eval_step` are jitted; they, `init` and `model` are used inside
+    `mesh_context(run.mesh)`. A run is `slow` where a CPU takes
     so long for a step that `assemble` cut it into microbatches.
     """
 
@@ -44,6 +47,7 @@ class Run:
     graph: nnx.GraphDef
     init: Callable[[], TrainState]
     train_step: Callable
+    observed_step: Callable
     eval_step: Callable
     abstract_state: TrainState
     abstract_batch: dict
@@ -77,7 +81,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
 
     Raises:
-      ConfigError: an unknown name of an optimizer or schedule, or a dimension that its mesh axis does not divide.
+      ConfigError: a dimension that its mesh axis does not divide.
     """
     mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES}, devices)
     objective = importlib.import_module(f"objectives.{config.train.objective}")
@@ -85,9 +89,9 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     make_model, graph, abstract_model = _model(config, mesh)
-    schedule = _named(schedules, "optimizer.schedule", config)(config.optimizer, config.train.steps)
-    optimizer = _named(optimizers, "optimizer.name", config)(config.optimizer, schedule)
-    optimizer = optimizers.clipped(optimizer, config.optimizer.clip_norm)
+    schedule = getattr(schedules, config.optimizer.schedule)(config.optimizer, config.train.steps)
+    direction = getattr(optimizers, config.optimizer.name)(config.optimizer, _weights(config, abstract_model))
+    optimizer = optimizers.make(direction, config.optimizer, schedule)
     loss = objective.make_loss(num_chunks=_loss_chunks(config, num_microbatches), z_loss=config.train.z_loss)
     batch = _abstract_batch(config, mesh)
 
@@ -95,24 +99,31 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         params = nnx.to_pure_dict(nnx.state(make_model(nnx.Rngs(config.train.seed))))
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
+            average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
             carry=objective.init_carry(batch),
         )  # fmt: skip
 
-    shardings = _state_shardings(abstract_model, optimizer, objective.init_carry, batch, mesh)
     with mesh_context(mesh):
-        abstract_state = jax.tree.map(_with_sharding, jax.eval_shape(make_state), shardings)
-    step = make_train_step(
-        graph, loss, optimizer, schedule, num_microbatches=num_microbatches, seed=config.train.seed,
-        on_microbatch=on_microbatch if slow else None,
+        abstract_state = jax.eval_shape(make_state)
+    shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
+    gradient = make_gradient(
+        graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
+        groups={} if slow else _summed_once(config, abstract_model),
     )  # fmt: skip
+    step = make_train_step(gradient, optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay)
+
+    def train_step(state, batch):
+        return step(state, batch)[:2]
+
     return Run(
         config=config,
         mesh=mesh,
         graph=graph,
         init=jax.jit(make_state, out_shardings=shardings),
-        train_step=jax.jit(step, donate_argnums=0, out_shardings=(shardings, None)),
+        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
+        observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
         eval_step=jax.jit(make_eval_step(graph, loss, objective.init_carry)),
-        abstract_state=abstract_state,
+        abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
         batch_shards=_batch_shards(config),
         num_microbatches=num_microbatches,
@@ -122,18 +133,43 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     )
 
 
-def check(config) -> int:
-    """Return the number of parameters of the model that a configuration describes; allocates nothing.
+def layout_differences(config, devices=None) -> list[str]:
+    """Return where a shrunken copy of a configuration computes something else on its mesh than on one device.
 
-    Raises:
-      ConfigError: as in `assemble`, before any data is read.
+    The copy keeps mesh, kinds of layers, remat, scan, microbatches, optimizer and objective; it computes in float32,
+    without dropout, whose draws belong to a layout.
     """
-    mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES})
-    _, _, abstract_model = _model(config, mesh)
-    axis_rules.weight_shardings(declared_axes(abstract_model), mesh)
-    _named(schedules, "optimizer.schedule", config)
-    _named(optimizers, "optimizer.name", config)
-    return _num_parameters(abstract_model)
+    config = config.copy_and_resolve_references()
+    simulation.scale_down(config, {})
+    config.model.update(dtype="float32", dropout=0.0)
+    alone = config.copy_and_resolve_references()
+    alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
+    alone.train.gradient_accumulation = 1
+    devices = devices or jax.devices()
+    one, many = (
+        assemble(alone, devices=devices[:1]),
+        assemble(config, devices=devices[: math.prod(config.mesh.values())]),
+    )
+    batches = [_random_batch(config, seed) for seed in range(3)]
+    with mesh_context(one.mesh):
+        state = one.init()
+        for batch in batches[:2]:  # moments of a first step would be gradients that two runs can hardly share
+            state, *_ = one.observed_step(state, batch)
+    return proof.differences(_layout(one), _layout(many), jax.device_get(state), batches[2])
+
+
+def _layout(run: Run) -> proof.Layout:
+    state, batch = jax.tree.map(lambda leaf: leaf.sharding, (run.abstract_state, run.abstract_batch))
+    return proof.Layout(run.mesh, run.observed_step, state, batch)
+
+
+def _random_batch(config, seed: int) -> dict:
+    """Return random tokens in documents of random lengths, packed."""
+    rows, length = config.train.global_batch, config.train.sequence_length
+    rng, begins = np.random.default_rng(seed), np.arange(rows) * length
+    starts = np.flatnonzero(rng.random(rows * length) < 4 / length)
+    stream = rng.integers(0, config.model.vocab_size, (rows, length + 1), np.int32)
+    return pack(stream, begins, starts, rows * length - length // 3)
 
 
 def _num_parameters(abstract_model: nnx.State) -> int:
@@ -172,29 +208,40 @@ def _abstract_batch(config, mesh) -> dict:
     return dict.fromkeys(("tokens", "targets", "segments", "positions"), spec)
 
 
-def _state_shardings(abstract_model, optimizer, init_carry: Callable, batch: dict, mesh) -> TrainState:
-    """Moments lie as their parameters do, counters everywhere, the carry's rows as the batch's."""
-    replicated = NamedSharding(mesh, PartitionSpec())
+def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainState:
+    """Weights, their average and what the optimizer keeps of a weight's shape lie as the weights, a carry as the batch.
+
+    Everything else is small, a count or a factor of second moments, and copied to every device.
+    """
+    copied = NamedSharding(mesh, PartitionSpec())
     rows = NamedSharding(mesh, PartitionSpec(axis_rules.BATCH_AXES))
-    weights = axis_rules.weight_shardings(declared_axes(abstract_model), mesh)
-    moments = optax.tree.map_params(
-        optimizer, lambda _, sharding: sharding, jax.eval_shape(optimizer.init, nnx.to_pure_dict(abstract_model)),
-        weights, transform_non_params=lambda _: replicated,
+    of_weight = flatten_dict(weights)
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(abstract_state.params).items()}
+
+    def of_optimizer(path, leaf):
+        keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+        weight = next((keys[n:] for n in range(len(keys)) if keys[n:] in shapes), None)
+        return of_weight[weight] if weight and shapes[weight] == leaf.shape else copied
+
+    return TrainState(
+        step=copied, examples=copied, params=weights, average=weights if abstract_state.average else {},
+        optimizer=jax.tree_util.tree_map_with_path(of_optimizer, abstract_state.optimizer),
+        carry=jax.tree.map(lambda _: rows, abstract_state.carry),
     )  # fmt: skip
-    carry = jax.tree.map(lambda _: rows, jax.eval_shape(lambda: init_carry(batch)))
-    return TrainState(step=replicated, examples=replicated, params=weights, optimizer=moments, carry=carry)
 
 
-def _named(module, key: str, config) -> Callable:
-    """Return the public function of `module` that a configuration key names."""
-    section, leaf = key.split(".")
-    chosen = config[section][leaf]
-    functions = inspect.getmembers(module, inspect.isfunction)
-    functions = {name: f for name, f in functions if next(iter(inspect.signature(f).parameters)) == "config"}
-    if chosen not in functions:
-        near = nearest(chosen, functions)
-        raise ConfigError(f"{key}={chosen} is unknown; nearest: {near} (all: {', '.join(functions)})")
-    return functions[chosen]
+def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
+    """Return what the optimizer knows of the model's parameters."""
+    base_dim = config.model.mup_base_dim
+    axes = {path: names for path, (_, names) in declared_axes(abstract_model).items()}
+    return optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
+
+
+def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:
+    """Return the mesh axes that gradients cross once a step, by size; fsdp where a device can hold a whole gradient."""
+    whole_bytes = 4 * _num_parameters(abstract_model) / config.mesh.model
+    axes = ("data", "fsdp") if whole_bytes <= WHOLE_GRADIENT_BYTES else ("data",)
+    return {axis: config.mesh[axis] for axis in axes if config.mesh[axis] > 1}
 
 
 def _dtype(config, on_cpu: bool):

@@ -24,6 +24,7 @@ try:
 
     from configs import loading, simulation, topologies, validation
     from configs.base import ConfigError
+    from input_pipeline.cache import cache_path
     from parallelism import startup
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
@@ -103,11 +104,12 @@ def parse(
     else:
         loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
     if FLAGS.print_config:
-        _print_config(loaded)
+        print(config_text(loaded), end="")
         sys.exit(0)
     accelerator = startup.attached_accelerator()
     simulated = startup.is_simulation(loaded.topology, accelerator)
-    num_devices = startup.prepare_platform(loaded.topology, accelerator, loaded.config.data.cache_dir)
+    cache = cache_path(loaded.config.data.cache_dir)
+    num_devices = startup.prepare_platform(loaded.topology, accelerator, cache)
     num_devices = 1 if one_device else num_devices
     scaled_down = None
     if num_devices is not None:
@@ -134,6 +136,15 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return overrides, rest
 
 
+def config_text(loaded: loading.Loaded) -> str:
+    """Return a line for each key with its value and where that is from."""
+    lines = [
+        f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})"
+        for key, value in loading.flat(loaded.config).items()
+    ]
+    return "".join(line + "\n" for line in lines)
+
+
 def log_to(folder: pathlib.Path, process_index: int) -> None:
     """From now on write messages and tracebacks to `folder`/log-<process>.txt."""
     handler = logging.FileHandler(folder / f"log-{process_index}.txt", delay=True)
@@ -148,11 +159,6 @@ def _workdir() -> pathlib.Path:
     if "://" in FLAGS.workdir:
         raise ConfigError(f"--workdir={FLAGS.workdir}: only local folders work yet; mount the bucket, or name a folder")
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser()
-
-
-def _print_config(loaded: loading.Loaded) -> None:
-    for key, value in loading.flat(loaded.config).items():
-        print(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})")
 
 
 def _print_help(description: str) -> None:

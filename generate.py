@@ -36,7 +36,7 @@ def main(command: command_line.Command) -> None:
         raise ConfigError(f"{command.workdir} was not trained on text, so there is no tokenizer to write with")
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(command.workdir) as checkpoints:
-        params = checkpoints.restore_params(checkpoints.newest_or_error(), run.abstract_state.params)
+        params = checkpoints.restore_evaluated(checkpoints.newest_or_error(), run.abstract_state)
         texts = continue_texts(
             run, params, tokenizer, flags.prompt, max_tokens=flags.max_tokens, temperature=flags.temperature,
             top_k=flags.top_k, top_p=flags.top_p, seed=flags.seed,

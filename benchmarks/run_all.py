@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run every benchmark and write benchmarks/RESULTS.md from the JSON lines that they end with."""
+"""Run every benchmark, or those named, and write benchmarks/RESULTS.md from the JSON lines that they end with."""
 
 import datetime
 import json
@@ -8,27 +8,41 @@ import subprocess
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+RESULTS, HEADING = (
+    FOLDER / "RESULTS.md",
+    "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
+)
 NOT_BENCHMARKS = ("run_all", "support")
 
 
 def main() -> None:
     """Run one after the other; a benchmark that fails is said so in the table and in the exit status."""
+    chosen = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NOT_BENCHMARKS)
-    lines = ["# Results", "", "Written by `make bench`; a script per section, and nothing by hand.", ""]
-    failed = []
-    for name in names:
+    unknown = [name for name in chosen if name not in names]
+    if unknown:
+        sys.exit(f"{unknown[0]} is no benchmark; there are {', '.join(names)}")
+    sections, failed = earlier_sections(), []
+    for name in chosen or names:
         print(f"== {name}", flush=True)
         result = run(name)
         failed += [] if result else [name]
-        lines += section(name, result)
-        (FOLDER / "RESULTS.md").write_text("\n".join(lines))
+        sections[name] = section(name, result)
+        RESULTS.write_text(HEADING + "".join(sections[known] for known in names if known in sections))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
+def earlier_sections() -> dict[str, str]:
+    """Return what stands in RESULTS.md, by benchmark."""
+    text = RESULTS.read_text() if RESULTS.exists() else ""
+    return {part.partition("\n")[0]: f"## {part}" for part in text.split("## ")[1:]}
+
+
 def run(name: str) -> dict | None:
     """Return the closing JSON line of a benchmark, None where it failed; its output is passed on as it comes."""
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *sys.argv[1:]]
+    flags = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     last = ""
     for line in process.stdout:
@@ -37,16 +51,14 @@ def run(name: str) -> dict | None:
     return json.loads(last) if process.wait() == 0 else None
 
 
-def section(name: str, result: dict | None) -> list[str]:
+def section(name: str, result: dict | None) -> str:
     """Return the Markdown of one benchmark."""
     if result is None:
-        return [f"## {name}", "", "failed", ""]
-    rows = [f"| {figure} | {value} |" for figure, value in result["figures"].items()]
+        return f"## {name}\n\nfailed\n\n"
+    rows = "".join(f"| {figure} | {value} |\n" for figure, value in result["figures"].items())
     versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
     today = datetime.date.today().isoformat()
-    return [
-        f"## {name}", "", f"{today}, {result['machine']}; {versions}", "", "| figure | value |", "|---|---|", *rows, ""
-    ]  # fmt: skip
+    return f"## {name}\n\n{today}, {result['machine']}; {versions}\n\n| figure | value |\n|---|---|\n{rows}\n"
 
 
 if __name__ == "__main__":

@@ -31,12 +31,19 @@ def get_config() -> ConfigDict:
     model.vocab_size = 8192  # rows of the embedding; at least the tokenizer's ids
     model.max_length = 1024  # longest sequence in tokens
     model.rope_theta = 10_000.0  # base of the rotary frequencies
+    model.rope_scaling = "none"  # of positions beyond rope_original_length: none, linear, llama3, yarn
+    model.rope_factor = 1.0  # how many times longer sequences get by rope_scaling
+    model.rope_original_length = 0  # tokens that the weights were first trained on; for llama3, yarn
     model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
     model.tie_embeddings = False  # the head is the transposed embedding
+    model.biases = "none"  # added to products: none, qkv (queries, keys, values), all (but the head)
     model.qk_norm = False  # RMSNorm over the head dim of queries and keys
     model.logit_soft_cap = 0.0  # cap * tanh(logits / cap) on the output; 0: off
     model.attention_soft_cap = 0.0  # the same on attention scores; 0: off
     model.sliding_window = 0  # tokens a query sees back, itself included; 0: all
+    model.global_every = 0  # every n-th layer sees all tokens despite sliding_window; 0: none does
+    model.dropout = 0.0  # part of embeddings and of what each sublayer adds that is zeroed in training
+    model.mup_base_dim = 0  # embed_dim for which learning_rate was tuned, carried over by muP; 0: off
     model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # saved for the backward pass: none (everything), dots, attention, full (nothing)
@@ -49,23 +56,33 @@ def get_config() -> ConfigDict:
     mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
 
     config.data = data = ConfigDict()
-    data.source = "auto"  # a function of input_pipeline/sources.py; auto: text where a path is given, else python
-    data.path = ""  # file, directory or glob
+    data.source = "auto"  # a function of input_pipeline/sources.py; auto: by the suffix of path, python without one
+    data.path = ""  # file, directory or glob; of huggingface a directory or a name on the hub
+    data.mixture = ""  # instead of path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"
+    data.field = "text"  # column or key that holds a document, in jsonl, parquet, tfrecord, csv, huggingface
+    data.subset = ""  # of a Hugging Face dataset: its configuration
+    data.split = "train"  # of a Hugging Face dataset
+    data.bad_documents = "error"  # one that cannot be read: error, or skip (counted and reported)
     data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, or a path of a .model file
     data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
     data.holdout_fraction = 0.05  # of the documents, by hash of their content
+    data.validation_path = ""  # held-out documents of their own; '': split off by holdout_fraction
+    data.readers = 0  # threads that make batches; 0: automatic
+    data.prefetch = 0  # batches made ahead; 0: automatic
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.name = "adamw"  # a function of training/optimizers.py
+    optimizer.name = "adamw"  # adamw, adafactor, lion, muon, sgd; functions of training/optimizers.py
     optimizer.learning_rate = 1e-3  # at the peak
-    optimizer.schedule = "cosine"  # a function of training/schedules.py
+    optimizer.schedule = "cosine"  # cosine, linear, warmup_stable_decay, constant; functions of training/schedules.py
     optimizer.warmup_steps = 100  # linear from 0 to the peak
     optimizer.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak
+    optimizer.cooldown_fraction = 0.2  # of the steps, at the end: where warmup_stable_decay falls
     optimizer.weight_decay = 0.1  # decoupled, times the learning rate; off for norms, biases, embeddings
-    optimizer.beta1 = 0.9  # decay of the first moment
+    optimizer.beta1 = 0.9  # decay of the first moment, or of the momentum
     optimizer.beta2 = 0.95  # decay of the second moment
     optimizer.epsilon = 1e-8  # added to the root of the second moment
     optimizer.clip_norm = 1.0  # largest global norm of the gradient; 0: off
+    optimizer.ema_decay = 0.0  # of the average of the parameters, which is then what is evaluated; 0: off
 
     config.train = train = ConfigDict()
     train.objective = "language_modeling"  # a module of objectives/

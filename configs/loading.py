@@ -5,9 +5,9 @@ import dataclasses
 import difflib
 import importlib.util
 import json
-import os
 import pathlib
 import traceback
+import types
 
 from ml_collections import ConfigDict
 
@@ -55,9 +55,7 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
     Raises:
       ConfigError: a missing or broken recipe, an unknown topology or key, a value of the wrong type.
     """
-    config = _run_recipe(recipe_path)
-    defaults = flat(base.get_config())
-    origins = {key: recipe_path for key, value in flat(config).items() if value != defaults[key]}
+    config, origins = _run_recipe(recipe_path)
     topology = topologies.get(topology_name) if topology_name else None
     if topology:
         axes = dict.fromkeys(config.mesh, 1) | topology.mesh
@@ -69,7 +67,6 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
     for key, value in typed.items():
         assign(config, key, value)
         origins[key] = "command line"
-    config.data.cache_dir = os.path.expanduser(config.data.cache_dir or _default_cache_dir())
     return Loaded(config, pathlib.Path(recipe_path).stem, topology, typed, origins)
 
 
@@ -95,7 +92,6 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     for key, value in (stored | typed).items():
         assign(config, key, value)
-    config.data.cache_dir = os.path.expanduser(config.data.cache_dir)
     return Loaded(config, workdir.name, None, typed, dict.fromkeys(typed, "command line"))
 
 
@@ -119,10 +115,6 @@ def nearest(name: str, candidates) -> str:
     return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
 
 
-def _default_cache_dir() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torus")
-
-
 def _exclusive_run_length(typed: dict) -> dict:
     """A typed length of the run replaces the recipe's, whatever its unit."""
     lengths = [key for key in RUN_LENGTHS if typed.get(key)]
@@ -131,8 +123,8 @@ def _exclusive_run_length(typed: dict) -> dict:
     return dict.fromkeys(set(RUN_LENGTHS) - set(lengths), 0) if lengths else {}
 
 
-def _run_recipe(path: str) -> ConfigDict:
-    """Execute the recipe file and return its configuration."""
+def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
+    """Execute the recipe file; return its configuration, and the recipe file that each changed key is from."""
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
     if file is None:
         files = sorted((ROOT / "configs").glob("*.py"))
@@ -146,9 +138,21 @@ def _run_recipe(path: str) -> ConfigDict:
         config = module.get_config()
         if flat(config).keys() != flat(base.get_config()).keys():
             raise ConfigError("get_config() must return the configuration of configs/base.py, changed")
-        return config
+        return config, _origins(module, path)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
             SyntaxError, TypeError, ValueError) as error:  # fmt: skip
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else "?"
         raise ConfigError(f"--config={path}, line {line}: {' '.join(str(error).split())}") from error
+
+
+def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
+    """Return the file of each key that differs from base; what a recipe took from another one is the other's."""
+    values, defaults = flat(recipe.get_config()), flat(base.get_config())
+    origins = {key: path for key, value in values.items() if value != defaults[key]}
+    for parent in vars(recipe).values():
+        if isinstance(parent, types.ModuleType) and parent is not base and "get_config" in vars(parent):
+            inherited = flat(parent.get_config())
+            theirs = _origins(parent, f"configs/{pathlib.Path(parent.__file__).name}")
+            origins |= {key: file for key, file in theirs.items() if values[key] == inherited[key]}
+    return origins

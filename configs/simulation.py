@@ -21,6 +21,7 @@ TARGETS = {  # largest value of each key in a simulation
     "model.embed_dim": 64,
     "model.mlp_dim": 128,
     "model.vocab_size": 512,
+    "model.sliding_window": 32,
     "train.sequence_length": 64,
     "train.global_batch": 16,
     "train.steps": 200,
@@ -41,7 +42,8 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key != "train.global_batch"):
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
-    for key, target in TARGETS.items():
+    both_kinds = {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
+    for key, target in (TARGETS | both_kinds).items():
         unit = units.get(key, 1)
         if key in typed:
             continue

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a configuration consistent; checked before any device or file is touched."""
 
+import ast
 import math
 import pathlib
 
@@ -13,21 +14,34 @@ CHOICES = {
     "model.remat": ("none", "dots", "attention", "full"),
     "model.dtype": ("auto", "bfloat16", "float32"),
     "model.layer_loop": ("auto", "scan", "unroll"),
+    "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
+    "model.biases": ("none", "qkv", "all"),
+    "data.bad_documents": ("error", "skip"),
 }
-MODULES = {"model.name": "models", "train.objective": "objectives"}
+MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms
+FUNCTIONS = {"optimizer.name": "training/optimizers.py", "optimizer.schedule": "training/schedules.py"}
 POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
     "model.rope_theta",
 )  # fmt: skip
-FRACTIONS = ("optimizer.beta1", "optimizer.beta2", "optimizer.final_fraction")
+FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
+LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
-    "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window",
+    "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
+    "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "evaluation.sample_tokens",
 )  # fmt: skip
+
+RANGES = (  # what is right, the rule in words, and where it holds
+    (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
+    (lambda value: 0 <= value < math.inf, "be 0 or greater", NOT_NEGATIVE),
+    (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
+    (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
+)
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:
@@ -50,15 +64,12 @@ def _check_values(config: ConfigDict) -> None:
     for key, room in MODULES.items():
         modules = sorted(p.stem for p in pathlib.Path(ROOT / room).glob("*.py") if p.stem != "__init__")
         _one_of(key, _value(config, key), modules)
-    for key in POSITIVE:
-        if not 0 < _value(config, key) < math.inf:
-            raise ConfigError(f"{key}={_value(config, key)} must be greater than 0")
-    for key in NOT_NEGATIVE:
-        if not 0 <= _value(config, key) < math.inf:
-            raise ConfigError(f"{key}={_value(config, key)} must be 0 or greater")
-    for key in FRACTIONS:
-        if not 0 <= _value(config, key) <= 1:
-            raise ConfigError(f"{key}={_value(config, key)} must lie between 0 and 1")
+    for key, file in FUNCTIONS.items():
+        _one_of(key, _value(config, key), functions_of_config(ROOT / file))
+    for is_right, rule, keys in RANGES:
+        for key in keys:
+            if not is_right(_value(config, key)):
+                raise ConfigError(f"{key}={_value(config, key)} must {rule}")
     if not 0 <= config.train.seed < 2**32:
         raise ConfigError(f"train.seed={config.train.seed} must be 0 or greater and less than 2^32")
     train = config.train
@@ -66,9 +77,19 @@ def _check_values(config: ConfigDict) -> None:
         raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
 
 
+def functions_of_config(file: pathlib.Path) -> list[str]:
+    """Return the public functions of a file that take `config` first, without importing it."""
+    functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
+    return sorted(f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config")
+
+
 def _check_data(data: ConfigDict) -> None:
-    if data.path and data.source in ("python", "synthetic"):
-        raise ConfigError(f"data.path={data.path} is not read by data.source={data.source}; use auto or text")
+    for key in ("path", "mixture", "validation_path"):
+        if data[key] and data.source in ("python", "synthetic"):
+            raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use auto or text")
+    if data.path and data.mixture:
+        both = f"data.path={data.path} and data.mixture={data.mixture} are both given"
+        raise ConfigError(f"{both}; empty one of them, as with --config.data.mixture=")
     if not 0 < data.holdout_fraction < 1:
         raise ConfigError(f"data.holdout_fraction={data.holdout_fraction} must lie between 0 and 1")
 
@@ -111,6 +132,39 @@ def _check_model(model: ConfigDict) -> None:
         )
     if (model.head_dim or model.embed_dim // model.num_heads) % 2:
         raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
+    _check_layer_kinds(model)
+    _check_rope(model)
+
+
+def _check_layer_kinds(model: ConfigDict) -> None:
+    every = model.global_every
+    if every and not model.sliding_window:
+        raise ConfigError(
+            f"model.global_every={every} needs model.sliding_window, which the other layers have; "
+            "set it to a number of tokens, or model.global_every=0"
+        )
+    if every == 1 or every > model.num_layers:
+        raise ConfigError(
+            f"model.global_every={every} must lie between 2 and model.num_layers={model.num_layers}, "
+            "so that there are layers of both kinds; set it to 0 where all are alike"
+        )
+
+
+def _check_rope(model: ConfigDict) -> None:
+    scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
+    if not 1 <= factor < math.inf:
+        raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
+    if factor != 1 and scaling == "none":
+        raise ConfigError(f"model.rope_factor={factor} needs model.rope_scaling: linear, llama3 or yarn")
+    if length and scaling not in ("llama3", "yarn"):
+        raise ConfigError(
+            f"model.rope_original_length={length} is not read by model.rope_scaling={scaling}; use llama3 or yarn, or 0"
+        )
+    if not length and scaling in ("llama3", "yarn"):
+        raise ConfigError(
+            f"model.rope_original_length=0 must be greater than 0 for model.rope_scaling={scaling}: "
+            "the tokens that the weights were first trained on"
+        )
 
 
 def _check_batch(config: ConfigDict) -> None:

@@ -11,14 +11,19 @@ from typing import BinaryIO
 from input_pipeline.errors import DataError
 
 
+def cache_path(cache_dir: str) -> Path:
+    """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"
+    return Path(cache_dir or default).expanduser()
+
+
 def cache_folder(cache_dir: str) -> Path:
-    """Return data.cache_dir, made where missing; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
+    """Return the folder that data.cache_dir names, made where missing.
 
     Raises:
         DataError: it cannot be written.
     """
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"
-    folder = Path(cache_dir or default).expanduser()
+    folder = cache_path(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

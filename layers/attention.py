@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import constrain, weight
+from layers.axes import bias, constrain, weight
 from layers.normalization import RMSNorm
-from layers.products import product, project
+from layers.products import plus, product, project
 from layers.rotary import rotate
 
 MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
@@ -54,12 +54,13 @@ class Attention(nnx.Module):
     """Projections around `attend`.
 
     Args:
+      biases: none, qkv (on queries, keys and values, arXiv:2407.10671), or all (on the output too).
       out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
-        score_cap: float, out_scale: float, rngs: nnx.Rngs,
+        biases: str, score_cap: float, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -67,6 +68,11 @@ class Attention(nnx.Module):
         self.key = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
         self.value = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
         self.out = weight(rngs, (num_heads, head_dim, embed_dim), ("heads", "head_dim", "embed"), out)
+        on_qkv, on_out = biases != "none", biases == "all"
+        self.query_bias = bias((num_heads, head_dim), heads[1:]) if on_qkv else None
+        self.key_bias = bias((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
+        self.value_bias = bias((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
+        self.out_bias = bias((embed_dim,), ("act_embed",)) if on_out else None
         norm = dict(epsilon=epsilon, axes=("head_dim",))
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
@@ -74,9 +80,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None):
         """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones."""
-        q_BTNH = project("BTD,DNH->BTNH", x_BTD, self.query[...])
-        k_BTKH = project("BTD,DKH->BTKH", x_BTD, self.key[...])
-        v_BTKH = project("BTD,DKH->BTKH", x_BTD, self.value[...])
+        q_BTNH = plus(project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
+        k_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
+        v_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
         q_BTNH = checkpoint_name(rotate(self.query_norm(q_BTNH), angles), "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
         v_BTKH = checkpoint_name(v_BTKH, "value")
@@ -84,7 +90,7 @@ class Attention(nnx.Module):
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS, score_cap=self.score_cap)
         y_BTNH = checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
-        return project("BTNH,NHD->BTD", y_BTNH, self.out[...]), cache
+        return plus(project("BTNH,NHD->BTD", y_BTNH, self.out[...]), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -21,6 +21,11 @@ def scale(size: int, axes: tuple) -> nnx.Param:
     return nnx.Param(jax.numpy.ones((size,)), out_sharding=axes)
 
 
+def bias(shape: tuple, axes: tuple) -> nnx.Param:
+    """Declare float32 zeros; `axes` are those of the activation that they are added to."""
+    return nnx.Param(jax.numpy.zeros(shape), out_sharding=axes)
+
+
 def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
     """Return {path: (shape, axis names)} of the Params of a model; flax has renamed this metadata more than once."""
     return {path: (param.shape, param.get_metadata("out_sharding")) for path, param in nnx.to_flat_state(state)}

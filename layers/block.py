@@ -2,9 +2,10 @@
 """The decoder block, and the stack that repeats it.
 
 The stack stores one array [layers, ...] per weight, however it is executed: scanned (one compiled body) or
-unrolled (faster on CPU), with or without rematerialisation.
+unrolled (faster on CPU), with or without rematerialisation, layers all alike or of kinds that alternate.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 
 from layers.attention import Attention
 from layers.axes import constrain
+from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 
@@ -24,25 +26,33 @@ REMAT = {  # names of what the forward pass keeps for the backward pass; the res
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+      biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
+      dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
+    """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
-        epsilon: float, score_cap: float, out_scale: float, rngs: nnx.Rngs,
+        epsilon: float, biases: str, score_cap: float, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         self.attention_norm = RMSNorm(embed_dim, epsilon=epsilon)
         self.attention = Attention(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            qk_norm=qk_norm, epsilon=epsilon, score_cap=score_cap, out_scale=out_scale, rngs=rngs,
+            qk_norm=qk_norm, epsilon=epsilon, biases=biases, score_cap=score_cap, out_scale=out_scale, rngs=rngs,
         )  # fmt: skip
         self.mlp_norm = RMSNorm(embed_dim, epsilon=epsilon)
-        self.mlp = SwiGLU(embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, rngs=rngs)
+        self.mlp = SwiGLU(embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", out_scale=out_scale, rngs=rngs)
+        self.dropout_rate = dropout_rate
 
-    def __call__(self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None):
+    def __call__(
+        self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None, key: jax.Array | None = None
+    ):
         """Return ([B, T, D], cache of this layer)."""
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, mask_BTS, cache)
-        x_BTD = constrain(x_BTD + y_BTD, "batch", "length", "act_embed")
-        x_BTD = x_BTD + self.mlp(self.mlp_norm(x_BTD))
+        x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
+        x_BTD = x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache
 
 
@@ -62,25 +72,64 @@ class Stack(nnx.Module):
         self.blocks = build(rngs.split(num_layers))
         self.num_layers, self.scan, self.remat = num_layers, scan, remat
 
-    def __call__(self, x_BTD: jax.Array, *context, caches: dict | None = None):
-        """Apply all blocks; `caches` has a leading layers axis, as has what is returned beside [B, T, D]."""
+    def __call__(
+        self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
+    ):
+        """Apply all blocks; `caches` has a leading layers axis, as has what is returned beside [B, T, D].
+
+        Args:
+          contexts: what a block takes beside the stream, one tuple for each kind of layer: layer i takes that of
+            i modulo their number. The scanned body is a group of one layer of each kind; the layers that are left
+            over at the end, for which their weights are copied out of the stack, are unrolled.
+          key: of the dropout, None for none.
+        """
         graph, state = nnx.split(self.blocks)
+        keys = None if key is None else jax.random.split(key, self.num_layers)
+        layers = (nnx.to_pure_dict(state), caches, keys)
+        kinds = [self._apply(graph, context, alone=self.scan and len(contexts) == 1) for context in contexts]
+        if not self.scan:
+            return _in_a_row(kinds, self.num_layers, x_BTD, layers)
+        if len(kinds) == 1:
+            return jax.lax.scan(kinds[0], x_BTD, layers)
+        groups, rest = _grouped(layers, self.num_layers // len(kinds), len(kinds))
+        x_BTD, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), x_BTD, groups)
+        caches = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), caches)
+        if left := self.num_layers % len(kinds):
+            x_BTD, last = _in_a_row(kinds, left, x_BTD, rest)
+            caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
+        return x_BTD, caches
+
+    def _apply(self, graph: nnx.GraphDef, context: tuple, *, alone: bool) -> Callable:
+        """Return (stream, (weights, cache, key) of a layer) -> (stream, cache), rematerialised as told.
+
+        A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
+        at once.
+        """
 
         def apply(x_BTD, layer):
-            weights, cache = layer
-            return nnx.merge(graph, weights)(x_BTD, *context, cache)
+            weights, cache, key = layer
+            return nnx.merge(graph, weights)(x_BTD, *context, cache, key)
 
-        if self.remat != "none":
-            policy = jax.checkpoint_policies.save_only_these_names(*REMAT[self.remat])
-            apply = jax.checkpoint(apply, policy=policy, prevent_cse=not self.scan)
-        stacked = (nnx.to_pure_dict(state), caches)
-        if self.scan:
-            return jax.lax.scan(apply, x_BTD, stacked)
-        outputs = []
-        for layer in unstack(stacked, self.num_layers):
-            x_BTD, cache = apply(x_BTD, layer)
-            outputs.append(cache)
-        return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+        if self.remat == "none":
+            return apply
+        policy = jax.checkpoint_policies.save_only_these_names(*REMAT[self.remat])
+        return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
+
+
+def _in_a_row(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:
+    """Apply `num_layers` layers, the kinds in turn; return (stream, caches)."""
+    outputs = []
+    for index, layer in enumerate(unstack(layers, num_layers)):
+        x_BTD, cache = kinds[index % len(kinds)](x_BTD, layer)
+        outputs.append(cache)
+    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+
+def _grouped(layers, num_groups: int, size: int) -> tuple:
+    """Split [layers, ...] into [num_groups, size, ...] and what is left over."""
+    whole = num_groups * size
+    groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(num_groups, size, *leaf.shape[1:]), layers)
+    return groups, jax.tree.map(lambda leaf: leaf[whole:], layers)
 
 
 def unstack(tree, size: int) -> list:

@@ -31,6 +31,11 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
 
 
+def plus(x: jax.Array, bias) -> jax.Array:
+    """Return x + bias in the type of `x`; `x` where the bias, a parameter, is None."""
+    return x if bias is None else x + bias[...].astype(x.dtype)
+
+
 def transposed(weight: jax.Array) -> jax.Array:
     """Return the transpose of a matrix that is going to be used in a product."""
     return turned(weight) if _is_one_cpu() else weight.T

@@ -7,10 +7,11 @@ from flax import nnx
 
 from layers.attention import attention_mask, soft_cap
 from layers.block import Block, Stack
+from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
-from layers.rotary import rotary_angles
+from layers.rotary import rotary_angles, rotary_frequencies
 
 
 def make(config, *, dtype, scan: bool, rngs: nnx.Rngs) -> "DecoderLM":
@@ -23,35 +24,58 @@ def head_dim(config) -> int:
     return config.head_dim or config.embed_dim // config.num_heads
 
 
+def windows(config) -> list[int]:
+    """Return the sliding windows of as many layers as repeat: layer i has that of i modulo their number; 0: none.
+
+    Local and global layers in turn: arXiv:2408.00118, section 2.
+    """
+    if not config.global_every:
+        return [config.sliding_window]
+    return [config.sliding_window] * (config.global_every - 1) + [0]
+
+
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one token: forward, and backward as twice that.
 
-    6 per weight of a matrix product, and 12 * layers * heads * head dim * keys seen, which in causal attention
-    are length / 2 on average (arXiv:2204.02311, appendix B, which counts all keys).
+    6 per weight of a matrix product, and in each layer 12 * heads * head dim * keys seen, which in causal attention
+    without a window are length / 2 on average (arXiv:2204.02311, appendix B, which counts all keys).
     """
     heads_dim = config.num_heads * head_dim(config)
     kv_dim = config.num_kv_heads * head_dim(config)
     block = config.embed_dim * (2 * heads_dim + 2 * kv_dim + 3 * config.mlp_dim)
-    window = config.sliding_window or length
-    keys = length / 2 if window >= length else window * (1 - window / (2 * length))
+    kinds = windows(config)
+    keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
     weights = config.num_layers * block + config.embed_dim * config.vocab_size
-    return 6.0 * weights + 12.0 * config.num_layers * heads_dim * keys
+    return 6.0 * weights + 12.0 * heads_dim * keys
+
+
+def _keys_seen(window: int, length: int) -> float:
+    """Return how many keys a query sees, on average over a sequence."""
+    return window * (1 - window / (2 * length)) if 0 < window < length else length / 2
 
 
 class DecoderLM(nnx.Module):
-    """Embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied."""
+    """Embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied.
+
+    In muP (arXiv:2203.03466, table 8) of base width D0 the head is multiplied by sqrt(D0 / D) at a width of D. There
+    the output has a multiplier of 1 / D and entries of variance 1; with the entries of variance 1 / D that ours has,
+    the same function is learned from a multiplier of D^-1/2 and a learning rate smaller by D^-1/2 (lemma J.1). The
+    embedding, entries of variance 1 / D times sqrt(D), is the table's input weight in the same way. Width is to grow
+    by heads; a head of another width would ask for another scale of the scores too.
+    """
 
     def __init__(self, config, *, dtype, scan: bool, rngs: nnx.Rngs):
-        self.dtype, self.head_dim, self.rope_theta = dtype, head_dim(config), config.rope_theta
-        self.sliding_window, self.logit_cap = config.sliding_window, config.logit_soft_cap
+        self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
+        self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
+        self.logit_cap, self.dropout_rate = config.logit_soft_cap, config.dropout
         self.num_kv_heads, self.num_layers = config.num_kv_heads, config.num_layers
         self.embed = Embedding(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
         self.stack = Stack(
             lambda rngs: Block(
                 embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
-                epsilon=config.norm_epsilon, score_cap=config.attention_soft_cap,
-                out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
+                epsilon=config.norm_epsilon, biases=config.biases, score_cap=config.attention_soft_cap,
+                dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
         )  # fmt: skip
@@ -59,12 +83,16 @@ class DecoderLM(nnx.Module):
         if not config.tie_embeddings:
             self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
         self.tied = config.tie_embeddings
+        self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:
         """Return the head, float32 [D, V]."""
-        return transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
+        head_DV = transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
+        return self.head_scale * head_DV
 
-    def __call__(self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None):
+    def __call__(
+        self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
+    ):
         """Return (the normalised stream [B, T, D] in the compute type, the cache).
 
         Args:
@@ -72,6 +100,7 @@ class DecoderLM(nnx.Module):
           positions_BT: int [B, T], from 0 in each document.
           segments_BT: int [B, T]; a token attends only to its own segment. 0 is padding.
           cache: None, or what `empty_cache` or an earlier call returned.
+          key: of the dropout; None: nothing is dropped, as in evaluation and generation.
         """
         key_segments_BS, key_positions_BS, caches = segments_BT, positions_BT, None
         if cache is not None:
@@ -80,10 +109,13 @@ class DecoderLM(nnx.Module):
             key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
-        mask_BTS = attention_mask(segments_BT, key_segments_BS, positions_BT, key_positions_BS, self.sliding_window)
-        angles = rotary_angles(positions_BT, self.head_dim, self.rope_theta)
-        x_BTD = self.embed(tokens_BT, self.dtype)
-        x_BTD, caches = self.stack(x_BTD, angles, mask_BTS, caches=caches)
+        ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
+        masks = {window: attention_mask(*ids, window) for window in dict.fromkeys(self.windows)}
+        angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
+        key = key if self.dropout_rate else None
+        x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
+        contexts = [(angles, masks[window]) for window in self.windows]
+        x_BTD, caches = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             cache = {
                 "key": caches["key"], "value": caches["value"], "segments": key_segments_BS,

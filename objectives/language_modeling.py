@@ -23,11 +23,11 @@ def make_loss(*, num_chunks: int, z_loss: float):
       z_loss: weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
 
     The batch has int32 [B, T] arrays `tokens, targets, positions, segments`; segment 0 is padding and weighs 0.
-    Scalars are (sum, weight) pairs too.
+    Scalars are (sum, weight) pairs too. The key is of the model's dropout; None, as in evaluation, for none.
     """
 
     def loss(model, carry, batch, key):
-        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
         weights_BT = (batch["segments"] > 0).astype(jnp.float32)
         total, loss_sum = cross_entropy(
             stream_BTD, model.head_weight(), batch["targets"], weights_BT, num_chunks, z_loss, model.logit_cap

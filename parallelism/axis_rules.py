@@ -28,6 +28,12 @@ RULES = (
 )
 
 
+def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
+    """Return the rules for code whose batch is no longer split over these mesh axes."""
+    left = tuple(axis for axis in BATCH_AXES if axis not in mesh_axes)
+    return [(name, left if name == "batch" else target) for name, target in RULES]
+
+
 def batch_sharding(mesh) -> NamedSharding:
     """Return the layout of a batch array [batch, length]."""
     rules = dict(RULES)

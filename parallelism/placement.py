@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts batches onto the devices of a mesh; each process handles the rows that its own devices hold."""
 
+import collections
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +20,8 @@ def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
 def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
     """Return the batches of local rows [rows, length] as global arrays [num_rows, length] on the devices.
 
-    The first one is read and placed before this returns, so that no step waits for the pipeline to start.
+    Each is on its way to the devices before the one before it is handed out, and so before its step begins; the
+    first one before this returns, so that no step waits for the pipeline to start.
     """
     rows = local_rows(sharding, num_rows)
 
@@ -31,4 +33,11 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
         return jax.make_array_from_callback((num_rows, local.shape[1]), sharding, shard)
 
     placed = (jax.tree.map(global_array, batch) for batch in batches)
-    return itertools.chain(list(itertools.islice(placed, 1)), placed)
+    return _one_ahead(collections.deque(itertools.islice(placed, 1)), placed)
+
+
+def _one_ahead(ready: collections.deque, placed: Iterator[dict]) -> Iterator[dict]:
+    for batch in placed:
+        ready.append(batch)
+        yield ready.popleft()
+    yield from ready

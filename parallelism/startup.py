@@ -51,7 +51,7 @@ def is_simulation(topology: Topology | None, accelerator: str) -> bool:
     return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
 
 
-def prepare_platform(topology: Topology | None, accelerator: str, cache_dir: str) -> int | None:
+def prepare_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> int | None:
     """Set the environment that jax reads at import; return the number of devices, None if only jax knows.
 
     Raises:
@@ -59,7 +59,7 @@ def prepare_platform(topology: Topology | None, accelerator: str, cache_dir: str
     """
     for name, value in QUIET_TENSORFLOW.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache_dir, "compiled"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
     if accelerator != "cpu":
         if topology and topology.accelerator != accelerator:
             raise ConfigError(

@@ -4,18 +4,19 @@
 import os
 import sys
 
-from configs import loading, topologies
+from configs import topologies
+from input_pipeline.cache import cache_path
 from parallelism import startup
 
-CACHE = loading.load("configs/tiny.py", "", {}).config.data.cache_dir
+CACHE = cache_path("")
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(CACHE, "tests", "compiled")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # Tests compile much and run little: without LLVM's optimisation passes they end in half the time.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
-startup.prepare_platform(topologies.get("cpu-8"), "cpu", "")
+startup.prepare_platform(topologies.get("cpu-8"), "cpu", CACHE)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -4,17 +4,14 @@
 import dataclasses
 import functools
 import math
-from unittest import mock
 
 import jax
 import numpy as np
-import optax
 
 import assembly
 from configs import base
 from parallelism.mesh import mesh_context
 from tests.support import packed_batch, random_weights
-from training import optimizers
 
 BATCH, LENGTH, VOCAB = 16, 24, 68
 
@@ -42,26 +39,15 @@ def placed(tree, abstract):
     return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), tree, abstract)
 
 
-def keep(config, schedule):
-    """An optimizer that changes nothing and whose state is the gradient."""
-    trace = optax.trace(decay=0.0)
-
-    def update(gradients, state, params):
-        return jax.tree.map(lambda g: 0 * g, gradients), trace.update(gradients, state)[1]
-
-    return optax.GradientTransformation(trace.init, update)
-
-
 @functools.cache
 def gradients_and_scalars(num_microbatches: int = 1, **mesh):
     """Return what one step computes on the first devices, always from the same weights and batch."""
     config = small_config(**mesh)
-    config.optimizer.update(name="keep", clip_norm=0.0)
     config.train.gradient_accumulation = num_microbatches
-    with mock.patch.object(optimizers, "keep", keep, create=True):
-        run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = dataclasses.replace(state, params=random_weights(state.params))
     with mesh_context(run.mesh):
-        state, scalars = run.train_step(placed(state, run.abstract_state), placed(batch(), run.abstract_batch))
-    return jax.device_get((state.optimizer.trace, scalars))
+        inputs = placed(state, run.abstract_state), placed(batch(), run.abstract_batch)
+        _, scalars, gradients = run.observed_step(*inputs)
+    return jax.device_get((gradients, scalars))

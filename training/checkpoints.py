@@ -77,13 +77,13 @@ class Checkpoints:
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))
         return self.manager.restore(step, args=arguments)["state"]
 
-    def restore_params(self, step: int, abstract_params: dict) -> dict:
-        """Return the parameters of `step` alone."""
-        item = {"params": abstract_params}
+    def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
+        """Return of `step` the parameters that are evaluated, and nothing else: the average where one is kept."""
+        item = {"average" if abstract_state.average else "params": abstract_state.evaluated}
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return reader.restore(self.folder / str(step) / "state", args=arguments)["params"]
+            return reader.restore(self.folder / str(step) / "state", args=arguments).popitem()[1]
 
 
 def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:

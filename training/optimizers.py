@@ -1,28 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers by name: `optimizer.name = "adamw"` is the function `adamw` here, made of optax's parts.
 
-To add one: a function (config, schedule) -> optax.GradientTransformation, and a test.
+Each returns only the direction in which the parameters go. `make` puts around it what all have in common: clipping
+before it, and after it decoupled weight decay (arXiv:1711.05101) and the learning rate. To add one: a function
+(config, weights) -> optax.GradientTransformation, and a test.
 """
+
+import dataclasses
+import math
+from collections.abc import Callable
 
 import jax
 import optax
 
-NOT_DECAYED = ("scale", "bias", "embedding")  # names of norms, biases and embeddings
+NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, biases and embeddings
+STACKED, VOCAB = "layers", "vocab"
+MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
-def adamw(config, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
-    return optax.adamw(
-        schedule, b1=config.beta1, b2=config.beta2, eps=config.epsilon,
-        weight_decay=config.weight_decay, mask=is_decayed,
-    )  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """What an optimizer may know of the parameters beside their values.
+
+    Attributes:
+      axes: {path: names of the dimensions}, as their layers declare them.
+      widening: the model's width in units of that for which the learning rate was tuned; 1 without muP.
+    """
+
+    axes: dict[tuple[str, ...], tuple[str, ...]]
+    widening: float = 1.0
+
+    def map(self, function: Callable, tree):
+        """Return the tree of function(names of the dimensions) at each parameter of a nested dictionary."""
+        return jax.tree_util.tree_map_with_path(lambda path, _: function(self.axes[tuple(k.key for k in path)]), tree)
+
+
+def make(direction: optax.GradientTransformation, config, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight)."""
+    parts = [direction, optax.add_decayed_weights(config.weight_decay, is_decayed)]
+    clipping = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    return optax.chain(*clipping, *parts, optax.scale_by_learning_rate(schedule))
 
 
 def is_decayed(params: dict) -> dict:
     """Return for each parameter whether weight decay applies to it."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NOT_DECAYED, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: not path[-1].key.endswith(NOT_DECAYED), params)
 
 
-def clipped(optimizer: optax.GradientTransformation, clip_norm: float) -> optax.GradientTransformation:
-    """Scale gradients of a larger global norm down to `clip_norm` before the optimizer sees them; 0: as it is."""
-    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer) if clip_norm else optimizer
+def adamw(config, weights: Weights) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
+    return optax.chain(_adam(config), widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
+
+
+def adafactor(config, weights: Weights) -> optax.GradientTransformation:
+    """Adafactor without momentum (arXiv:1804.04235, algorithm 4): second moments by row and column.
+
+    The learning rate is relative to a weight's root mean square. Each layer of a stack is a weight of its own.
+    """
+    one = optax.chain(
+        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
+    )  # fmt: skip
+    return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, vocab=0.0, vector=0.0))
+
+
+def lion(config, weights: Weights) -> optax.GradientTransformation:
+    """The sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
+    return optax.chain(optax.scale_by_lion(config.beta1, config.beta2), widened(weights, 1.0, 0.5, 0.0))
+
+
+def muon(config, weights: Weights) -> optax.GradientTransformation:
+    """Orthogonalised Nesterov momentum for matrices inside blocks; Adam for embeddings, norms, biases and the head.
+
+    Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; scaled so that one learning rate
+    serves both parts (arXiv:2502.16982, equation 4).
+    """
+    orthogonal = optax.contrib.scale_by_muon(
+        beta=config.beta1, weight_dimension_numbers=lambda updates: weights.map(matrix_dims, updates)
+    )
+
+    def rescale(updates, params):
+        def of_one(update, dims):
+            fans = [math.prod(update.shape[dim] for dim in side) for side in dims]
+            return MUON_RMS * math.sqrt(max(fans)) * update
+
+        return jax.tree.map(of_one, updates, weights.map(matrix_dims, updates))
+
+    parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
+    labels = lambda params: weights.map(lambda axes: "muon" if kind(axes) == "matrix" else "adam", params)  # noqa: E731
+    return optax.chain(optax.partition(parts, labels), widened(weights, 0.5, 0.5, 0.0))
+
+
+def sgd(config, weights: Weights) -> optax.GradientTransformation:
+    """The gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
+    return optax.chain(optax.trace(config.beta1), widened(weights, 0.0, 0.0, -1.0))
+
+
+def _adam(config) -> optax.GradientTransformation:
+    """Return Adam's direction (arXiv:1412.6980, algorithm 1)."""
+    return optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
+
+
+def kind(axes: tuple[str, ...]) -> str:
+    """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases."""
+    if VOCAB in axes:
+        return VOCAB
+    return "matrix" if "embed" in axes and len(set(axes) - {STACKED}) > 1 else "vector"
+
+
+def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
+    """Return which dimensions are the rows and the columns of a matrix: `embed`, and all others but the layers'."""
+    embed = axes.index("embed")
+    others = [dim for dim, name in enumerate(axes) if dim != embed and name != STACKED]
+    return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
+
+
+def widened(weights: Weights, matrix: float, vocab: float, vector: float) -> optax.GradientTransformation:
+    """Divide the direction of each kind of parameter by widening ** exponent: muP's learning rates.
+
+    What arXiv:2203.03466, table 3, comes to where embeddings have entries of variance 1 / width, multiplied by
+    sqrt(width), and logits are divided by sqrt(widening); other rules than Adam's follow by how large the entries of
+    their directions are. So every activation moves as far in a wide model as in a narrow one.
+    """
+    if weights.widening == 1:
+        return optax.identity()
+    exponents = {"matrix": matrix, VOCAB: vocab, "vector": vector}
+    factors = {name: weights.widening**-exponent for name, exponent in exponents.items()}
+
+    def update(updates, params):
+        return jax.tree.map(lambda u, factor: factor * u, updates, weights.map(lambda a: factors[kind(a)], updates))
+
+    return optax.stateless(update)
+
+
+def by_layer(inner: optax.GradientTransformation, weights: Weights) -> optax.GradientTransformation:
+    """Apply a transformation that looks at a whole weight to each layer of a stack apart."""
+    of_stacks = optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
+    labels = lambda params: weights.map(lambda axes: "stack" if STACKED in axes else "one", params)  # noqa: E731
+    return optax.partition({"stack": of_stacks, "one": inner}, labels)

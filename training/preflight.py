@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says before step 1 what a run needs and how long it will take; refuses what cannot fit."""
 
+import math
+
 import jax
 
 from training import throughput
 from training.display import duration
 
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
-STATE_BYTES = 16  # per parameter: float32 weight, gradient, two moments
 
 
 class DoesNotFit(ValueError):
@@ -16,14 +17,22 @@ class DoesNotFit(ValueError):
     exit_status = 2
 
 
-def check_state_fits(num_parameters: int) -> None:
-    """Raise DoesNotFit where parameters, gradients and moments alone exceed the memory of a CPU machine."""
-    needed, available = STATE_BYTES * num_parameters / throughput.GIB, throughput.host_memory_gib()[1]
+def check_state_fits(run) -> None:
+    """Raise DoesNotFit where a CPU machine's memory cannot hold the state of a run and its gradient."""
+    needed, available = _state_bytes(run) / throughput.GIB, throughput.host_memory_gib()[1]
     if jax.default_backend() == "cpu" and needed > available:
         raise DoesNotFit(
-            f"{num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and AdamW's moments, this "
-            f"machine has {available:.0f} GiB; simulate it scaled down (--topology=v4-32), or take a smaller recipe"
+            f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
+            f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
+            f"(--topology=v4-32), or take a smaller recipe"
         )
+
+
+def _state_bytes(run) -> int:
+    """Return the bytes of state and gradient on all the mesh's devices together."""
+    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params))
+    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return of_device * run.mesh.size
 
 
 def compiled_gib(compiled) -> float:

@@ -1,13 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates by name: `optimizer.schedule = "cosine"` is the function `cosine` here."""
+"""Learning rates by name: `optimizer.schedule = "cosine"` is the function `cosine` here.
 
+Each rises linearly from 0 to the peak over `warmup_steps` first. To add one: a function (config, num_steps) ->
+optax.Schedule, and a test.
+"""
+
+import jax.numpy as jnp
 import optax
 
 
 def cosine(config, num_steps: int) -> optax.Schedule:
-    """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` of the peak (arXiv:1608.03983)."""
-    peak = config.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0, peak_value=peak, warmup_steps=config.warmup_steps,
-        decay_steps=max(num_steps, config.warmup_steps + 1), end_value=config.final_fraction * peak,
-    )  # fmt: skip
+    """Half a cosine down to `final_fraction` of the peak (arXiv:1608.03983)."""
+    return _after_warmup(config, optax.cosine_decay_schedule(1.0, _after(config, num_steps), config.final_fraction))
+
+
+def linear(config, num_steps: int) -> optax.Schedule:
+    """A line down to `final_fraction` of the peak."""
+    return _after_warmup(config, optax.linear_schedule(1.0, config.final_fraction, _after(config, num_steps)))
+
+
+def warmup_stable_decay(config, num_steps: int) -> optax.Schedule:
+    """The peak, then over the last `cooldown_fraction` of all steps 1 - sqrt down to `final_fraction`.
+
+    Source: arXiv:2405.18392, section 3, which finds 1 - sqrt better than a line. With `train.steps` raised, a run
+    whose newest checkpoint is from before the fall goes on at the peak.
+    """
+    fall = max(1, round(config.cooldown_fraction * num_steps))
+    begin = _after(config, num_steps) - fall
+
+    def factor(step):
+        part = jnp.clip((step - begin) / fall, 0.0, 1.0)
+        return 1 - (1 - config.final_fraction) * jnp.sqrt(part)
+
+    return _after_warmup(config, factor)
+
+
+def constant(config, num_steps: int) -> optax.Schedule:
+    """The peak to the end."""
+    return _after_warmup(config, optax.constant_schedule(1.0))
+
+
+def _after(config, num_steps: int) -> int:
+    """Return the steps that are left after the warm-up."""
+    return max(1, num_steps - config.warmup_steps)
+
+
+def _after_warmup(config, factor: optax.Schedule) -> optax.Schedule:
+    """Return the peak times `factor` of the steps since the warm-up, which ends with its first."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    rise = optax.linear_schedule(0.0, 1.0, max(1, warmup))
+    joined = optax.join_schedules([rise, factor], [warmup])
+    return lambda step: peak * joined(step)

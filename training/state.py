@@ -15,6 +15,7 @@ class TrainState:
       step: int32 scalar, updates done.
       examples: uint32 scalar, examples consumed; the next batch begins with this one.
       params: nested dictionary of float32 arrays.
+      average: their exponential moving average, {} where none is kept.
       optimizer: optax's state.
       carry: the objective's own, sharded like the batch; empty for language models.
     """
@@ -22,5 +23,11 @@ class TrainState:
     step: jax.Array
     examples: jax.Array
     params: dict
+    average: dict
     optimizer: tuple
     carry: dict
+
+    @property
+    def evaluated(self) -> dict:
+        """The parameters that are evaluated, sampled from and exported: the average where there is one."""
+        return self.average or self.params

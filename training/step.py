@@ -2,6 +2,7 @@
 """One update and one evaluation, as pure functions; they know nothing of the task."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -9,29 +10,27 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from parallelism.axis_rules import without
 from training.state import TrainState
 
 
-def make_train_step(
+def make_gradient(
     graph: nnx.GraphDef,
     loss: Callable,
-    optimizer: optax.GradientTransformation,
-    schedule: optax.Schedule,
     *,
-    num_microbatches: int,
-    seed: int,
+    num_microbatches: int = 1,
+    groups: dict[str, int] | None = None,
     on_microbatch: Callable | None = None,
 ) -> Callable:
-    """Return train_step(state, batch) -> (state, scalars).
+    """Return gradient(params, carry, batch, key) -> (gradients, weight, carry, scalars), sums over the whole batch.
 
-    The gradient is that of (sum of losses) / (sum of weights) over the whole batch, however it is cut into
-    microbatches; sums are float32. Scalars are float32 and on device: the objective's, `gradient_norm` before
-    clipping, `learning_rate`, and `tokens`, the batch's weight.
+    However the batch is cut into microbatches, the sums are float32 and the same but for rounding.
 
     Args:
       graph: the model without its parameters.
       loss: of an objective, (model, carry, batch, key) -> (sum, weight), (carry, scalars).
-      seed: of everything random in the loss; each step and microbatch has a key of its own.
+      groups: {mesh axis: size} over which each group of devices keeps a sum of its own until the last microbatch,
+        so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
     """
 
@@ -39,10 +38,8 @@ def make_train_step(
         (total, weight), (carry, scalars) = loss(nnx.merge(graph, params), carry, batch, key)
         return total, (weight, carry, scalars)
 
-    gradient = jax.value_and_grad(loss_sum, has_aux=True)
-
     def whole(params, carry, batch, key):
-        (_, (weight, carry, scalars)), gradients = gradient(params, carry, batch, key)
+        (_, (weight, carry, scalars)), gradients = jax.value_and_grad(loss_sum, has_aux=True)(params, carry, batch, key)
         return gradients, weight, carry, scalars
 
     def accumulated(params, carry, batch, key):
@@ -65,12 +62,48 @@ def make_train_step(
         carry = jax.tree.map(lambda c: jnp.swapaxes(c, 0, 1).reshape(-1, *c.shape[2:]), carry)
         return gradients, weight, carry, scalars
 
-    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
+    def grouped(params, carry, batch, key):
+        axes, num_groups = tuple(groups), math.prod(groups.values())
+        keys = jax.random.split(key, num_groups)
+        carry, batch = jax.tree.map(lambda rows: rows.reshape(num_groups, -1, *rows.shape[1:]), (carry, batch))
+        with nnx.logical_axis_rules(without(axes)):
+            of_groups = jax.vmap(accumulated, in_axes=(None, 0, 0, 0), spmd_axis_name=axes)
+            gradients, weight, carry, scalars = of_groups(params, carry, batch, keys)
+        gradients, weight, scalars = jax.tree.map(lambda x: x.sum(axis=0), (gradients, weight, scalars))
+        return gradients, weight, jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), carry), scalars
+
+    if num_microbatches == 1:
+        return whole
+    return grouped if groups else accumulated
+
+
+def make_train_step(
+    gradient: Callable,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    *,
+    seed: int,
+    ema_decay: float = 0.0,
+) -> Callable:
+    """Return train_step(state, batch) -> (state, scalars, gradients).
+
+    The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
+    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight.
+
+    Args:
+      gradient: what `make_gradient` returns.
+      seed: of everything random in the loss; each step and microbatch has a key of its own.
+      ema_decay: d in average <- d * average + (1 - d) * parameters, after each update; 0: no average is kept.
+    """
+
+    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        run = accumulated if num_microbatches > 1 else whole
-        gradients, weight, carry, scalars = run(state.params, state.carry, batch, key)
+        gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        params, average = optax.apply_updates(state.params, updates), state.average
+        if ema_decay:
+            average = optax.incremental_update(params, average, 1 - ema_decay)
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple)) | {
             "gradient_norm": optax.tree.norm(gradients),
             "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
@@ -80,20 +113,24 @@ def make_train_step(
         state = TrainState(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
-            params=optax.apply_updates(state.params, updates),
+            params=params,
+            average=average,
             optimizer=optimizer_state,
             carry=carry,
         )
-        return state, scalars
+        return state, scalars, gradients
 
     return train_step
 
 
 def make_eval_step(graph: nnx.GraphDef, loss: Callable, init_carry: Callable) -> Callable:
-    """Return eval_step(params, batch) -> the objective's scalars as (sum, weight) pairs, from a fresh carry."""
+    """Return eval_step(params, batch) -> the objective's scalars as (sum, weight) pairs.
+
+    From a fresh carry, and without a key, which is to say with nothing random in it.
+    """
 
     def eval_step(params, batch):
-        _, (_, scalars) = loss(nnx.merge(graph, params), init_carry(batch), batch, jax.random.key(0))
+        _, (_, scalars) = loss(nnx.merge(graph, params), init_carry(batch), batch, None)
         return scalars
 
     return eval_step

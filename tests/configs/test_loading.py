@@ -73,16 +73,6 @@ def test_text_becomes_the_type_of_the_default(key, text, value):
     assert parsed == value and type(parsed) is type(value)
 
 
-def test_caches_lie_where_the_environment_says(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/elsewhere/torus"
-    assert loading.load("configs/tiny.py", "", {"data.cache_dir": "/mine"}).config.data.cache_dir == "/mine"
-    assert "~" not in loading.load("configs/tiny.py", "", {"data.cache_dir": "~/mine"}).config.data.cache_dir
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert loading.load("configs/tiny.py", "", {}).config.data.cache_dir == "/home/someone/.cache/torus"
-
-
 def test_one_configuration_does_not_leak_into_the_next():
     first = base.get_config()
     first.train.steps = 1
@@ -97,3 +87,11 @@ def test_reading_a_configuration_imports_neither_jax_nor_tensorflow():
         "assert not {'jax', 'flax', 'tensorflow'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_value_is_from_the_recipe_that_set_it_though_another_is_built_on_it():
+    origins = loading.load("configs/llama3_8b.py", "v4-64", {"train.steps": "7"}).origins
+    assert origins["model.vocab_size"] == "configs/llama3_8b.py"
+    assert origins["model.embed_dim"] == "configs/llama2_7b.py"
+    assert origins["mesh.fsdp"] == "--topology=v4-64" and origins["train.steps"] == "command line"
+    assert "model.norm_epsilon" not in origins

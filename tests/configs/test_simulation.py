@@ -17,7 +17,7 @@ from tests.support import RECIPES
 SIZES = {
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.mlp_dim",
     "model.vocab_size", "train.global_batch", "train.sequence_length", "train.steps", "train.tokens", "train.epochs",
-    "train.eval_every", "train.save_every", "optimizer.warmup_steps",
+    "train.eval_every", "train.save_every", "optimizer.warmup_steps", "model.sliding_window",
 }  # fmt: skip
 
 
@@ -84,6 +84,16 @@ def test_kinds_of_layers_remat_optimizer_and_data_stay():
     assert "model.remat" not in changes and config.model.remat == "dots"
     assert all(before[key] == value for key, value in loading.flat(config).items() if key not in changes)
     assert changes["model.embed_dim"][0] == 1024 and changes["model.embed_dim"][1] == config.model.embed_dim
+
+
+def test_local_and_global_layers_stay_both_and_the_window_stays_one():
+    config = loading.load("configs/large.py", "v4-32", {}).config
+    config.model.update(num_layers=26, sliding_window=1024, global_every=6)
+    validation.resolve_mesh(config, 16)
+    simulation.scale_down(config, {})
+    validation.validate(config, 16)
+    assert (config.model.num_layers, config.model.global_every) == (6, 6)
+    assert 0 < config.model.sliding_window < config.train.sequence_length
 
 
 def test_what_was_typed_wins():

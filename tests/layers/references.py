@@ -29,12 +29,45 @@ def mask(query_segments, key_segments, query_positions, key_positions, window=0)
     return seen
 
 
-def rotary(x, positions, theta):
-    """Multiply the complex number x_i + j x_(i + H/2) by exp(j m theta^(-2i/H)) (arXiv:2104.09864, equation 34)."""
+def rotary(x, positions, frequencies, magnitude=1.0):
+    """Multiply the complex number x_i + j x_(i + H/2) by exp(j m f_i) (arXiv:2104.09864, equation 34)."""
     half = x.shape[-1] // 2
-    frequencies = theta ** (-np.arange(half) / half)
     turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * positions[:, :, None, None] * frequencies)
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    return magnitude * np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+def rotary_frequencies(head_dim, theta, scaling="none", factor=1.0, original_length=0):
+    """(frequencies, magnitude), one pair of the head dim at a time."""
+    plain = [theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)]
+    if scaling == "none":
+        return np.array(plain), 1.0
+    if scaling == "linear":  # arXiv:2306.15595, equation 4
+        return np.array([frequency / factor for frequency in plain]), 1.0
+    if scaling == "llama3":
+        return np.array([llama3_frequency(frequency, factor, original_length) for frequency in plain]), 1.0
+    first, last = (yarn_pair(turns, head_dim, theta, original_length) for turns in (32, 1))
+    scaled = []
+    for pair, frequency in enumerate(plain):
+        ramp = np.clip((pair - np.floor(first)) / (np.ceil(last) - np.floor(first)), 0, 1)
+        scaled.append(ramp * frequency / factor + (1 - ramp) * frequency)
+    return np.array(scaled), 0.1 * np.log(factor) + 1  # arXiv:2309.00071, equation 22
+
+
+def llama3_frequency(frequency, factor, original_length, low_freq_factor=1, high_freq_factor=4):
+    """As published with Llama 3.1: by the wavelength, in tokens."""
+    wavelength = 2 * np.pi / frequency
+    if wavelength < original_length / high_freq_factor:
+        return frequency
+    if wavelength > original_length / low_freq_factor:
+        return frequency / factor
+    smooth = (original_length / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+def yarn_pair(turns, head_dim, theta, original_length):
+    """The pair, as a real number, that turns so often: L theta^(-2 pair / H) / (2 pi) = turns, solved for the pair."""
+    pairs = np.linspace(0, head_dim, 1_000_001)
+    return pairs[np.argmin(np.abs(original_length * theta ** (-2 * pairs / head_dim) / (2 * np.pi) - turns))]
 
 
 def rms_norm(x, scale, epsilon):
@@ -42,25 +75,29 @@ def rms_norm(x, scale, epsilon):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
 
 
-def swiglu(x, gate, up, down):
-    """(silu(x gate) * x up) down (arXiv:2002.05202, equation 6)."""
-    gated = x @ gate
-    return (gated / (1 + np.exp(-gated)) * (x @ up)) @ down
+def swiglu(x, w):
+    """(silu(x gate) * x up) down (arXiv:2002.05202, equation 6), each product with its bias where it has one."""
+    gated = x @ w["gate"] + w.get("gate_bias", 0)
+    hidden = gated / (1 + np.exp(-gated)) * (x @ w["up"] + w.get("up_bias", 0))
+    return hidden @ w["down"] + w.get("down_bias", 0)
 
 
-def attention_layer(x, w, positions, seen, theta, epsilon, score_cap=0.0):
-    """Project, normalise queries and keys where they have a scale, rotate, attend, project."""
-    q, k, v = (np.einsum("btd,dnh->btnh", x, w[name]) for name in ("query", "key", "value"))
+def attention_layer(x, w, positions, seen, rope, epsilon, score_cap=0.0):
+    """Project, normalise queries and keys where they have a scale, rotate, attend, project.
+
+    `rope`: (frequencies, magnitude).
+    """
+    q, k, v = (np.einsum("btd,dnh->btnh", x, w[name]) + w.get(f"{name}_bias", 0) for name in ("query", "key", "value"))
     if "query_norm" in w:
         q = rms_norm(q, w["query_norm"]["scale"], epsilon)
         k = rms_norm(k, w["key_norm"]["scale"], epsilon)
-    q, k = rotary(q, positions, theta), rotary(k, positions, theta)
-    return np.einsum("btnh,nhd->btd", attention(q, k, v, seen, score_cap), w["out"])
+    q, k = rotary(q, positions, *rope), rotary(k, positions, *rope)
+    return np.einsum("btnh,nhd->btd", attention(q, k, v, seen, score_cap), w["out"]) + w.get("out_bias", 0)
 
 
-def block(x, w, positions, seen, theta, epsilon, score_cap=0.0):
+def block(x, w, positions, seen, rope, epsilon, score_cap=0.0):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
     y = rms_norm(x, w["attention_norm"]["scale"], epsilon)
-    x = x + attention_layer(y, w["attention"], positions, seen, theta, epsilon, score_cap)
+    x = x + attention_layer(y, w["attention"], positions, seen, rope, epsilon, score_cap)
     y = rms_norm(x, w["mlp_norm"]["scale"], epsilon)
-    return x + swiglu(y, w["mlp"]["gate"], w["mlp"]["up"], w["mlp"]["down"])
+    return x + swiglu(y, w["mlp"])

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from layers.attention import Attention, attend, attention_mask, extend, soft_cap
-from layers.rotary import rotary_angles
+from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close
 
@@ -58,20 +58,40 @@ def test_soft_cap_bounds_and_is_off_at_zero():
     assert soft_cap(x, 0.0) is x
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_layer_equals_the_formula(qk_norm):
-    layer = Attention(
-        embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=qk_norm, epsilon=1e-3, score_cap=5.0,
-        out_scale=0.5, rngs=nnx.Rngs(0),
+def make_layer(qk_norm: bool, biases: str) -> Attention:
+    return Attention(
+        embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=qk_norm, epsilon=1e-3, biases=biases,
+        score_cap=5.0, out_scale=0.5, rngs=nnx.Rngs(0),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("qk_norm", "biases"), [(False, "none"), (True, "none"), (False, "qkv"), (True, "all")])
+def test_layer_equals_the_formula(qk_norm, biases):
+    layer = make_layer(qk_norm, biases)
     rng = np.random.default_rng(1)
     weights = jax.tree.map(lambda w: rng.standard_normal(w.shape), nnx.to_pure_dict(nnx.state(layer)))
     nnx.update(layer, jax.tree.map(np.float32, weights))
     x, positions = rng.standard_normal((B, T, D)), rng.integers(0, 50, (B, T))
     mask = np.tril(np.ones((B, T, T), bool))
-    actual, cache = nnx.jit(layer)(jnp.float32(x), rotary_angles(positions, H, 100.0), mask, None)
+    angles = rotary_angles(positions, *rotary_frequencies(H, 100.0))
+    actual, cache = nnx.jit(layer)(jnp.float32(x), angles, mask, None)
     assert cache is None
-    assert_close(actual, references.attention_layer(x, weights, positions, mask, 100.0, 1e-3, 5.0))
+    rope = references.rotary_frequencies(H, 100.0)
+    assert_close(actual, references.attention_layer(x, weights, positions, mask, rope, 1e-3, 5.0))
+
+
+@pytest.mark.parametrize(
+    ("biases", "shapes"),
+    [
+        ("none", {}),
+        ("qkv", {"query_bias": (N, H), "key_bias": (K, H), "value_bias": (K, H)}),
+        ("all", {"query_bias": (N, H), "key_bias": (K, H), "value_bias": (K, H), "out_bias": (D,)}),
+    ],
+)
+def test_biases_start_at_zero_and_only_where_asked_for(biases, shapes):
+    weights = nnx.to_pure_dict(nnx.state(make_layer(False, biases)))
+    assert {name: weight.shape for name, weight in weights.items() if name.endswith("bias")} == shapes
+    assert not any(np.asarray(weights[name]).any() for name in shapes)
 
 
 def test_extend_writes_at_the_start_and_leaves_the_rest():

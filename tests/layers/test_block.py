@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One block against numpy; and the stack: however it is executed, the same numbers from the same stored weights."""
+"""One block against numpy; and the stack: however it is executed, the same numbers from the same stored weights.
+
+Layers of several kinds are told apart here by how far they see.
+"""
 
 import functools
 
@@ -10,57 +13,88 @@ import pytest
 from flax import nnx
 
 from layers.block import Block, Stack, unstack
-from layers.rotary import rotary_angles
+from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
-from tests.support import assert_close, random_weights
+from tests.support import assert_close, random_weights, relative_error
 
 L, B, T, D, N, K, H, F = 4, 3, 31, 20, 6, 2, 8, 28
 EPSILON, THETA = 1e-3, 100.0
 POSITIONS = np.broadcast_to(np.arange(T), (B, T))
-MASK = np.tril(np.ones((B, T, T), bool))
+MASKS = [np.broadcast_to(np.tril(np.triu(np.ones((T, T), bool), -reach)), (B, T, T)) for reach in (T, 2, 7)]
+ROPE = references.rotary_frequencies(H, THETA)
 
 
-def make_block(rngs):
+def make_block(rngs, dropout_rate: float = 0.0):
     return Block(
-        embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, mlp_dim=F, qk_norm=True, epsilon=EPSILON,
-        score_cap=4.0, out_scale=0.4, rngs=rngs,
+        embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, mlp_dim=F, qk_norm=True, epsilon=EPSILON, biases="all",
+        score_cap=4.0, dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
     )  # fmt: skip
 
 
-def make_stack(scan: bool = True, remat: str = "none"):
-    return Stack(make_block, num_layers=L, scan=scan, remat=remat, rngs=nnx.Rngs(0))
+def make_stack(scan: bool = True, remat: str = "none", dropout_rate: float = 0.0):
+    make = functools.partial(make_block, dropout_rate=dropout_rate)
+    return Stack(make, num_layers=L, scan=scan, remat=remat, rngs=nnx.Rngs(0))
 
 
 @functools.cache
-def differentiated(scan: bool, remat: str):
+def differentiated(scan: bool, remat: str, kinds: int = 1, dropout_rate: float = 0.0):
     """Return ((sum, stream), gradients by the weights and the input) of a stack, and its temporary memory in bytes."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: make_stack(scan, remat)))
+    graph, state = nnx.split(nnx.eval_shape(lambda: make_stack(scan, remat, dropout_rate)))
     weights = random_weights(nnx.to_pure_dict(state))
     x = np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
 
-    def loss(weights, x, positions, mask):
-        y, _ = nnx.merge(graph, weights)(x, rotary_angles(positions, H, THETA), mask)
+    def loss(weights, x, positions, masks):
+        angles = rotary_angles(positions, *rotary_frequencies(H, THETA))
+        key = jax.random.key(5) if dropout_rate else None
+        y, _ = nnx.merge(graph, weights)(x, [(angles, mask) for mask in masks], key=key)
         return jnp.sum(jnp.sin(y)), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    compiled = step.lower(weights, x, POSITIONS, MASK).compile()
-    return compiled(weights, x, POSITIONS, MASK), compiled.memory_analysis().temp_size_in_bytes
+    arguments = weights, x, POSITIONS, MASKS[:kinds]
+    compiled = step.lower(*arguments).compile()
+    return compiled(*arguments), compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_scanned_stack_equals_numpy_blocks_in_a_row():
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_scanned_stack_equals_numpy_blocks_in_a_row(kinds):
+    """Of 4 layers, 3 kinds leave one over that does not fill a group."""
     y = np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     weights = random_weights(nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_stack))))["blocks"]
     for layer in range(L):
-        y = references.block(y, jax.tree.map(lambda w: w[layer], weights), POSITIONS, MASK, THETA, EPSILON, 4.0)  # noqa: B023
-    assert_close(differentiated(True, "none")[0][0][1], y)
+        w = jax.tree.map(lambda w: w[layer], weights)  # noqa: B023
+        y = references.block(y, w, POSITIONS, MASKS[layer % kinds], ROPE, EPSILON, 4.0)
+    assert_close(differentiated(True, "none", kinds)[0][0][1], y)
 
 
 @pytest.mark.parametrize(
-    ("scan", "remat"),
-    [(True, "dots"), (True, "attention"), (True, "full"), (False, "none"), (False, "full")],
-)
-def test_loop_and_remat_change_no_number(scan, remat):
-    assert_close(differentiated(scan, remat)[0], differentiated(True, "none")[0])
+    ("scan", "remat", "kinds"),
+    [(True, "dots", 1), (True, "attention", 1), (True, "full", 1), (False, "none", 1), (False, "full", 1),
+     (True, "full", 3), (False, "none", 3)],
+)  # fmt: skip
+def test_loop_and_remat_change_no_number(scan, remat, kinds):
+    assert_close(differentiated(scan, remat, kinds)[0], differentiated(True, "none", kinds)[0])
+
+
+def test_loop_and_remat_drop_the_same_numbers():
+    unrolled, scanned = (differentiated(*how, 3, 0.3)[0] for how in ((False, "none"), (True, "full")))
+    assert_close(scanned, unrolled)
+    assert relative_error(unrolled[0][1], differentiated(False, "none", 3)[0][0][1]) > 0.1
+
+
+def test_a_block_drops_a_part_of_what_each_sublayer_adds():
+    rate, x = 0.3, np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
+    angles = rotary_angles(POSITIONS, *rotary_frequencies(H, THETA))
+    block = make_block(nnx.Rngs(0), rate)
+    for silent, active in (("mlp.down", "attention.out"), ("attention.out", "mlp.down")):
+        weights = random_weights(nnx.to_pure_dict(nnx.state(block)))
+        for name in (silent, f"{silent}_bias"):
+            sublayer, leaf = name.split(".")
+            weights[sublayer][leaf] *= 0
+        nnx.update(block, weights)
+        full, dropped = (np.asarray(block(x, angles, MASKS[0], None, key)[0] - x) for key in (None, jax.random.key(0)))
+        kept = dropped != 0
+        assert abs(kept.mean() - (1 - rate)) < 4 * (rate * (1 - rate) / x.size) ** 0.5, active
+        np.testing.assert_allclose(dropped[kept], full[kept] / (1 - rate), rtol=1e-3, atol=1e-5)
 
 
 def test_weights_are_stored_as_one_stack_however_they_are_executed():
@@ -74,6 +108,11 @@ def test_each_remat_policy_needs_less_memory_than_the_next():
     """By XLA's own count, and each by a margin."""
     full, attention, dots, none = (differentiated(True, remat)[1] for remat in ("full", "attention", "dots", "none"))
     assert full < 0.95 * attention < 0.95**2 * dots < 0.95**3 * none, (full, attention, dots, none)
+
+
+def test_remat_saves_memory_with_layers_of_several_kinds_too():
+    full, none = (differentiated(True, remat, 2)[1] for remat in ("full", "none"))
+    assert full < 0.6 * none, (full, none)
 
 
 def test_unstack_splits_and_its_gradient_stacks():

@@ -14,6 +14,7 @@ import assembly
 from configs import loading
 from models import decoder_lm
 from objectives import language_modeling
+from parallelism.mesh import make_mesh, mesh_context
 from tests.layers import references
 from tests.support import RECIPES, ROOT, assert_close, forward, make_model, model_config, packed_batch, relative_error
 
@@ -25,8 +26,22 @@ VARIANTS = {
     "logit_soft_cap": {"logit_soft_cap": 2.0},
     "attention_soft_cap": {"attention_soft_cap": 0.5},
     "sliding_window": {"sliding_window": 3},
+    "global_every": {"sliding_window": 3, "global_every": 2},
+    "rope_linear": {"rope_scaling": "linear", "rope_factor": 8.0},
+    "rope_llama3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 128},
+    "rope_yarn": {"rope_scaling": "yarn", "rope_factor": 8.0, "rope_original_length": 128},
+    "biases_qkv": {"biases": "qkv"},
+    "biases_all": {"biases": "all"},
+    "mup": {"mup_base_dim": 5},
+    "mup_tied": {"mup_base_dim": 5, "tie_embeddings": True},
+    "dropout": {"dropout": 0.5},
     "head_dim": {"head_dim": 0, "num_heads": 10},
 }
+TOGETHER = {  # as many of them at once as can be
+    "tie_embeddings": True, "qk_norm": True, "biases": "all", "sliding_window": 3, "global_every": 2,
+    "attention_soft_cap": 0.5, "logit_soft_cap": 2.0, "mup_base_dim": 5, "dropout": 0.5, **VARIANTS["rope_yarn"],
+}  # fmt: skip
+VARIANTS["together"] = TOGETHER
 
 
 @functools.cache
@@ -43,15 +58,19 @@ def reference_logits(params, batch, config) -> np.ndarray:
     """Compute the logits in numpy."""
     weights = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
     segments, positions, epsilon = batch["segments"], batch["positions"], config.norm_epsilon
-    seen = references.mask(segments, segments, positions, positions, config.sliding_window)
+    scaling = config.rope_scaling, config.rope_factor, config.rope_original_length
+    rope = references.rotary_frequencies(decoder_lm.head_dim(config), config.rope_theta, *scaling)
     table = weights["embed"]["embedding"]
     x = table[batch["tokens"]] * np.sqrt(config.embed_dim)
     for layer in range(config.num_layers):
         block = jax.tree.map(lambda w: w[layer], weights["stack"]["blocks"])  # noqa: B023
-        x = references.block(x, block, positions, seen, config.rope_theta, epsilon, config.attention_soft_cap)
+        is_global = config.global_every and (layer + 1) % config.global_every == 0
+        seen = references.mask(segments, segments, positions, positions, 0 if is_global else config.sliding_window)
+        x = references.block(x, block, positions, seen, rope, epsilon, config.attention_soft_cap)
     x = references.rms_norm(x, weights["norm"]["scale"], epsilon)
     logits = x @ (table.T if config.tie_embeddings else weights["head"]["kernel"])
-    cap = config.logit_soft_cap
+    cap, base = config.logit_soft_cap, config.mup_base_dim
+    logits *= np.sqrt(base / config.embed_dim) if base else 1
     return cap * np.tanh(logits / cap) if cap else logits
 
 
@@ -74,24 +93,60 @@ def test_a_later_token_changes_no_earlier_output(name):
         changed[:, position] = (changed[:, position] + 7) % V
         after = np.asarray(forward(graph, params, batch | {"tokens": changed}))
         np.testing.assert_array_equal(after[:, :position], before[:, :position])
-        assert (after[:, position:] != before[:, position:]).any(-1).all() or name == "sliding_window"
+        reached = (after[:, position:] != before[:, position:]).any(-1).all()
+        assert reached or name == "sliding_window"
 
 
-@pytest.mark.parametrize("name", ["qk_norm", "logit_soft_cap", "attention_soft_cap", "sliding_window", "tied"])
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("plain", "head_dim", "dropout")])
 def test_every_option_changes_the_output(name):
-    (plain_graph, plain), (graph, params) = variant("plain"), variant(name)
+    """Also from the option that it goes with: global layers from the window alone, all biases from some."""
+    other = {"global_every": "sliding_window", "biases_all": "biases_qkv", "mup_tied": "tied"}.get(name, "plain")
+    (other_graph, others), (graph, params) = variant(other), variant(name)
     # The same weights wherever both have them: only the option differs.
-    params = {"qk_norm": params, "tied": {k: v for k, v in plain.items() if k != "head"}}.get(name, plain)
-    if name == "qk_norm":
-        params = merged(params, plain)
-    batch = one_document()
-    assert relative_error(forward(graph, params, batch), forward(plain_graph, plain, batch)) > 0.05
+    params, batch = merged(params, others), one_document()
+    assert relative_error(forward(graph, params, batch), forward(other_graph, others, batch)) > 0.05
 
 
 def merged(weights: dict, others: dict) -> dict:
     """Return `weights`, those that `others` has too taken from there."""
-    take = {key: merged(weights[key], value) if isinstance(value, dict) else value for key, value in others.items()}
+    shared = weights.keys() & others.keys()
+    take = {key: merged(weights[key], others[key]) if isinstance(weights[key], dict) else others[key] for key in shared}
     return weights | take
+
+
+def test_dropout_zeroes_embeddings_too():
+    """The blocks add nothing here, so that the stream leaves as it entered."""
+    graph, params = make_model(model_config(dropout=0.3))
+    params["stack"]["blocks"]["attention"]["out"] *= 0
+    params["stack"]["blocks"]["mlp"]["down"] *= 0
+    batch = packed_batch([[61]] * 4, 61, V)
+
+    @jax.jit
+    def stream(params, key):
+        model = nnx.merge(graph, params)
+        model.norm = lambda x: x
+        return model(batch["tokens"], batch["positions"], batch["segments"], key=key)[0]
+
+    entering, dropped = (np.asarray(stream(params, key)) for key in (None, jax.random.key(0)))
+    kept = dropped != 0
+    assert abs(kept.mean() - 0.7) < 4 * (0.3 * 0.7 / kept.size) ** 0.5
+    np.testing.assert_allclose(dropped[kept], entering[kept] / 0.7, rtol=1e-6)
+
+
+def test_dropout_is_the_same_on_any_mesh():
+    graph, params = make_model(model_config(dropout=0.5, vocab_size=40))
+    batch = packed_batch([[5, 7], [12], [3, 4, 5], [12]], 12, 40)
+    one_device = loss_and_gradients(graph, params, batch, jax.random.key(3))
+    with mesh_context(make_mesh({"data": 2, "fsdp": 1, "context": 2, "expert": 1, "model": 2})):
+        assert_close(loss_and_gradients(graph, params, batch, jax.random.key(3)), one_device)
+    other = loss_and_gradients(graph, params, batch, jax.random.key(4))
+    assert relative_error(other[0][0], one_device[0][0]) > 1e-3
+
+
+def test_without_a_key_a_model_with_dropout_is_the_one_without():
+    (plain_graph, plain), (graph, params) = variant("plain"), variant("dropout")
+    assert_close(params, plain)
+    np.testing.assert_array_equal(forward(graph, params, one_document()), forward(plain_graph, plain, one_document()))
 
 
 def test_sliding_window_forgets_what_lies_behind_it():
@@ -105,6 +160,16 @@ def test_sliding_window_forgets_what_lies_behind_it():
     np.testing.assert_array_equal(moved, np.broadcast_to((np.arange(T) >= 2) & (np.arange(T) <= 8), moved.shape))
 
 
+def test_a_global_layer_reaches_all_that_lies_behind():
+    """Of three layers the second alone is global: token 2 moves everything after it."""
+    graph, params = variant("global_every")
+    batch = one_document()
+    changed = batch["tokens"].copy()
+    changed[:, 2] = (changed[:, 2] + 7) % V
+    before, after = (np.asarray(forward(graph, params, batch | {"tokens": t})) for t in (batch["tokens"], changed))
+    np.testing.assert_array_equal((before != after).any(-1), np.broadcast_to(np.arange(T) >= 2, (2, T)))
+
+
 def test_logit_soft_cap_bounds_the_logits():
     graph, params = variant("logit_soft_cap")
     logits = forward(graph, params, one_document())
@@ -112,20 +177,21 @@ def test_logit_soft_cap_bounds_the_logits():
 
 
 @functools.partial(jax.jit, static_argnames="graph")
-def loss_and_gradients(graph, params, batch):
+def loss_and_gradients(graph, params, batch, key=None):
     """Return (((sum of the loss, tokens)), gradients of the sum)."""
     loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
 
     def total(params):
-        pair, _ = loss(nnx.merge(graph, params), {}, batch, jax.random.key(0))
+        pair, _ = loss(nnx.merge(graph, params), {}, batch, key)
         return pair
 
     return jax.value_and_grad(total, has_aux=True)(params)
 
 
-def test_packed_documents_are_as_each_alone_in_outputs_and_gradients():
+@pytest.mark.parametrize("name", ["plain", "global_every", "together"])
+def test_packed_documents_are_as_each_alone_in_outputs_and_gradients(name):
     """Also where they stand: positions restart at each, and what pads the rest of a row counts for nothing."""
-    graph, params = variant("plain")
+    graph, params = variant(name)
     rows = [[4, 7], [2, 5, 3]]
     batch = packed_batch(rows, T, V)
     packed, packed_logits = loss_and_gradients(graph, params, batch), np.asarray(forward(graph, params, batch))
@@ -151,7 +217,7 @@ def test_positions_matter_only_by_their_distance():
     assert relative_error(forward(graph, params, batch | {"positions": batch["positions"] * 2}), logits) > 0.01
 
 
-@pytest.mark.parametrize("name", ["plain", "sliding_window"])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_cached_decoding_equals_the_full_forward(name):
     """Rows of 5 and 9 tokens, padded on the left, are prefilled together and then extended token by token."""
     graph, params = variant(name)
@@ -180,12 +246,13 @@ def test_cached_decoding_equals_the_full_forward(name):
     assert int(cache["start"]) == prefill + steps
 
 
-def test_unrolled_layers_extend_the_cache_as_scanned_ones_do():
-    config = model_config()
+@pytest.mark.parametrize("name", ["plain", "global_every", "together"])
+def test_unrolled_layers_extend_the_cache_as_scanned_ones_do(name):
+    config = model_config(**VARIANTS[name])
     batch, results = one_document(), []
     for scan in (True, False):
         graph, _ = make_model(config, scan=scan)
-        params = variant("plain")[1]
+        params = variant(name)[1]
 
         @jax.jit
         def prefill(params, graph=graph):
@@ -233,19 +300,28 @@ def test_flops_per_token_equals_a_hand_count():
     assert decoder_lm.flops_per_token(model_config(**sizes | {"head_dim": 0}), 6) == 6 * 188 + 288
 
 
-@pytest.mark.parametrize("window", [0, 7, 100, 1000])
-def test_flops_count_the_keys_that_a_window_leaves(window):
-    length, config = 512, model_config(sliding_window=window)
-    counted = np.mean([min(position + 1, window or length) for position in range(length)])
-    per_key = 12.0 * config.num_layers * config.num_heads * config.head_dim
-    weights = decoder_lm.flops_per_token(model_config(), 0)
+@pytest.mark.parametrize(("window", "every"), [(0, 0), (7, 0), (100, 0), (1000, 0), (7, 2), (100, 3), (100, 5)])
+def test_flops_count_the_keys_that_a_window_leaves(window, every):
+    length, config = 512, model_config(num_layers=7, sliding_window=window, global_every=every)
+    windows = [0 if every and layer % every == 0 else window for layer in range(1, 8)]
+    counted = sum(np.mean([min(position + 1, w or length) for position in range(length)]) for w in windows)
+    per_key = 12.0 * config.num_heads * config.head_dim
+    weights = decoder_lm.flops_per_token(config, 0)
     keys = (decoder_lm.flops_per_token(config, length) - weights) / per_key
-    assert abs(keys - counted) <= 0.5  # the formula is that of a continuous position
+    assert abs(keys - counted) <= 7 * 0.5  # the formula is that of a continuous position
+
+
+def test_parameter_count_with_biases_is_that_of_qwen():
+    """Qwen 2.5 0.5B: 24 layers of 896 in 14 heads and 2, 4,864 in the MLP, tied; 494,032,768 parameters."""
+    sizes = dict(num_layers=24, embed_dim=896, num_heads=14, num_kv_heads=2, head_dim=64, mlp_dim=4864)
+    config = model_config(**sizes, vocab_size=151_936, tie_embeddings=True, biases="qkv")
+    model = nnx.eval_shape(lambda: decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == 494_032_768
 
 
 def num_parameters(recipe: str) -> int:
     config = loading.load(f"configs/{recipe}.py", "", {"mesh.fsdp": "8"}).config
-    return assembly.check(config)
+    return assembly.assemble(config).num_parameters
 
 
 @pytest.mark.parametrize(("recipe", "published"), [("llama2_7b", 6_738_415_616), ("llama3_8b", 8_030_261_248)])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language-modelling objective: what is summed, and what weighs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,21 @@ def test_a_batch_of_padding_weighs_nothing():
     loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
     (total, weight), _ = jax.jit(lambda params: loss(nnx.merge(graph, params), {}, batch, None))(params)
     assert total == weight == 0
+
+
+def test_the_key_is_of_the_dropout_and_without_one_nothing_is_dropped():
+    graph, params = make_model(model_config(dropout=0.3))
+    plain, _ = make_model(model_config())
+    batch = packed_batch([[4, 5], [3, 2]], 12, 37)
+    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.0)
+
+    @functools.partial(jax.jit, static_argnames="graph")
+    def total(graph, key):
+        return loss(nnx.merge(graph, params), {}, batch, key)[0][0]
+
+    first, again, other = (total(graph, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert first == again != other
+    assert total(graph, None) == total(plain, None) == total(plain, jax.random.key(0)) != first
 
 
 def test_language_models_carry_nothing_from_step_to_step():

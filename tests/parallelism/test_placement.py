@@ -30,6 +30,23 @@ def test_one_process_reads_every_row_once_and_places_it_whole(sizes):
         assert shard == (ROWS // (sizes[0] * sizes[1] * sizes[3]), LENGTH // sizes[2])
 
 
+def test_the_next_batch_is_on_the_devices_before_its_step_begins(monkeypatch):
+    sharding, put = batch_sharding(make_mesh(dict(zip(MESH_AXES, (8, 1, 1, 1, 1), strict=True)))), []
+    array = jax.make_array_from_callback
+
+    def counting(*arguments):
+        put.append(array(*arguments))
+        return put[-1]
+
+    monkeypatch.setattr(jax, "make_array_from_callback", counting)
+    batches = place(({"tokens": np.full((ROWS, LENGTH), n)} for n in range(4)), sharding, ROWS)
+    assert len(put) == 1
+    for step in range(4):
+        batch = next(batches)  # which step `step` is about to take
+        assert jax.device_get(batch["tokens"])[0, 0] == step and len(put) == min(step + 2, 4)
+    assert next(batches, None) is None
+
+
 PROCESS = """
 import json, os, sys
 index, port = int(sys.argv[1]), sys.argv[2]

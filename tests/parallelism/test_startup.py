@@ -2,6 +2,7 @@
 """The platform and the number of devices are settled by what is attached, asked for and already set."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_asking_for_an_accelerator_that_is_not_there_is_an_error(machine, device
 
 @pytest.mark.parametrize(("topology", "devices"), [("cpu", 1), ("cpu-8", 8), ("v4-8", 4), ("v4-32", 16), ("v4-64", 32)])
 def test_without_accelerator_a_topology_has_as_many_simulated_devices_as_chips(machine, topology, devices):
-    assert startup.prepare_platform(topologies.get(topology), "cpu", "/cache") == devices
+    assert startup.prepare_platform(topologies.get(topology), "cpu", pathlib.Path("/cache")) == devices
     assert f"--xla_force_host_platform_device_count={devices}" in os.environ["XLA_FLAGS"].split()
     assert os.environ["JAX_PLATFORMS"] == "cpu"
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/cache/compiled"
@@ -72,7 +73,7 @@ def test_without_accelerator_a_topology_has_as_many_simulated_devices_as_chips(m
 )
 def test_without_topology_the_environment_says_how_many_devices(machine, name, value, devices):
     machine.setenv(name, value)
-    assert startup.prepare_platform(None, "cpu", "/cache") == devices
+    assert startup.prepare_platform(None, "cpu", pathlib.Path("/cache")) == devices
     assert os.environ["XLA_FLAGS"].count("device_count") == 1 and f"device_count={devices}" in os.environ["XLA_FLAGS"]
     assert "JAX_NUM_CPU_DEVICES" not in os.environ  # jax refuses it beside the flag
 
@@ -80,7 +81,7 @@ def test_without_topology_the_environment_says_how_many_devices(machine, name, v
 def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):
     machine.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_cpu_collective_timeout_seconds=7")
     machine.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-    startup.prepare_platform(topologies.get("cpu-8"), "cpu", "/cache")
+    startup.prepare_platform(topologies.get("cpu-8"), "cpu", pathlib.Path("/cache"))
     flags = os.environ["XLA_FLAGS"].split()
     assert "--xla_dump_to=/x" in flags
     assert [flag for flag in flags if "collective_timeout_seconds" in flag] == [
@@ -91,15 +92,15 @@ def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):
 
 
 def test_on_an_accelerator_only_jax_knows_the_devices_and_nothing_is_simulated(machine):
-    assert startup.prepare_platform(topologies.get("v4-8"), "tpu", "/cache") is None
-    assert startup.prepare_platform(None, "gpu", "/cache") is None
+    assert startup.prepare_platform(topologies.get("v4-8"), "tpu", pathlib.Path("/cache")) is None
+    assert startup.prepare_platform(None, "gpu", pathlib.Path("/cache")) is None
     assert "XLA_FLAGS" not in os.environ and "JAX_PLATFORMS" not in os.environ
 
 
 @pytest.mark.parametrize(("topology", "accelerator"), [("v4-8", "gpu"), ("h100-8", "tpu"), ("cpu-8", "tpu")])
 def test_a_topology_of_another_kind_than_the_attached_one_is_an_error(machine, topology, accelerator):
     with pytest.raises(ConfigError, match=f"--topology={topology} is a .* slice, but a {accelerator} is attached"):
-        startup.prepare_platform(topologies.get(topology), accelerator, "/cache")
+        startup.prepare_platform(topologies.get(topology), accelerator, pathlib.Path("/cache"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: restored onto another mesh and another execution, newest kept, differences named."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints, differences
 
 
-def run_on(**mesh):
+def run_on(ema_decay=0.0, **mesh):
     config = base.get_config()
+    config.optimizer.ema_decay = ema_decay
     config.model.update(dict(num_layers=2, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
     config.train.update(dict(global_batch=8, sequence_length=16))
     config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
@@ -33,12 +36,23 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
             checkpoints.wait()
         with mesh_context(other.mesh):
             restored = checkpoints.restore(checkpoints.newest(), other.abstract_state)
-            params = checkpoints.restore_params(3, other.abstract_state.params)
+            params = checkpoints.restore_evaluated(3, other.abstract_state)
     for wanted, got in ((state, restored), (state.params, params)):
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), wanted, got)
     jax.tree.map(
         lambda leaf, spec: leaf.sharding == spec.sharding or pytest.fail(str(spec)), restored, other.abstract_state
     )
+
+
+def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
+    run = run_on(ema_decay=0.9, fsdp=8)
+    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
+        state = run.init()
+        average = jax.tree.map(lambda weight: weight + 1, state.average)
+        checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
+        checkpoints.wait()
+        restored = checkpoints.restore_evaluated(3, run.abstract_state)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), restored, average)
 
 
 def test_only_the_newest_are_kept_and_the_record_stands_beside(tmp_path):

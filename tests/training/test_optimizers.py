@@ -1,40 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW against the paper, what decays, and clipping."""
+"""Each optimizer against its paper, what decays, clipping, what muP multiplies, and where its state lies."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+import assembly
 from configs import base
+from layers.axes import declared_axes
+from parallelism.mesh import mesh_context
+from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, make_model, model_config
 from training import optimizers
 
-PARAMS = {"kernel": np.array([0.5, -1.0, 2.0], np.float32), "scale": np.array([1.0, 3.0], np.float32)}
+# A stack of 2 layers of a matrix, a bias of it, and an embedding: every kind of parameter there is.
+AXES = {
+    ("blocks", "kernel"): ("layers", "embed", "mlp"), ("blocks", "bias"): ("layers", "mlp"),
+    ("blocks", "scale"): ("layers", "norm"), ("embedding",): ("vocab", "embed"),
+}  # fmt: skip
+SHAPES = {
+    ("blocks", "kernel"): (2, 3, 5),
+    ("blocks", "bias"): (2, 5),
+    ("blocks", "scale"): (2, 3),
+    ("embedding",): (7, 3),
+}
+RATES = (0.0, 0.1, 0.07)
 
 
-def test_adamw_is_algorithm_2_of_the_paper_with_decay_on_kernels_alone():
+def random_tree(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return unflatten_dict({path: rng.standard_normal(shape).astype(np.float32) for path, shape in SHAPES.items()})
+
+
+def trajectory(name: str, widening: float = 1.0, **changes) -> list[dict]:
+    """Return the parameters after each of three steps, by the optimizer as a run makes it."""
     config = base.get_config().optimizer
-    config.update(weight_decay=0.3, beta1=0.8, beta2=0.9, epsilon=1e-3)
-    rates = [0.0, 0.1, 0.07]
-    optimizer = optimizers.adamw(config, lambda step: jnp.array(rates)[step])
-    rng, state, actual = np.random.default_rng(0), optimizer.init(PARAMS), PARAMS
-    expected, m, v = dict(PARAMS), dict.fromkeys(PARAMS, 0.0), dict.fromkeys(PARAMS, 0.0)
-    for t, rate in enumerate(rates, start=1):
-        gradients = {name: rng.standard_normal(value.shape).astype(np.float32) for name, value in PARAMS.items()}
-        updates, state = optimizer.update(gradients, state, actual)
-        actual = optax.apply_updates(actual, updates)
-        for name, g in gradients.items():
-            m[name], v[name] = 0.8 * m[name] + 0.2 * g, 0.9 * v[name] + 0.1 * g**2
-            adam = m[name] / (1 - 0.8**t) / (np.sqrt(v[name] / (1 - 0.9**t)) + 1e-3)
-            decay = 0.3 * expected[name] if name == "kernel" else 0
-            expected[name] = expected[name] - rate * (adam + decay)
-    assert_close(actual, expected)
+    config.update(dict(clip_norm=0.0, weight_decay=0.3, beta1=0.8, beta2=0.9, epsilon=1e-3) | changes)
+    direction = getattr(optimizers, name)(config, optimizers.Weights(AXES, widening))
+    optimizer = optimizers.make(direction, config, lambda step: jnp.array(RATES)[step])
+    params = random_tree(0)
+    state, path, update = optimizer.init(params), [], jax.jit(optimizer.update)
+    for step in range(3):
+        updates, state = update(random_tree(1 + step), state, params)
+        params = optax.apply_updates(params, updates)
+        path.append(params)
+    return path
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "qk_norm": True}])
-def test_norms_and_embeddings_do_not_decay_and_every_matrix_does(changes):
+def by_hand(direction, decay=0.3) -> list[dict]:
+    """The same with numpy: w <- w - rate * (direction + decay * w), where `direction` keeps a state a weight."""
+    params, states = flatten_dict(jax.tree.map(np.float64, random_tree(0))), {path: {} for path in SHAPES}
+    path = []
+    for step, rate in enumerate(RATES):
+        gradients = flatten_dict(random_tree(1 + step))
+        for keys, w in params.items():
+            update = direction(keys[-1], w, np.float64(gradients[keys]), states[keys], step + 1)
+            params[keys] = w - rate * (update + decay * (keys[-1] == "kernel") * w)
+        path.append(unflatten_dict(params))
+    return path
+
+
+def adam(name, w, g, state, t):
+    m, v = state.get("m", 0.0), state.get("v", 0.0)
+    state["m"], state["v"] = m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+    return m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
+
+
+def lion(name, w, g, state, t):
+    m = state.get("m", 0.0)
+    state["m"] = 0.9 * m + 0.1 * g
+    return np.sign(0.8 * m + 0.2 * g)
+
+
+def sgd(name, w, g, state, t):
+    state["m"] = 0.8 * state.get("m", 0.0) + g
+    return state["m"]
+
+
+def adafactor(name, w, g, state, t):
+    """Algorithm 4 with second moments unfactored, as they are for small weights; a layer at a time."""
+    beta = 1 - t**-0.8
+    state["v"] = v = beta * state.get("v", 0.0) + (1 - beta) * (g**2 + 1e-30)
+    u = g / np.sqrt(v)
+    dims = tuple(range(1, w.ndim)) if name != "embedding" else None
+
+    def rms(x):
+        return np.sqrt(np.mean(x**2, axis=dims, keepdims=True))
+
+    return u / np.maximum(1, rms(u)) * np.maximum(1e-3, rms(w))
+
+
+@pytest.mark.parametrize("direction", [adam, lion, sgd, adafactor], ids=lambda f: f.__name__)
+def test_an_optimizer_is_the_algorithm_of_its_paper_with_decay_on_matrices_alone(direction):
+    name = {"adam": "adamw"}.get(direction.__name__, direction.__name__)
+    assert_close(trajectory(name), by_hand(direction))
+
+
+def test_adafactor_keeps_second_moments_of_large_matrices_by_row_and_column():
+    """Equation 4 of arXiv:1804.04235: their outer product over the sum, for each layer of the stack."""
+    axes = {("kernel",): ("layers", "embed", "mlp")}
+    config, rng = base.get_config().optimizer, np.random.default_rng(0)
+    optimizer = optimizers.adafactor(config, optimizers.Weights(axes))
+    weight, gradient = (rng.standard_normal((2, 128, 130)) for _ in range(2))
+    state = optimizer.init({"kernel": weight})
+    held = [leaf.shape for leaf in jax.tree.leaves(state) if leaf.size > 2]
+    assert sorted(held) == [(2, 128), (2, 130)]
+    updates, _ = optimizer.update({"kernel": gradient}, state, {"kernel": weight})
+    for layer in range(2):
+        squares, w = gradient[layer] ** 2, weight[layer]
+        second = squares.mean(1, keepdims=True) * squares.mean(0, keepdims=True) / squares.mean()
+        u = gradient[layer] / np.sqrt(second)
+        u /= max(1, np.sqrt((u**2).mean()))
+        assert_close(updates["kernel"][layer], u * np.sqrt((w**2).mean()))
+
+
+def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
+    """The update of a matrix has near-equal singular values, of 0.2 * sqrt(its longer side) each."""
+    path, expected = trajectory("muon", weight_decay=0.0), by_hand(adam, decay=0.0)
+    before = random_tree(0)["blocks"]["kernel"]
+    for layer in range(2):
+        update = (path[1]["blocks"]["kernel"] - path[0]["blocks"]["kernel"])[layer] / RATES[1]
+        singular = np.linalg.svd(update, compute_uv=False) / (0.2 * np.sqrt(5))
+        assert 0.6 < singular.min() <= singular.max() < 1.3, singular
+    np.testing.assert_array_equal(path[0]["blocks"]["kernel"], before)  # at a rate of 0
+    for name in ("bias", "scale"):
+        assert_close(path[2]["blocks"][name], expected[2]["blocks"][name])
+    assert_close(path[2]["embedding"], expected[2]["embedding"])
+
+
+def test_muon_treats_heads_as_one_side_of_their_matrix():
+    matrix = optax.contrib.MuonDimensionNumbers
+    assert optimizers.matrix_dims(("layers", "embed", "heads", "head_dim")) == matrix((1,), (2, 3))
+    assert optimizers.matrix_dims(("layers", "heads", "head_dim", "embed")) == matrix((3,), (1, 2))
+    assert optimizers.matrix_dims(("mlp", "embed")) == matrix((1,), (0,))
+
+
+VARIANTS = [{}, {"tie_embeddings": True, "qk_norm": True}, {"biases": "all"}]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(changes) or "plain")
+def test_norms_biases_and_embeddings_do_not_decay_and_every_matrix_does(changes):
     _, params = make_model(model_config(**changes))
     decayed = {
         jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("stack.blocks."): flag
@@ -43,12 +151,63 @@ def test_norms_and_embeddings_do_not_decay_and_every_matrix_does(changes):
     matrices = {f"attention.{name}" for name in ("query", "key", "value", "out")}
     matrices |= {f"mlp.{name}" for name in ("gate", "up", "down")} | ({"head.kernel"} & decayed.keys())
     assert {name for name, flag in decayed.items() if flag} == matrices
-    assert ("attention.query_norm.scale" in decayed) == bool(changes) != ("head.kernel" in decayed)
+    assert any(name.endswith("bias") for name in decayed) == ("biases" in changes)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "-".join(changes) or "plain")
+def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
+    config = small_config()
+    config.model.update(changes)
+    _, _, abstract = assembly._model(config, assembly.make_mesh(dict.fromkeys(config.mesh, 1), jax.devices()[:1]))
+    for path, (_, axes) in declared_axes(abstract).items():
+        expected = "matrix" if path[-1] in ("query", "key", "value", "out", "gate", "up", "down") else "vector"
+        expected = "vocab" if path[-1] in ("embedding", "kernel") else expected
+        assert optimizers.kind(axes) == expected, path
+
+
+WIDENED = {  # factors on the update of a model 4 times as wide: matrix, embedding, vectors
+    "adamw": (1 / 4, 1 / 2, 1), "lion": (1 / 4, 1 / 2, 1), "muon": (1 / 2, 1 / 2, 1),
+    "adafactor": (1 / 2, 1, 1), "sgd": (1, 1, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WIDENED)
+def test_mup_multiplies_the_update_of_each_kind_of_parameter_but_not_its_decay(name):
+    plain, wide, before = trajectory(name), trajectory(name, widening=4.0), random_tree(0)
+    matrix, embedding, vector = WIDENED[name]
+    decay = RATES[1] * 0.3 * before["blocks"]["kernel"]  # step 0 has a rate of 0
+
+    def change(path, section, leaf):
+        return (path[1][section][leaf] if leaf else path[1][section]) - (
+            before[section][leaf] if leaf else before[section]
+        )
+
+    assert_close(change(wide, "blocks", "kernel") + decay, matrix * (change(plain, "blocks", "kernel") + decay))
+    assert_close(change(wide, "embedding", None), embedding * change(plain, "embedding", None))
+    assert_close(change(wide, "blocks", "scale"), vector * change(plain, "blocks", "scale"))
 
 
 @pytest.mark.parametrize(("clip_norm", "factor"), [(1.0, 1 / 13), (13.0, 1.0), (26.0, 1.0), (0.0, 1.0)])
 def test_clipping_scales_a_larger_global_norm_down_and_nothing_else(clip_norm, factor):
     gradients = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([[12.0]])}
-    optimizer = optimizers.clipped(optax.sgd(1.0), clip_norm)
-    updates, _ = optimizer.update(gradients, optimizer.init(gradients))
+    config = base.get_config().optimizer
+    config.update(clip_norm=clip_norm, weight_decay=0.0)
+    optimizer = optimizers.make(optax.identity(), config, lambda step: 1.0)
+    updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     assert_close(updates, jax.tree.map(lambda g: -factor * g, gradients))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon", "sgd"])
+def test_what_an_optimizer_keeps_of_a_weights_shape_lies_where_the_weight_does(name):
+    config = small_config(fsdp=2, context=2, model=2)
+    config.optimizer.update(name=name, ema_decay=0.9)
+    run = assembly.assemble(config)
+    with mesh_context(run.mesh):
+        state, _ = run.train_step(run.init(), placed(batch(), run.abstract_batch))
+    weights = {leaf.shape: leaf.sharding for leaf in jax.tree.leaves(state.params)}
+    kept = [leaf for leaf in jax.tree.leaves((state.optimizer, state.average)) if leaf.size > 200]
+    assert len(kept) >= len([shape for shape in weights if np.prod(shape) > 200])
+    for leaf in kept:
+        assert not leaf.sharding.is_fully_replicated, leaf.shape
+    for abstract, actual in zip(jax.tree.leaves(run.abstract_state), jax.tree.leaves(state), strict=True):
+        assert actual.sharding.is_equivalent_to(abstract.sharding, actual.ndim)

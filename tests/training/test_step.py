@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step: what it minimises, counts and returns, however a batch is cut; and that it learns."""
 
+import functools
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import assembly
 from configs import base
-from parallelism.mesh import mesh_context
-from tests.one_step import gradients_and_scalars
+from parallelism.mesh import make_mesh, mesh_context
+from tests.one_step import gradients_and_scalars, small_config
 from tests.support import assert_close, packed_batch
 from training.state import TrainState
-from training.step import every, make_eval_step, make_train_step, mean
+from training.step import every, make_eval_step, make_gradient, make_train_step, mean
 
 ROWS, D = 12, 5
 
@@ -30,7 +35,7 @@ def squared_error(model, carry, batch, key):
     """An objective with everything that one may have: weights, a carry by row, a scalar of its own, randomness."""
     error = batch["x"] @ model.slope[...] - batch["y"]
     total, weight = jnp.sum(batch["weight"] * error**2), batch["weight"].sum()
-    noise = jax.random.normal(key, ())
+    noise = jax.random.normal(key, ()) if key is not None else 0.0
     scalars = {"loss": (total, weight), "error": (jnp.sum(error), len(error)), "noise": (noise, 1.0)}
     return (total, weight), ({"last": carry["last"] + batch["y"]}, scalars)
 
@@ -42,24 +47,27 @@ def line_batch(weight=None) -> dict:
     return jax.tree.map(np.float32, {"x": x, "y": y, "weight": weight})
 
 
-def line_step(num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, **options):
+def line_step(
+    num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, ema_decay=0.0, **options
+):
     """Return (train_step, first state); plain gradient descent unless told."""
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
-    step = make_train_step(
-        graph, squared_error, optimizer, schedule, num_microbatches=num_microbatches, seed=seed, **options
-    )
+    gradient = make_gradient(graph, squared_error, num_microbatches=num_microbatches, **options)
+    step = make_train_step(gradient, optimizer, schedule, seed=seed, ema_decay=ema_decay)
     carry = {"last": jnp.arange(float(ROWS))}
-    state = TrainState(jnp.int32(0), jnp.uint32(40), params, optimizer.init(params), carry)
+    average = params if ema_decay else {}
+    state = TrainState(jnp.int32(0), jnp.uint32(40), params, average, optimizer.init(params), carry)
     return jax.jit(step), state
 
 
 def test_the_gradient_is_that_of_the_weighted_mean():
     step, state = line_step()
     batch, slope = line_batch(), np.asarray(state.params["slope"])
-    after, scalars = step(state, batch)
+    after, scalars, gradients = step(state, batch)
     error = batch["x"] @ slope - batch["y"]
     gradient = 2 * (batch["weight"] * error) @ batch["x"] / batch["weight"].sum()
+    assert_close(gradients["slope"], gradient)
     assert_close(after.params["slope"], slope - 0.1 * gradient)
     assert_close(scalars["loss"], (batch["weight"] * error**2).sum() / batch["weight"].sum())
     assert_close(scalars["error"], error.mean())
@@ -70,25 +78,92 @@ def test_the_gradient_is_that_of_the_weighted_mean():
 @pytest.mark.parametrize("num_microbatches", [2, 3, 12])
 def test_microbatches_of_unequal_weight_make_the_step_of_the_whole_batch(num_microbatches):
     whole, state = line_step()
-    expected, expected_scalars = whole(state, line_batch())
-    actual, scalars = line_step(num_microbatches)[0](state, line_batch())
+    expected, expected_scalars, _ = whole(state, line_batch())
+    actual, scalars, _ = line_step(num_microbatches)[0](state, line_batch())
     del scalars["noise"], expected_scalars["noise"]  # each microbatch draws its own
     assert_close((actual.params, scalars), (expected.params, expected_scalars))
     np.testing.assert_array_equal(actual.carry["last"], expected.carry["last"])  # each row keeps its own
 
 
-def test_microbatches_make_the_gradients_of_the_whole_batch_in_a_language_model():
-    assert_close(gradients_and_scalars(num_microbatches=4), gradients_and_scalars())
+@pytest.mark.parametrize(
+    "mesh",
+    [{}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "fsdp": 2, "context": 2}, {"data": 2, "expert": 2}],
+    ids=lambda mesh: "-".join(mesh) or "one",
+)
+def test_microbatches_make_the_gradients_of_the_whole_batch_in_a_language_model(mesh):
+    """Each holds another number of real tokens, on each device too."""
+    assert_close(gradients_and_scalars(num_microbatches=4, **mesh), gradients_and_scalars())
 
 
-def test_microbatches_on_a_mesh_make_the_gradients_of_one_device():
-    assert_close(gradients_and_scalars(num_microbatches=2, fsdp=2, context=2, model=2), gradients_and_scalars())
+COLLECTIVE = re.compile(r"= (.*?) (?:all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+CALLED = re.compile(r"(?:body|calls|to_apply)=%([\w.-]+)")
+
+
+def summed_numbers(hlo: str) -> tuple[int, int]:
+    """Return how many float32 numbers the collectives of a compiled program sum (outside its loops, inside them)."""
+    texts = re.split(r"\n(?=%|ENTRY)", hlo)
+    computations = {re.match(r"(?:ENTRY )?%([\w.-]+)", text)[1]: text for text in texts if text[0] in "%E"}
+    looped, found = set(), re.findall(r"body=%([\w.-]+)", hlo)
+    while found:
+        looped.update(found)
+        found = [name for body in found for name in CALLED.findall(computations[body]) if name not in looped]
+    numbers = [0, 0]
+    for name, text in computations.items():
+        for collective in COLLECTIVE.finditer(text):
+            shapes = re.findall(r"f32\[([\d,]+)\]", collective[1])
+            numbers[name in looped] += sum(math.prod(map(int, dims.split(","))) for dims in shapes)
+    return tuple(numbers)
+
+
+def gradient_collectives(num_microbatches: int, **mesh) -> tuple[int, int]:
+    """Return `summed_numbers` of a training step whose only loop is that over microbatches."""
+    config = small_config(**mesh)
+    config.train.update(gradient_accumulation=num_microbatches, global_batch=8 * 8, loss_chunk_tokens=0)
+    config.model.layer_loop = "unroll"
+    run = assembly.assemble(config)
+    with mesh_context(run.mesh):
+        return summed_numbers(run.train_step.lower(run.abstract_state, run.abstract_batch).compile().as_text())
+
+
+def test_what_is_summed_in_a_loop_is_told_from_what_is_summed_once():
+    """The instrument itself, on a program with one of each."""
+
+    @functools.partial(jax.shard_map, in_specs=P(), out_specs=P(), check_vma=False)
+    def program(x):
+        looped = jax.lax.fori_loop(0, 3, lambda _, y: jnp.sin(jax.lax.psum(y, "data")), x[:7])
+        return jax.lax.psum(x, "data") * looped.sum()
+
+    with mesh_context(make_mesh({"data": 8})):
+        assert summed_numbers(jax.jit(program).lower(jnp.ones(11)).compile().as_text()) == (11, 7)
+
+
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "fsdp": 4}], ids=lambda mesh: "-".join(mesh))
+def test_gradients_cross_the_batch_axes_once_a_step_for_1_4_and_8_microbatches(mesh):
+    """The compiled program sums every gradient once, after the loop, and sums nothing inside it."""
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(gradients_and_scalars()[0]))
+    crossing = {m: gradient_collectives(m, **mesh) for m in (1, 4, 8)}
+    for microbatches, (once, repeated) in crossing.items():
+        assert repeated == 0, crossing
+        if mesh == {"data": 8} or microbatches > 1:
+            assert parameters <= once <= 1.02 * parameters, crossing
+    assert crossing[4] == crossing[8]
+
+
+def test_an_average_of_the_parameters_follows_them_and_is_what_is_evaluated():
+    step, state = line_step(ema_decay=0.75)
+    average = np.asarray(state.params["slope"], np.float64)
+    for _ in range(3):
+        state, *_ = step(state, line_batch())
+        average = 0.75 * average + 0.25 * np.asarray(state.params["slope"], np.float64)
+    assert_close(state.average["slope"], average)
+    assert state.evaluated is state.average
+    assert line_step()[1].average == {} and "slope" in line_step()[1].evaluated
 
 
 def test_steps_and_examples_are_counted_and_the_schedule_is_followed():
     step, state = line_step()
     for index in range(3):
-        state, scalars = step(state, line_batch())
+        state, scalars, _ = step(state, line_batch())
         assert (int(state.step), int(state.examples)) == (index + 1, 40 + ROWS * (index + 1))
         assert float(scalars["learning_rate"]) == np.float32(0.1 / (1 + index))
     assert (state.step.dtype, state.examples.dtype) == (jnp.int32, jnp.uint32)
@@ -99,7 +174,7 @@ def test_every_step_and_microbatch_draws_its_own_randomness_again_the_same_from_
         step, state = line_step(**options)
         drawn = []
         for _ in range(num_steps):
-            state, scalars = step(state, line_batch())
+            state, scalars, _ = step(state, line_batch())
             drawn.append(float(scalars["noise"]))
         return drawn
 
@@ -113,7 +188,7 @@ def test_every_step_and_microbatch_draws_its_own_randomness_again_the_same_from_
 
 def test_a_batch_without_weight_changes_nothing_and_is_finite():
     step, state = line_step()
-    after, scalars = step(state, line_batch(weight=0))
+    after, scalars, _ = step(state, line_batch(weight=0))
     np.testing.assert_array_equal(after.params["slope"], state.params["slope"])
     assert float(scalars["loss"]) == float(scalars["gradient_norm"]) == 0
 

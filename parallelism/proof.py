@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves that a layout computes what another one does: the forward pass, every gradient, one update.
+
+Two step functions are handed in, each with its own mesh; both begin with the same state and the same batch. What
+they return is compared array by array, by the relative error in the L2 norm.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from parallelism.mesh import mesh_context
+
+# Float32 sums in another order differ by about 1e-6. An update is a small difference of rounded weights, and where a
+# gradient is nearly 0 Adam turns its rounding into a step; a fault of layout is off by a part, not by a thousandth.
+LIMITS = {"forward": 1e-5, "gradient": 1e-5, "optimizer": 1e-5, "update": 1e-3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A step on a mesh.
+
+    Attributes:
+      step: (state, batch) -> (state, scalars, gradients), run inside `mesh_context(mesh)`; the state has `params` and
+        `optimizer`.
+      state, batch: trees like its arguments, of shardings.
+    """
+
+    mesh: jax.sharding.Mesh
+    step: Callable
+    state: object
+    batch: object
+
+
+def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]:
+    """Return a line for each array in which the candidate departs from the reference; none where both agree.
+
+    Args:
+      state, batch: host arrays of the global shapes.
+    """
+    wanted, got = (_observe(layout, state, batch) for layout in (reference, candidate))
+    lines = []
+    for part, limit in LIMITS.items():
+        leaves, structure = jax.tree_util.tree_flatten_with_path(wanted[part])
+        if jax.tree.structure(got[part]) != structure:
+            lines.append(f"{part}: {jax.tree.structure(got[part])} in place of {structure}")
+            continue
+        for (path, expected), actual in zip(leaves, jax.tree.leaves(got[part]), strict=True):
+            error = relative_error(actual, expected)
+            if not error <= limit:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                lines.append(f"{part} {name}: relative error {error:.1e}, limit {limit:.0e}")
+    return lines
+
+
+def relative_error(actual, expected) -> float:
+    """Return |actual - expected| / |expected| in the L2 norm; infinite where shapes differ or a number is missing."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return np.inf
+    return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def _observe(layout: Layout, state, batch) -> dict:
+    """Run one step from host arrays; return its results as host arrays, by part."""
+    placed = jax.device_put((state, batch), (layout.state, layout.batch))
+    with mesh_context(layout.mesh):
+        after, scalars, gradients = jax.tree.map(_agreed, layout.step(*placed))
+    update = jax.tree.map(lambda new, old: np.float64(new) - old, after.params, state.params)
+    return {"forward": scalars, "gradient": gradients, "optimizer": after.optimizer, "update": update}
+
+
+def _agreed(array: jax.Array) -> np.ndarray:
+    """Return the array on the host; not a number wherever devices that should hold the same hold something else."""
+    whole = np.array(array)
+    for shard in array.addressable_shards:
+        if not np.array_equal(shard.data, whole[shard.index]):
+            whole[shard.index] = np.nan
+    return whole

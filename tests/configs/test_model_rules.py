@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of the model that do not go together are told in one line, those that do are taken."""
+
+import pytest
+
+from configs import base, validation
+from configs.base import ConfigError
+
+
+def validate(**model) -> None:
+    config = base.get_config()
+    config.model.update(model)
+    validation.validate(config, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"rope_scaling": "ntk"}, "model.rope_scaling=ntk is unknown"),
+        ({"rope_factor": 8.0}, "model.rope_factor=8.0 needs model.rope_scaling"),
+        ({"rope_scaling": "linear", "rope_factor": 0.5}, "model.rope_factor=0.5 must be 1 or greater"),
+        ({"rope_scaling": "yarn", "rope_factor": 4.0}, "rope_original_length=0 must be greater than 0"),
+        ({"rope_scaling": "llama3", "rope_factor": 8.0}, "rope_original_length=0 must be greater than 0"),
+        ({"rope_original_length": 4096}, "rope_original_length=4096 is not read by model.rope_scaling=none"),
+        ({"rope_scaling": "linear", "rope_original_length": 4096}, "is not read by model.rope_scaling=linear"),
+        ({"biases": "some"}, "model.biases=some is unknown"),
+        ({"global_every": 2}, "model.global_every=2 needs model.sliding_window"),
+        ({"sliding_window": 64, "global_every": 1}, "global_every=1 must lie between 2 and model.num_layers=6"),
+        ({"sliding_window": 64, "global_every": 7}, "global_every=7 must lie between 2 and model.num_layers=6"),
+        ({"dropout": 1.0}, "model.dropout=1.0 must be 0 or greater and less than 1"),
+        ({"dropout": -0.1}, "model.dropout=-0.1 must be 0 or greater and less than 1"),
+    ],
+)
+def test_an_inconsistent_option_is_told_in_one_line(model, words):
+    with pytest.raises(ConfigError) as caught:
+        validate(**model)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"rope_scaling": "linear", "rope_factor": 8.0},
+        {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 4096},
+        {"sliding_window": 64, "global_every": 6},
+        {"dropout": 0.99, "biases": "all", "mup_base_dim": 128},
+    ],
+)
+def test_a_consistent_option_is_taken(model):
+    validate(**model)
