@@ -11,13 +11,14 @@ detected := $(shell exec 2>/dev/null; \
 # What .venv was made for holds until another is named, so a finished .venv never needs the network.
 installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lock))
 ACCELERATOR ?= $(or $(installed),$(detected))
+EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
 .PHONY: help setup train test bench lint format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
-locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR))))
+locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
 stamp = .venv/installed-$(ACCELERATOR).lock
 # While this file is there an install was cut short, and .venv is made again from nothing.
@@ -44,13 +45,15 @@ echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a
 touch $(unfinished); \
 if $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --require-hashes \
     --only-binary :all: $(addprefix -r ,$(locks)); \
-then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished); \
+then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) \
+    $(if $(EXTRAS),&& touch $(addprefix .venv/extra-,$(EXTRAS))); \
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS=huggingface] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
+	$(if $(filter-out huggingface,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -62,7 +65,7 @@ train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/m
 test: setup ## run the whole suite [ARGS="tests/layers -x"]
 	$(python) -m pytest $(ARGS)
 
-bench: setup ## run every benchmark and write benchmarks/RESULTS.md
+bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)
 
 lint: setup ## check style and format
@@ -78,6 +81,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,pyproject.toml --group dev,requirements.lock)
 	$(call compile,--group gpu -c requirements.lock,requirements-gpu.lock)
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
+	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

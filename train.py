@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import math
 import pathlib
+from itertools import islice
 
 import jax
 
@@ -53,10 +54,11 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the loss or gradient is not finite.
     """
-    preflight.check_state_fits(assembly.check(config))
+    preflight.check_state_fits(assembly.assemble(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     with workdirs.exclusive(workdir), Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
             return
@@ -129,9 +131,10 @@ def training_batches(run: assembly.Run, corpus, batches, first_example: int, num
         batches = pipeline.training_batches(
             corpus.train, seed=train.seed, sequence_length=train.sequence_length, global_batch=train.global_batch,
             rows=rows, first_example=first_example, num_steps=num_steps,
+            readers=run.config.data.readers, prefetch=run.config.data.prefetch,
         )  # fmt: skip
     else:
-        batches = ({name: array[rows] for name, array in batch.items()} for batch in batches)
+        batches = ({name: array[rows] for name, array in batch.items()} for batch in islice(batches, num_steps))
     return place(batches, sharding, train.global_batch)
 
 
@@ -145,9 +148,10 @@ def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None =
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
         rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
+        readers=run.config.data.readers, prefetch=run.config.data.prefetch,
     )  # fmt: skip
     batches = place(batches, sharding, run.eval_rows)
-    return evaluate(run, state.params, batches, lambda: signals is not None and signals.requested)
+    return evaluate(run, state.evaluated, batches, lambda: signals is not None and signals.requested)
 
 
 def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topology) -> None:
@@ -160,6 +164,7 @@ def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topolog
         "examples": int(state.examples),
         "config": flat(log.run.config),
         "corpus": digest(corpus),
+        "mixture": corpus.train.record() if corpus else [],
         "topology": topology.name if topology else None,
     }
     checkpoints.save(int(state.step), state, record)
@@ -177,7 +182,7 @@ def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: path
     lines.append(f"speed: {log.average_tokens_per_second():,.0f} tokens/s over {log.total_tokens:,} tokens")
     lines.append(f"checkpoint: {workdir}/checkpoints/{int(state.step)}")
     if corpus and corpus.tokenizer and run.config.evaluation.sample_tokens:
-        lines += sample_lines(run, state.params, corpus.tokenizer)
+        lines += sample_lines(run, state.evaluated, corpus.tokenizer)
         lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
     workdirs.write_summary(workdir, lines)
     log.display.lines(lines)

@@ -57,11 +57,10 @@ def get_config() -> ConfigDict:
 
     config.data = data = ConfigDict()
     data.source = "auto"  # a function of input_pipeline/sources.py; auto: by the suffix of path, python without one
-    data.path = ""  # file, directory or glob; of huggingface a directory or a name on the hub
+    data.path = ""  # file, directory or glob; of huggingface a directory or a name on the hub, and :SPLIT (train)
     data.mixture = ""  # instead of path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"
     data.field = "text"  # column or key that holds a document, in jsonl, parquet, tfrecord, csv, huggingface
     data.subset = ""  # of a Hugging Face dataset: its configuration
-    data.split = "train"  # of a Hugging Face dataset
     data.bad_documents = "error"  # one that cannot be read: error, or skip (counted and reported)
     data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, or a path of a .model file
     data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus

@@ -16,7 +16,10 @@ from configs.base import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "model.remat", "model.layer_loop", "train.global_batch")
-RUN_LENGTHS = ("train.steps", "train.tokens", "train.epochs")
+ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
+    (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
+    (("data.path", "data.mixture"), "say what to train on"),
+)
 
 
 @dataclasses.dataclass
@@ -63,7 +66,7 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
             assign(config, f"mesh.{axis}", size)
             origins[f"mesh.{axis}"] = f"--topology={topology_name}"
     typed = {key: parse_value(key, text, flat(config)) for key, text in overrides.items()}
-    typed |= _exclusive_run_length(typed)
+    typed |= _put_out_of_force(typed, flat(config))
     for key, value in typed.items():
         assign(config, key, value)
         origins[key] = "command line"
@@ -90,6 +93,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     stored |= dict.fromkeys((f"mesh.{axis}" for axis in config.mesh), 1) | {"mesh.fsdp": -1}
     stored["data.tokenizer"] = str(tokenizer) if tokenizer.is_file() else "byte"
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
+    typed |= _put_out_of_force(typed, stored)
     for key, value in (stored | typed).items():
         assign(config, key, value)
     return Loaded(config, workdir.name, None, typed, dict.fromkeys(typed, "command line"))
@@ -115,12 +119,15 @@ def nearest(name: str, candidates) -> str:
     return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
 
 
-def _exclusive_run_length(typed: dict) -> dict:
-    """A typed length of the run replaces the recipe's, whatever its unit."""
-    lengths = [key for key in RUN_LENGTHS if typed.get(key)]
-    if len(lengths) > 1:
-        raise ConfigError(f"{' and '.join(lengths)} both say how long to train; give one")
-    return dict.fromkeys(set(RUN_LENGTHS) - set(lengths), 0) if lengths else {}
+def _put_out_of_force(typed: dict, current: dict) -> dict:
+    """Return what becomes of the alternatives to typed keys: nothing, 0 or ''."""
+    emptied = {}
+    for keys, both in ALTERNATIVES:
+        given = [key for key in keys if typed.get(key)]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both {both}; give one")
+        emptied |= {key: type(current[key])() for key in keys if given and key not in given}
+    return emptied
 
 
 def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:

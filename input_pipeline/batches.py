@@ -10,51 +10,64 @@ from weakref import WeakSet
 import numpy as np
 
 from input_pipeline.errors import DataError
-from input_pipeline.order import example_windows
+from input_pipeline.mixture import Mixture
 from input_pipeline.packing import KEYS
+from input_pipeline.tensorflow_import import tensorflow
 
-READERS = 2  # threads
-PREFETCHED = 4  # batches
+MOST_READERS = 4  # threads, of their own accord: they take turns at Python's lock
+PREFETCHED_BYTES = 256 << 20  # of their own accord; 2 to 8 batches
 
 Batch = dict[str, np.ndarray]
 _unfinished: WeakSet[Iterator[Batch]] = WeakSet()
 
 
 def training_batches(
-    windows, *, seed: int, sequence_length: int, global_batch: int, rows: np.ndarray, first_example: int, num_steps: int
+    mixture: Mixture,
+    *,
+    seed: int,
+    sequence_length: int,
+    global_batch: int,
+    rows: np.ndarray,
+    first_example: int,
+    num_steps: int,
+    readers: int = 0,
+    prefetch: int = 0,
 ) -> Iterator[Batch]:
     """Return the batches of `num_steps` steps, this process's rows of them.
 
     Step s takes the examples first_example + s * global_batch + rows. Example i is a pure function of
-    (seed, i, windows): pass i // n over the n windows has an order of its own. So neither a stop, nor the
-    number of processes, nor a changed batch alters which example comes when.
+    (seed, i, mixture). So neither a stop, nor the number of processes, nor a changed batch alters which
+    example comes when.
 
     Args:
-        windows: a window source.
         rows: int array, which of range(global_batch) to read.
+        readers: threads; 0: as many as there are cores, up to a few.
+        prefetch: batches made ahead; 0: as many as some memory holds, up to a few.
 
     Returns:
         iterator of int32 [len(rows), sequence_length] each: tokens, targets, segments, positions.
 
     Raises:
-        DataError: there are fewer tokens than one sequence.
+        DataError: there are fewer tokens than one batch, or in some part than one sequence.
     """
-    if windows.num_tokens < sequence_length:
-        raise DataError(
-            f"train.sequence_length={sequence_length} is longer than the {windows.num_tokens:,} tokens to train on; "
-            f"use at most {windows.num_tokens}, or more text"
-        )
-    rows, num_windows = np.asarray(rows, np.int64), windows.num_examples(sequence_length)
+    _check_enough(mixture, sequence_length, global_batch)
+    rows = np.asarray(rows, np.int64)
 
     def read(step: int) -> Batch:
-        examples = first_example + step * global_batch + rows
-        return windows.read(example_windows(examples, num_windows, seed), sequence_length)
+        return mixture.read(first_example + step * global_batch + rows, sequence_length, seed)
 
-    return _read_ahead(read, num_steps)
+    return _read_ahead(read, num_steps, len(rows) * sequence_length, readers, prefetch)
 
 
 def evaluation_batches(
-    windows, *, sequence_length: int, global_batch: int, rows: np.ndarray, num_batches: int | None
+    windows,
+    *,
+    sequence_length: int,
+    global_batch: int,
+    rows: np.ndarray,
+    num_batches: int | None,
+    readers: int = 0,
+    prefetch: int = 0,
 ) -> Iterator[Batch]:
     """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
 
@@ -72,12 +85,32 @@ def evaluation_batches(
             batch[key][inside] = values
         return batch
 
-    return _read_ahead(read, -(-taken // global_batch))
+    return _read_ahead(read, -(-taken // global_batch), len(rows) * sequence_length, readers, prefetch)
 
 
-def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]:
+def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
+    for number, part in enumerate(mixture.parts, start=1):
+        if part.num_tokens < sequence_length:
+            which = f" in part {number} of data.mixture" if len(mixture.parts) > 1 else ""
+            raise DataError(
+                f"train.sequence_length={sequence_length} is longer than the {part.num_tokens:,} tokens to train "
+                f"on{which}; use at most {part.num_tokens}, or more text"
+            )
+    most = mixture.num_examples(sequence_length)
+    if most < global_batch:
+        raise DataError(
+            f"train.global_batch={global_batch} * train.sequence_length={sequence_length} is more than the "
+            f"{mixture.num_tokens:,} tokens to train on; use train.global_batch={most} or less, or more text"
+        )
+
+
+def _read_ahead(
+    read: Callable[[int], Batch], num_steps: int, batch_tokens: int, readers: int, prefetch: int
+) -> Iterator[Batch]:
     """Yield read(0), read(1), ... in order, some of them read before they are asked for."""
     tf = _tensorflow()
+    readers = readers or min(os.cpu_count(), MOST_READERS)
+    prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(KEYS))), 8)
 
     def arrays(step: np.ndarray) -> list[np.ndarray]:
         batch = read(int(step))
@@ -86,13 +119,13 @@ def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]
     steps = tf.data.Dataset.range(num_steps)
     batches = steps.map(
         lambda step: tf.numpy_function(arrays, [step], [tf.int32] * len(KEYS), stateful=False),
-        num_parallel_calls=READERS,
+        num_parallel_calls=readers,
         deterministic=True,
     )
     options = tf.data.Options()
-    options.threading.private_threadpool_size = READERS
+    options.threading.private_threadpool_size = readers
     options.autotune.enabled = False
-    iterator = batches.prefetch(PREFETCHED).with_options(options).as_numpy_iterator()
+    iterator = batches.prefetch(prefetch).with_options(options).as_numpy_iterator()
     generator = (dict(zip(KEYS, batch, strict=True)) for batch in iterator)
     _unfinished.add(generator)
     return generator
@@ -100,14 +133,8 @@ def _read_ahead(read: Callable[[int], Batch], num_steps: int) -> Iterator[Batch]
 
 @cache
 def _tensorflow():
-    """Import TensorFlow, silent and without a GPU."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # announces itself past the log level; nothing is computed here
-    import tensorflow as tf
-
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")
-    atexit.register(_close_unfinished)
+    tf = tensorflow()
+    atexit.register(_close_unfinished)  # after TensorFlow's own, so that it comes before them
     return tf
 
 

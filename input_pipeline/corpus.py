@@ -4,15 +4,21 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from input_pipeline.cache import cache_folder
-from input_pipeline.documents import Document, hold_out, scan
+from input_pipeline.documents import Span, hold_out, scan
 from input_pipeline.errors import DataError
+from input_pipeline.mixture import Mixture, mixture_of_one, parse
 from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer
+
+say = partial(print, flush=True)  # into a file, too, as it happens
+Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
 
 
 @dataclass(frozen=True)
@@ -22,27 +28,37 @@ class Corpus:
     Attributes:
         tokenizer: .vocab_size, .end_of_document (id), .encode(str) -> list[int], .decode(list[int]) -> str,
             .digest; None where tokens stand for no text.
-        train, heldout: window sources: .num_documents, .num_tokens (ends of documents among them),
+        train: the window sources that are trained on, and their weights.
+        heldout: a window source: .num_documents, .num_tokens (ends of documents among them),
             .num_bytes (of UTF-8), .num_examples(T) and .read(indices, T), which gives int32
             [len(indices), T] `tokens`, `targets`, `segments` (0: padding) and `positions`.
-        digest: the same wherever the same documents, tokenizer and split are read.
+        digest: the same wherever the same documents, tokenizer and split are read, with whatever weights.
         gzip_bits_per_byte: `gzip -9` on the held-out documents one at a time; None where there is no text.
     """
 
     tokenizer: ByteTokenizer | SentencePieceTokenizer | None
-    train: TokenWindows | MarkovWindows
+    train: Mixture
     heldout: TokenWindows | MarkovWindows
     digest: str
     gzip_bits_per_byte: float | None
 
+    def go_on(self, record: dict) -> "Corpus":
+        """Return this corpus for a run taken up: the parts go on where they were, from here on by these weights.
+
+        Args:
+            record: of the checkpoint: `mixture`, what .train.record() gave, and `examples`, trained on so far.
+        """
+        return replace(self, train=self.train.go_on(record.get("mixture"), record["examples"]))
+
 
 def prepare(
-    data, *, vocab_size: int, vocab_size_typed: bool, seed: int = 0, announce: Callable[[str], object] = print
-) -> Corpus:
+    data, *, vocab_size: int, vocab_size_typed: bool, seed: int = 0,
+    announce: Callable[[str], object] = say,
+) -> Corpus:  # fmt: skip
     """Return the corpus that the `data` section describes, from the cache where it was made before.
 
     Args:
-        data: source, path, tokenizer, cache_dir, holdout_fraction.
+        data: the section of the configuration.
         vocab_size: ids that the model has room for.
         vocab_size_typed: the user asked for this very size; else a small corpus may have fewer pieces.
         seed: of a synthetic source.
@@ -51,43 +67,86 @@ def prepare(
     Raises:
         DataError: whatever a user can put right, in one line.
     """
-    found = read_source(data, vocab_size=vocab_size, seed=seed)
-    if isinstance(found, tuple):
-        return Corpus(None, *found, digest=_digest([data.source, vocab_size, seed]), gzip_bits_per_byte=None)
-    return _from_documents(found, data, vocab_size, vocab_size_typed, announce)
+    paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
 
+    def read(path: str):
+        return read_source(data, path=path, vocab_size=vocab_size, seed=seed)
 
-def _from_documents(
-    documents: list[Document], data, vocab_size: int, vocab_size_typed: bool, announce: Callable[[str], object]
-) -> Corpus:
-    spans = scan(documents)
-    if not spans:
-        raise DataError(f"data.source={data.source}, data.path={data.path!r}: all {len(documents)} documents are empty")
+    found = [read(path) for path in paths]
+    if isinstance(found[0], tuple):
+        train, heldout = found[0]
+        digest = _digest([data.source, vocab_size, seed])
+        return Corpus(None, mixture_of_one(train), heldout, digest=digest, gzip_bits_per_byte=None)
+    validation = read(data.validation_path) if data.validation_path else None
+    parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
+    if validation is not None:
+        parts.append({"heldout": _scan(data.validation_path, validation, data, announce)})
     cache = cache_folder(data.cache_dir)
+    tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, cache, announce)
+    stores = [_store(part, tokenizer, cache, announce) for part in parts]
+    gzip_bits_per_byte = _gzip_bits_per_byte(stores)
+    trained_on = [open_windows([store], "train") for store in stores if "train" in store[1]["splits"]]
+    return Corpus(
+        tokenizer,
+        Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0]),
+        open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout"),
+        digest=_digest([manifest for _, manifest in stores]),
+        gzip_bits_per_byte=gzip_bits_per_byte,
+    )
+
+
+def _split(path: str, documents, data, announce: Callable[[str], object]) -> Splits:
+    """Return the documents of a source, some of them held out unless those come from elsewhere."""
+    spans = _scan(path, documents, data, announce)
+    if data.validation_path:
+        return {"train": spans}
     train, heldout = hold_out(spans, data.holdout_fraction)
-    tokenizer = make_tokenizer(data.tokenizer, vocab_size, train, cache, announce)
+    return {"train": train, "heldout": heldout}
+
+
+def _scan(path: str, documents, data, announce: Callable[[str], object]) -> list[Span]:
+    spans = scan(documents, data.bad_documents, announce)
+    if not spans:
+        raise DataError(f"data path {path!r} (data.source={data.source}): no document with any text in it")
+    return spans
+
+
+def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: bool, cache: Path, announce):
+    """Return the one tokenizer of all parts, whatever their weights."""
+    spans = [span for part in parts for span in part.get("train", ())]
+    tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache, announce)
     if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
         few = f"the documents have {tokenizer.vocab_size:,} pieces in them, not model.vocab_size={vocab_size}"
         if vocab_size_typed:
             raise DataError(f"{few}; use model.vocab_size={tokenizer.vocab_size}, or more text")
         announce(f"{few}; going on with {tokenizer.vocab_size:,}")
+    return tokenizer
+
+
+def _store(splits: Splits, tokenizer, cache: Path, announce: Callable[[str], object]) -> tuple[Path, dict]:
+    """Return the folder of shards of one source under a tokenizer, and its manifest."""
+    documents = hashlib.blake2b(digest_size=16)
+    for split, spans in splits.items():
+        documents.update(split.encode())
+        for span in spans:
+            documents.update(span.digest + span.start.to_bytes(8) + span.stop.to_bytes(8))
     facts = {
         "format": FORMAT,
-        "source": _digest([span.digest.hex() for span in spans]),
+        "documents": documents.hexdigest(),
         "tokenizer": tokenizer.digest,
         "end_of_document": tokenizer.end_of_document,
-        "holdout_fraction": data.holdout_fraction,
     }
     folder = cache / "shards" / _digest(facts)
-    manifest = load_or_build(folder, {"train": train, "heldout": heldout}, tokenizer, facts, announce)
-    gzip_bits_per_byte = manifest.pop("gzip_bits_per_byte")  # depends on the machine's zlib
-    return Corpus(
-        tokenizer,
-        open_windows(folder, manifest, "train"),
-        open_windows(folder, manifest, "heldout"),
-        digest=_digest(manifest),
-        gzip_bits_per_byte=gzip_bits_per_byte,
-    )
+    return folder, load_or_build(folder, splits, tokenizer, facts, announce)
+
+
+def _gzip_bits_per_byte(stores: list[tuple[Path, dict]]) -> float:
+    """Take the figure out of the manifests, as it depends on the machine's zlib, and average it over the bytes."""
+    bits, num_bytes = 0.0, 0
+    for _, manifest in stores:
+        size = sum(shard["bytes"] for shard in manifest["splits"].get("heldout", ()))
+        bits, num_bytes = bits + size * (manifest.pop("gzip_bits_per_byte") or 0), num_bytes + size
+    return bits / num_bytes
 
 
 def _digest(value) -> str:

@@ -1,27 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: read piece by piece, hashed, cut at line starts, held out by content.
+"""Documents: read piece by piece, checked, hashed, cut at line starts, held out by content.
 
 Nothing here holds more than a few pieces of text in memory, whatever the size of the corpus.
 """
 
+import codecs
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
-from input_pipeline.errors import DataError
+from input_pipeline.errors import BadDocument, DataError
+from input_pipeline.progress import progress
 
 PIECE_BYTES = 1 << 18  # text is read, tokenized and written in pieces of about this size
 
 
-class Document(NamedTuple):
-    """One document of a source: a name for messages, and how to open its UTF-8 bytes (again each time)."""
+class Document(Protocol):
+    """One document of a source: a name for messages, and how to open its UTF-8 bytes (again each time).
+
+    Opening raises BadDocument where the source can tell that this one document is none.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self) -> BinaryIO: ...
+
+
+class TextFile(NamedTuple):
+    """A file that is a document."""
 
     name: str
-    open: Callable[[], BinaryIO]
+
+    def open(self) -> BinaryIO:
+        return open(self.name, "rb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +72,16 @@ class Span:
         """Yield the text in pieces that end at a line's end, or at a character's in a line longer than a piece.
 
         Where the pieces end depends on the bytes alone, and so do the tokens made of them.
-
-        Raises:
-            DataError: the bytes are not UTF-8; it names the document, the byte and the line.
         """
-        offset, pending = self.start, b""
+        pending = b""
         for block in self.blocks():
             if pending:
                 cut = pending.rfind(b"\n") + 1 or _last_character(pending)
-                yield self._decode(pending[:cut], offset)
-                offset, pending = offset + cut, pending[cut:]
+                yield self._decode(pending[:cut])
+                pending = pending[cut:]
             pending += block
         if pending:
-            yield self._decode(pending, offset)
+            yield self._decode(pending)
 
     def cut(self, offset: int, slack: int) -> tuple["Span", "Span"]:
         """Cut in two at the line start nearest to `offset` within `slack` bytes, else at the nearest character.
@@ -86,30 +100,67 @@ class Span:
                 return replace(self, stop=middle, ends=False), replace(self, start=middle, begins=False)
         raise DataError(f"{self.document.name}: too short to be cut in two; give more text")
 
-    def _decode(self, block: bytes, offset: int) -> str:
+    def _decode(self, block: bytes) -> str:
         try:
-            return block.decode("utf-8")
-        except UnicodeDecodeError as error:
-            before = replace(self, start=0, stop=offset + error.start)
-            line = 1 + sum(part.count(b"\n") for part in before.blocks())
-            raise DataError(
-                f"{self.document.name}: not UTF-8 at byte {before.stop} (line {line}); convert it to UTF-8, "
-                f"or leave it out with a glob such as data.path='texts/**/*.txt'"
-            ) from error
+            return block.decode()
+        except UnicodeDecodeError as error:  # it was UTF-8 when it was scanned
+            raise _changed(self.document) from error
 
 
-def scan(documents: Iterable[Document]) -> list[Span]:
-    """Return a span for each document, with the digest of its content; empty documents are left out."""
-    spans = []
-    for document in documents:
-        whole = Span(document, b"", 0, 1 << 62)
-        digest, size = hashlib.blake2b(digest_size=16), 0
-        for block in whole.blocks():
-            digest.update(block)
-            size += len(block)
-        if size:
-            spans.append(replace(whole, digest=digest.digest(), stop=size))
-    return spans
+def scan(
+    documents: Iterable[Document], bad_documents: str = "error", announce: Callable[[str], object] = print
+) -> list[Span]:
+    """Return a span for each document, with the digest of its content; empty documents are left out.
+
+    Args:
+        bad_documents: `error`, or `skip` for leaving out those that cannot be used, and saying so once.
+
+    Raises:
+        BadDocument: a document is not UTF-8, or its source says that it is none.
+    """
+    spans, left_out, first = [], Counter(), ""
+    with progress("reading documents", None, announce) as advance:
+        for document in documents:
+            try:
+                span = _whole(document)
+            except BadDocument as error:
+                if bad_documents != "skip":
+                    raise
+                left_out[error.kind] += 1
+                first = first or document.name
+            else:
+                spans.append(span)
+                advance(span.size)
+    if left_out:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common())
+        number = len(spans) + left_out.total()
+        announce(f"left out {left_out.total():,} of {number:,} documents: {kinds}; first: {first}")
+    return [span for span in spans if span.size]
+
+
+def _whole(document: Document) -> Span:
+    """Read a document through. Raises BadDocument where its bytes are not UTF-8; it names the byte and the line."""
+    whole = Span(document, b"", 0, 1 << 62)
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for block in whole.blocks():
+        _decode_part(decoder, block, whole, size)
+        digest.update(block)
+        size += len(block)
+    _decode_part(decoder, b"", whole, size)
+    return Span(document, digest.digest(), 0, size)
+
+
+def _decode_part(decoder: codecs.IncrementalDecoder, block: bytes, whole: Span, offset: int) -> None:
+    """Decode the block at `offset`, the last one being empty, only to see whether it can be."""
+    pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
+    try:
+        decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        before = replace(whole, stop=offset - pending + error.start)
+        line = 1 + sum(part.count(b"\n") for part in before.blocks())
+        details = f" at byte {before.stop} (line {line})"
+        raise BadDocument(whole.document.name, "not UTF-8", details) from error
 
 
 def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]]:
@@ -145,8 +196,12 @@ def gzip_bits_per_byte(spans: list[Span]) -> float:
 def check_unchanged(spans: list[Span]) -> None:
     """Read the documents again. Raises DataError where one is not what `scan` saw."""
     for span in {id(span.document): span for span in spans}.values():
-        if [again.digest for again in scan([span.document])] != [span.digest]:
-            raise DataError(f"{span.document.name}: changed while it was being read; run again when it is still")
+        if _whole(span.document).digest != span.digest:
+            raise _changed(span.document)
+
+
+def _changed(document: Document) -> DataError:
+    return DataError(f"{document.name}: changed while it was being read; run again when it is still")
 
 
 def _last_character(block: bytes) -> int:

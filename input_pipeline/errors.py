@@ -6,3 +6,15 @@ class DataError(ValueError):
     """Data that cannot be used: one line with what, where, and what would work."""
 
     exit_status = 2
+
+
+class BadDocument(DataError):
+    """One document that cannot be used; data.bad_documents says whether the others can do without it.
+
+    Attributes:
+        kind: what is wrong with it, as it is counted: "3 not UTF-8".
+    """
+
+    def __init__(self, name: str, kind: str, details: str = ""):
+        super().__init__(f"{name}: {kind}{details}; mend it, or leave such documents out with data.bad_documents=skip")
+        self.kind = kind

@@ -18,6 +18,7 @@ import numpy as np
 
 from input_pipeline.cache import locked, writing
 from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged, gzip_bits_per_byte
+from input_pipeline.errors import DataError
 from input_pipeline.packing import pack
 from input_pipeline.progress import progress
 
@@ -67,28 +68,31 @@ def load_or_build(
     """Return the manifest of the shards in `folder`, building what is missing or damaged.
 
     Args:
-        splits: the documents of "train" and "heldout".
+        splits: the documents of "train", of "heldout", or of both.
         facts: what the folder's name is the hash of, kept in the manifest.
 
     Raises:
-        DataError: a document is not UTF-8, cannot be read, or changed meanwhile.
+        DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
     """
-    manifest = _complete_manifest(folder)
+    manifest = _complete_manifest(folder, facts)
     if manifest:
         return manifest
     with locked(folder.with_suffix(".lock"), announce):
-        return _complete_manifest(folder) or _build(folder, splits, tokenizer, facts, announce)
+        return _complete_manifest(folder, facts) or _build(folder, splits, tokenizer, facts, announce)
 
 
-def open_windows(folder: Path, manifest: dict, split: str) -> TokenWindows:
-    """Open a split as memory-mapped windows; nothing is read but the starts of its documents."""
-    shards = manifest["splits"][split]
-    token = np.dtype(manifest["token"])
-    arrays = [np.asarray(np.memmap(folder / f"{shard['name']}.bin", token, "r")) for shard in shards]
-    firsts = [0, *accumulate(shard["tokens"] for shard in shards)]
-    starts = [np.fromfile(folder / f"{shard['name']}.offsets", "<i8") for shard in shards]
+def open_windows(stores: list[tuple[Path, dict]], split: str) -> TokenWindows:
+    """Open a split of some (folder, manifest), end to end, as memory-mapped windows.
+
+    They have one tokenizer. Nothing is read but the starts of the documents.
+    """
+    shards = [(folder, shard) for folder, manifest in stores for shard in manifest["splits"][split]]
+    token, end_of_document = np.dtype(stores[0][1]["token"]), stores[0][1]["end_of_document"]
+    arrays = [np.asarray(np.memmap(folder / f"{shard['name']}.bin", token, "r")) for folder, shard in shards]
+    firsts = [0, *accumulate(shard["tokens"] for _, shard in shards)]
+    starts = [np.fromfile(folder / f"{shard['name']}.offsets", "<i8") for folder, shard in shards]
     starts = np.concatenate([first + part for first, part in zip(firsts, starts, strict=False)])
-    return TokenWindows(arrays, starts, sum(shard["bytes"] for shard in shards), manifest["end_of_document"])
+    return TokenWindows(arrays, starts, sum(shard["bytes"] for _, shard in shards), end_of_document)
 
 
 def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, announce) -> dict:
@@ -106,7 +110,7 @@ def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, 
     manifest = {
         **facts,
         "token": token,
-        "gzip_bits_per_byte": gzip_bits_per_byte(splits["heldout"]),
+        "gzip_bits_per_byte": gzip_bits_per_byte(splits["heldout"]) if "heldout" in splits else None,
         "splits": {split: [shards[name] for name in units if name.startswith(split)] for split in splits},
     }
     _write_json(folder / "manifest.json", manifest)
@@ -188,11 +192,17 @@ def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[st
         yield batch
 
 
-def _complete_manifest(folder: Path) -> dict | None:
-    """Return the manifest if it is there and every shard is what it says."""
+def _complete_manifest(folder: Path, facts: dict) -> dict | None:
+    """Return the manifest if it is there and every shard is what it says. Raises DataError where it has other facts."""
     manifest = _read_json(folder / "manifest.json")
     if manifest is None:
         return None
+    others = [key for key in facts if manifest.get(key) != facts[key]]
+    if others:
+        raise DataError(
+            f"{folder}/manifest.json: these shards were made with another {others[0]} than this run's "
+            f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
+        )
     shards = [shard for split in manifest["splits"].values() for shard in split]
     return manifest if all(_complete_shard(folder, shard["name"]) == shard for shard in shards) else None
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where documents come from. A source is a function here; its name is what data.source says.
 
-A source takes (data, vocab_size, seed) and returns either documents, which are then tokenized, stored
+A source takes (data, path, vocab_size, seed) and returns either documents, which are then tokenized, stored
 and packed, or a pair of ready window sources (training, held-out). A new one is a function below (or in
 a file of its own, imported here) under `@source`, and a test; nothing else names it.
 """
@@ -9,15 +9,20 @@ a file of its own, imported here) under `@source`, and a test; nothing else name
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from input_pipeline.documents import Document
+from input_pipeline import formats, hugging_face
+from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
+from input_pipeline.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
 
 SOURCES: dict[str, Callable] = {}
+FORMATS: dict[str, type[RecordFile]] = {
+    ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".csv": formats.Csv, ".tsv": formats.Csv,
+    ".parquet": formats.Parquet, ".tfrecord": formats.TFRecord, ".tfrecords": formats.TFRecord,
+}  # fmt: skip
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -27,67 +32,131 @@ def source(function: Callable) -> Callable:
     return function
 
 
-def read_source(data, *, vocab_size: int, seed: int) -> list[Document] | tuple:
-    """Return what data.source gives; `auto` is `text` where data.path is set, else `python`.
+def read_source(data, *, vocab_size: int, seed: int, path: str = "") -> Iterable[Document] | tuple:
+    """Return what data.source gives for `path`, by default data.path.
 
     Raises:
         DataError: no such source, or what the source itself says.
     """
-    name = data.source
-    if name == "auto":
-        name = "text" if data.path else "python"
-    if name not in SOURCES:
-        raise DataError(f"data.source={name}: no such source; use {', '.join(['auto', *sorted(SOURCES)])}")
-    return SOURCES[name](data, vocab_size, seed)
+    if data.source not in SOURCES:
+        raise DataError(f"data.source={data.source}: no such source; use {', '.join(sorted(SOURCES))}")
+    return SOURCES[data.source](data, path or data.path, vocab_size, seed)
 
 
 @source
-def python(data, vocab_size: int, seed: int) -> list[Document]:
+def auto(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Each file by its suffix, text where it says nothing; without a path the Python standard library."""
+    if not path:
+        return python(data, path, vocab_size, seed)
+    return _documents(data, find_files(path), format_of)
+
+
+@source
+def text(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """UTF-8 text files, a document each."""
+    return _documents(data, find_files(path), lambda file: None)
+
+
+@source
+def jsonl(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Files of a JSON object per line; data.field of each is a document."""
+    return _documents(data, find_files(path), lambda file: formats.JsonLines)
+
+
+@source
+def csv(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Tables with a header; a row's cell in column data.field is a document."""
+    return _documents(data, find_files(path), lambda file: formats.Csv)
+
+
+@source
+def parquet(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Parquet files; a row's cell in column data.field is a document."""
+    return _documents(data, find_files(path), lambda file: formats.Parquet)
+
+
+@source
+def tfrecord(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """TFRecord files of tf.train.Example; feature data.field of each is a document."""
+    return _documents(data, find_files(path), lambda file: formats.TFRecord)
+
+
+@source
+def huggingface(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """A Hugging Face dataset; column data.field of each row is a document.
+
+    The path is a folder (`save_to_disk`, or data files) or a name on the hub, with `:SPLIT` for another split
+    than `train`.
+    """
+    name, split = (path, "") if os.path.exists(path) else path.partition(":")[::2]
+    table = hugging_face.load(name, subset=data.subset, split=split or "train", field=data.field)
+    return Reader().records([table])
+
+
+@source
+def python(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
     """The Python standard library's own source on this machine: *.py without site-packages and tests.
 
     Files that cannot be read as UTF-8 are left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in _files(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
+    paths = [path for path in _below(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
     if not paths:
         raise DataError(f"data.source=python: no *.py files under {root}; use data.path=FOLDER with text of your own")
-    return [_document(path) for path in paths]
+    return _documents(data, paths, lambda file: None)
 
 
 @source
-def text(data, vocab_size: int, seed: int) -> list[Document]:
-    """The UTF-8 text files that data.path names, a document each.
-
-    data.path is a file, a folder (all files below it, in order of their names; hidden ones and linked
-    folders left out) or a glob (`**` for any depth); `~` is the home folder.
-    """
-    if not data.path:
-        raise DataError("data.source=text needs data.path: a file, a folder, or a glob such as 'texts/*.txt'")
-    path = Path(data.path).expanduser()
-    if path.is_file():
-        return [_document(path)]
-    if path.is_dir():
-        paths = list(_files(path))
-    elif glob.has_magic(str(path)):
-        paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
-    else:
-        raise DataError(f"data.path={data.path}: no such file or folder (looked in {Path.cwd()})")
-    if not paths:
-        raise DataError(f"data.path={data.path}: matches no file (looked in {Path.cwd()})")
-    return [_document(path) for path in paths]
-
-
-@source
-def synthetic(data, vocab_size: int, seed: int) -> tuple[MarkovWindows, MarkovWindows]:
+def synthetic(data, path: str, vocab_size: int, seed: int) -> tuple[MarkovWindows, MarkovWindows]:
     """A random Markov chain over vocab_size tokens with 1.75 bits a token; no files."""
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
 
 
-def _document(path: Path) -> Document:
-    return Document(str(path), partial(open, path, "rb"))
+def format_of(file: Path) -> type[RecordFile] | None:
+    """Return what reads a file with this suffix, compressed or not; None for text."""
+    suffix = file.suffix
+    if suffix in formats.COMPRESSED:
+        suffix = Path(file.stem).suffix
+        suffix = ".jsonl" if suffix == ".json" else suffix  # such files are JSON lines, as C4's
+    return FORMATS.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
 
 
-def _files(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
+def find_files(path: str) -> list[Path]:
+    """Return the files that a path names.
+
+    It is a file, a folder (all files below it, in order of their names; hidden ones and linked folders left
+    out) or a glob (`**` for any depth); `~` is the home folder.
+    """
+    if not path:
+        raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        files = list(_below(place))
+    elif glob.has_magic(str(place)):
+        files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+    else:
+        raise DataError(
+            f"data path {path!r}: no such file or folder (looked in {Path.cwd()}); "
+            "a name on the Hugging Face hub needs data.source=huggingface"
+        )
+    if not files:
+        raise DataError(f"data path {path!r}: matches no file (looked in {Path.cwd()})")
+    return files
+
+
+def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
+    """Yield the documents of the files in order; `format_of` is None of a file that is one."""
+    reader = Reader()
+    for file in files:
+        if kind := format_of(file):
+            yield from reader.records([kind(file, data.field)])
+        else:
+            yield TextFile(str(file))
+
+
+def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
     """Yield the files below a folder in order of their paths, without hidden and skipped names."""
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in skipped and not name.startswith("."))

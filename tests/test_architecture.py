@@ -23,7 +23,11 @@ LOWER = set(ROOMS)
 ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
-OTHERS = {"command_line": {"configs", "input_pipeline", "parallelism"}, "migration": LOWER | {"train"}, "examples": LOWER | {"train"}}
+OTHERS = {
+    "command_line": {"configs", "input_pipeline", "parallelism"},
+    "migration": LOWER | {"train"},
+    "examples": LOWER | {"train"},
+}
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported

@@ -10,10 +10,11 @@ from training.checkpoints import CheckpointError, Checkpoints, differences
 
 MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
     "mesh.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
-    "data.source", "data.path", "data.cache_dir", "data.tokenizer",  # the digest of the corpus stands for them
+    "data.",  # the digest of the corpus stands for it; weights of a mixture, readers and the cache may change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every",
 )  # fmt: skip
+NOT_CONTENT = ("data.cache_dir", "data.readers", "data.prefetch")
 
 
 @contextlib.contextmanager
@@ -52,8 +53,8 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     record = checkpoints.record(step)
     changed = differences(record["config"], config, MAY_CHANGE)
     if record["corpus"] != corpus_digest:
-        data = {key: config[key] for key in ("data.source", "data.path", "data.tokenizer")}
-        changed += differences(record["config"], data, ()) or ["the content of the corpus"]
+        data = {key: value for key, value in config.items() if key.startswith("data.")}
+        changed += differences(record["config"], data, NOT_CONTENT) or ["the content of the corpus"]
     if changed:
         raise CheckpointError(
             f"{workdir} holds another run, at step {step}: {'; '.join(changed)} changed; "

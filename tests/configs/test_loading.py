@@ -95,3 +95,15 @@ def test_a_value_is_from_the_recipe_that_set_it_though_another_is_built_on_it():
     assert origins["model.embed_dim"] == "configs/llama2_7b.py"
     assert origins["mesh.fsdp"] == "--topology=v4-64" and origins["train.steps"] == "command line"
     assert "model.norm_epsilon" not in origins
+
+
+def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
+    recipe = tmp_path / "mixed.py"
+    recipe.write_text(
+        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "    config.data.mixture = '1 a.txt'\n    config.train.update(steps=0, epochs=2.0)\n    return config\n"
+    )
+    assert loading.load(str(recipe), "", {}).config.data.mixture == "1 a.txt"
+    config = loading.load(str(recipe), "", {"data.path": "b.txt", "train.tokens": "900"}).config
+    assert (config.data.path, config.data.mixture) == ("b.txt", "")
+    assert (config.train.steps, config.train.tokens, config.train.epochs) == (0, 900, 0.0)

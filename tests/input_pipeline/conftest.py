@@ -38,7 +38,8 @@ def section(tmp_path, texts):
 
     def make(**changes):
         defaults = {"source": "text", "path": str(texts), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")}
-        return types.SimpleNamespace(**{**defaults, "holdout_fraction": 0.2, **changes})
+        defaults |= {"mixture": "", "field": "text", "subset": "", "split": "train", "bad_documents": "error"}
+        return types.SimpleNamespace(**{**defaults, "validation_path": "", "holdout_fraction": 0.2, **changes})
 
     return make
 

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from input_pipeline.batches import evaluation_batches, training_batches
 from input_pipeline.errors import DataError
+from input_pipeline.mixture import mixture_of_one
 from input_pipeline.packing import KEYS
 from input_pipeline.synthetic import MarkovWindows
 
@@ -20,12 +22,12 @@ LENGTH = 32
 @pytest.fixture
 def train(corpus):
     """The batches of a run over the small corpus, as a list."""
-    windows = corpus().train
+    mixture = corpus().train
 
     def batches(rows=range(12), first_example=0, num_steps=5, global_batch=12, seed=1):
         return list(
             training_batches(
-                windows,
+                mixture,
                 seed=seed,
                 sequence_length=LENGTH,
                 global_batch=global_batch,
@@ -70,15 +72,32 @@ def test_a_stopped_run_goes_on_with_the_next_example(train, global_batch):
 
 
 def test_a_pass_has_every_window_once_and_the_next_another_order(corpus):
-    windows = corpus().train
+    mixture = corpus().train
+    (windows,) = mixture.parts
     number = windows.num_examples(LENGTH)
     arguments = {"sequence_length": LENGTH, "global_batch": number, "rows": np.arange(number)}
-    one, two = training_batches(windows, seed=0, first_example=0, num_steps=2, **arguments)
+    one, two = training_batches(mixture, seed=0, first_example=0, num_steps=2, **arguments)
     (stored,) = evaluation_batches(windows, num_batches=None, **arguments)
     for batch in (one, two):
         assert sorted(map(bytes, batch["targets"])) == sorted(map(bytes, stored["targets"]))
     assert not np.array_equal(one["targets"], two["targets"])
     assert (one["segments"] > 0).sum() == windows.num_tokens
+
+
+@pytest.mark.parametrize(("readers", "prefetch"), [(1, 1), (3, 2), (8, 20)])
+def test_threads_and_prefetch_change_no_batch(train, corpus, readers, prefetch):
+    arguments = {"sequence_length": LENGTH, "global_batch": 12, "rows": np.arange(12), "num_steps": 5, "seed": 1}
+    batches = training_batches(corpus().train, first_example=0, readers=readers, prefetch=prefetch, **arguments)
+    assert same(joined(list(batches)), joined(train()))
+
+
+def test_a_run_at_step_a_million_finds_its_place_at_once(corpus, train):
+    train()  # whatever is loaded once
+    mixture, arguments = corpus().train, {"sequence_length": LENGTH, "global_batch": 12, "rows": np.arange(12)}
+    started = time.monotonic()
+    batch = next(training_batches(mixture, first_example=12_000_000, num_steps=10**9, seed=1, **arguments))
+    assert time.monotonic() - started < 1
+    assert same(batch, mixture.read(np.arange(12_000_000, 12_000_012), LENGTH, seed=1))
 
 
 def test_seeds_differ(train):
@@ -108,27 +127,39 @@ def test_evaluation_of_a_fixed_subset(corpus):
 
 
 def test_a_synthetic_source_gives_batches():
-    windows = MarkovWindows(16, 0, 1_000, "train")
+    mixture = mixture_of_one(MarkovWindows(16, 0, 1_024, "train"))
     arguments = {"sequence_length": 64, "global_batch": 16, "rows": np.arange(16)}
-    one = list(training_batches(windows, seed=0, first_example=0, num_steps=3, **arguments))
+    one = list(training_batches(mixture, seed=0, first_example=0, num_steps=3, **arguments))
     assert len(one) == 3 and one[0]["tokens"].shape == (16, 64)
 
 
 def test_fewer_tokens_than_a_sequence_are_an_error():
-    windows, rows = MarkovWindows(16, 0, 1_000, "train"), np.arange(1)
+    mixture, rows = mixture_of_one(MarkovWindows(16, 0, 1_000, "train")), np.arange(1)
     with pytest.raises(
         DataError, match=r"train.sequence_length=1001 is longer than the 1,000 tokens .*; use at most 1000"
     ):
-        training_batches(windows, seed=0, sequence_length=1001, global_batch=1, rows=rows, first_example=0, num_steps=1)
+        training_batches(mixture, seed=0, sequence_length=1001, global_batch=1, rows=rows, first_example=0, num_steps=1)
+
+
+def test_fewer_tokens_than_a_batch_are_an_error():
+    mixture = mixture_of_one(MarkovWindows(16, 0, 1_000, "train"))
+    arguments = {"seed": 0, "sequence_length": 100, "first_example": 0, "num_steps": 1}
+    assert len(list(training_batches(mixture, global_batch=10, rows=np.arange(10), **arguments))) == 1
+    message = (
+        r"train.global_batch=11 \* train.sequence_length=100 is more than the 1,000 tokens to train on; use train.gl"
+    )
+    with pytest.raises(DataError, match=message):
+        training_batches(mixture, global_batch=11, rows=np.arange(11), **arguments)
 
 
 def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
     script = """
 import numpy as np
 from input_pipeline.batches import training_batches
+from input_pipeline.mixture import mixture_of_one
 from input_pipeline.synthetic import MarkovWindows
 arguments = dict(seed=0, sequence_length=64, global_batch=4, rows=np.arange(4), first_example=0, num_steps=10**12)
-closed, kept = (training_batches(MarkovWindows(16, 0, 10**6, "train"), **arguments) for _ in range(2))
+closed, kept = (training_batches(mixture_of_one(MarkovWindows(16, 0, 10**6, "train")), **arguments) for _ in range(2))
 next(closed), next(kept)
 closed.close()
 print("done")

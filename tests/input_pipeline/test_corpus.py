@@ -22,7 +22,7 @@ def test_the_digest_is_the_same_wherever_the_same_documents_are(corpus, texts, t
 def test_a_synthetic_corpus_has_windows_and_no_text(corpus):
     ready = corpus(source="synthetic", vocab_size=97)
     assert ready.tokenizer is None and ready.gzip_bits_per_byte is None
-    for windows in (ready.train, ready.heldout):
+    for windows in (*ready.train.parts, ready.heldout):
         assert windows.read(np.arange(3), 8)["tokens"].max() < 97
     assert ready.digest != corpus(source="synthetic", vocab_size=98).digest
 
@@ -47,6 +47,17 @@ def test_bytes_leave_room_in_a_larger_vocabulary_without_a_word(corpus):
     assert len(lines) == 1 and lines[0].startswith("tokenized 39 documents, ")
 
 
+def test_held_out_documents_of_their_own(corpus, texts, tmp_path):
+    split = corpus()
+    (tmp_path / "heldout.jsonl").write_text('{"text": "one document"}\n{"text": "and another"}\n')
+    own = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"))
+    assert own.heldout.num_documents == 2 and own.heldout.num_bytes == len("one documentand another")
+    assert own.train.num_tokens == split.train.num_tokens + split.heldout.num_tokens
+    assert 0 < own.gzip_bits_per_byte != split.gzip_bits_per_byte
+    again = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"), holdout_fraction=0.9)
+    assert again.digest == own.digest != split.digest
+
+
 def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -59,9 +70,13 @@ def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": "EMPTY"}, "all 1 documents are empty"),
+        ({"path": "EMPTY"}, "no document with any text in it"),
         ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a folder that can be written"),
         ({"tokenizer": "byte", "vocab_size": 100}, "model.vocab_size=100 is less than the 256 ids"),
+        ({"validation_path": "EMPTY"}, "data path '.*empty' .*: no document with any text in it"),
+        ({"validation_path": "nowhere"}, "data path 'nowhere': no such file or folder"),
+        ({"path": "", "mixture": "1 nowhere; 1 EMPTY"}, "data path 'nowhere': no such file or folder"),
+        ({"path": "", "mixture": "1 nowhere; EMPTY"}, "data.mixture: 'EMPTY' is no weight and path"),
         ({"source": "nowhere"}, "data.source=nowhere: no such source; use"),
         ({"holdout_fraction": 0}, "data.holdout_fraction=0 is not between 0 and 1"),
         ({"source": "synthetic", "vocab_size": 2}, "model.vocab_size=2 is too small for data.source=synthetic"),
@@ -81,4 +96,5 @@ def test_the_room_imports_no_other_and_no_jax():
         imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
         ours = {entry.stem for entry in root.iterdir() if entry.suffix == ".py" or entry.is_dir()} - {"input_pipeline"}
         assert not imported & (ours | {"jax", "flax", "optax", "torch"}), path.name
-        assert "tensorflow" not in imported or path.name == "batches.py"
+        assert "tensorflow" not in imported or path.name == "tensorflow_import.py"
+        assert "datasets" not in imported or path.name == "hugging_face.py"

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
-import io
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline import documents
-from input_pipeline.documents import Document, check_unchanged, gzip_bits_per_byte, hold_out, scan
+from input_pipeline.documents import TextFile, check_unchanged, gzip_bits_per_byte, hold_out, scan
 from input_pipeline.errors import DataError
+from tests.input_pipeline.memory import spans_of
 
 TEXT = st.text(alphabet=st.sampled_from("a\n\r é\u2581\0😀"), max_size=60)
-
-
-def spans_of(*contents, name="memory.txt"):
-    """Return the spans of documents held in memory."""
-    encoded = [content if isinstance(content, bytes) else content.encode() for content in contents]
-    return scan(Document(name, lambda content=content: io.BytesIO(content)) for content in encoded)
 
 
 def content_of(spans):
@@ -106,14 +100,14 @@ def test_a_document_of_one_character_is_an_error():
     ],
 )
 def test_text_that_is_not_utf8_is_an_error_that_says_where(content, place):
-    with pytest.raises(DataError, match=f"memory.txt: not UTF-8 at {place}; convert"):
+    with pytest.raises(DataError, match=f"memory.txt: not UTF-8 at {place}; mend it, or"):
         content_of(spans_of(content))
 
 
 def test_a_document_that_changes_meanwhile_is_an_error(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("one")
-    spans = scan([Document("log.txt", lambda: io.BytesIO(path.read_bytes()))])
+    spans = scan([TextFile(str(path))])
     check_unchanged(spans)
     path.write_text("two")
     with pytest.raises(DataError, match=r"log.txt: changed while it was being read"):

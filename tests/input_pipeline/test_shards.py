@@ -13,6 +13,7 @@ import pytest
 
 from input_pipeline import progress, shards
 from input_pipeline.errors import DataError
+from input_pipeline.mixture import Mixture
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -28,7 +29,8 @@ def stopping(*arguments):
     return write_shard(*arguments)
 shards._write_shard = stopping
 data = types.SimpleNamespace(
-    source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2)
+    source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2,
+    mixture="", validation_path="", bad_documents="error")
 print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
 """
 
@@ -52,6 +54,8 @@ def store(monkeypatch, tmp_path):
 
 
 def read_all(windows, length=50):
+    """Return the windows of a split in their stored order."""
+    (windows,) = windows.parts if isinstance(windows, Mixture) else (windows,)
     return windows.read(np.arange(windows.num_examples(length)), length)
 
 
@@ -61,7 +65,7 @@ def test_the_stored_tokens_are_the_documents(corpus, store, texts):
     assert len(store("train-*.bin")) > 3
     contents = {path.read_text() for path in texts.rglob("*.txt")} - {""}
     documents = []
-    for windows in (ready.train, ready.heldout):
+    for windows in (*ready.train.parts, ready.heldout):
         batch = read_all(windows)
         stream = batch["targets"][batch["segments"] > 0]
         ends = np.flatnonzero(stream == ready.tokenizer.end_of_document)
@@ -76,7 +80,7 @@ def test_a_long_document_is_cut_over_shards(corpus, store, tmp_path):
     text = "".join(f"{number} bottles\n" for number in range(2_000))
     (tmp_path / "long.txt").write_text(text)
     ready = corpus(path=str(tmp_path / "long.txt"))
-    assert len(store("train-*.bin")) > 3 and ready.train.num_documents == ready.heldout.num_documents == 1
+    assert len(store("train-*.bin")) > 3 and ready.train.parts[0].num_documents == ready.heldout.num_documents == 1
     parts = [
         ready.tokenizer.decode(read_all(windows)["targets"].ravel().tolist())
         for windows in (ready.train, ready.heldout)
@@ -151,10 +155,19 @@ def test_of_two_processes_one_builds(tmp_path, texts):
 
 def test_text_that_is_not_utf8_stops_the_build(corpus, texts):
     (texts / "zz.bin").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(DataError, match=r"zz.bin: not UTF-8 at byte 0 \(line 1\); .*glob such as data.path="):
+    with pytest.raises(DataError, match=r"zz.bin: not UTF-8 at byte 0 \(line 1\); .*data.bad_documents=skip"):
         corpus()
     (texts / "zz.bin").unlink()
     corpus()
+
+
+def test_shards_of_another_tokenizer_are_an_error(corpus, tmp_path):
+    corpus()
+    (manifest,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"tokenizer": "byte"', '"tokenizer": "0123"'))
+    message = r"manifest.json: these shards were made with another tokenizer than this run's \(0123, not byte\); remove"
+    with pytest.raises(DataError, match=message):
+        corpus()
 
 
 def test_a_wide_vocabulary_takes_wider_files(corpus, store, tmp_path, monkeypatch):
@@ -175,7 +188,12 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
             now[0] += 2.0
             advance(1_000_000)
     assert lines == [
-        "tokenizing: 30% of 10.0 MB, 14 s left",
-        "tokenizing: 60% of 10.0 MB, 8 s left",
-        "tokenizing: 90% of 10.0 MB, 2 s left",
+        "tokenizing: 30% of 10.0 MB, 0.5 MB/s, 14 s left",
+        "tokenizing: 60% of 10.0 MB, 0.5 MB/s, 8 s left",
+        "tokenizing: 90% of 10.0 MB, 0.5 MB/s, 2 s left",
     ]
+    lines.clear()
+    with progress.progress("reading documents", None, lines.append) as advance:
+        now[0] += 10.0
+        advance(40_000_000)
+    assert lines == ["reading documents: 40.0 MB, 4.0 MB/s"]

@@ -39,7 +39,7 @@ def test_text_is_a_file_a_folder_or_a_glob(names, texts):
     everything = names()
     assert len(everything) == 41 and not any("no" in Path(name).read_text().split() for name in everything)
     assert names(path=str(texts / "**" / "*.txt")) == sorted(set(everything) - {str(texts / "table.csv")})
-    assert names(path=str(texts / "table.csv"), source="auto") == [str(texts / "table.csv")]
+    assert names(path=str(texts / "table.csv")) == [str(texts / "table.csv")]
     assert names(path=str(texts / "1?.txt")) == [
         str(texts / f"{number}.txt") for number in (11, 12, 13, 14, 16, 17, 18, 19)
     ]
@@ -61,8 +61,8 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     monkeypatch.setattr("input_pipeline.sources.SOURCES", dict(SOURCES))
     monkeypatch.setitem(SOURCES, "ours", None)
 
-    def ours(data, vocab_size, seed):
-        return SOURCES["text"](data, vocab_size, seed)[:2]
+    def ours(data, path, vocab_size, seed):
+        return list(SOURCES["text"](data, path, vocab_size, seed))[:2]
 
     source(ours)
     assert len(names(source="ours")) == 2
@@ -71,10 +71,14 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": "parquette"}, "data.source=parquette: no such source; use auto, python, synthetic, text"),
-        ({"path": ""}, "data.source=text needs data.path"),
-        ({"path": "missing/here.txt"}, "data.path=missing/here.txt: no such file or folder (looked in /"),
-        ({"path": "none/*.txt"}, "data.path=none/*.txt: matches no file (looked in /"),
+        (
+            {"source": "parquette"},
+            "data.source=parquette: no such source; use auto, csv, huggingface, ",
+        ),
+        ({"path": ""}, "data.path is empty; name a file"),
+        ({"path": "", "source": "huggingface"}, "data.source=huggingface needs "),
+        ({"path": "missing/here.txt"}, "data path 'missing/here.txt': no such file or folder (looked in /"),
+        ({"path": "none/*.txt"}, "data path 'none/*.txt': matches no file (looked in /"),
     ],
 )
 def test_what_cannot_be_found_is_an_error(names, changes, message):
@@ -85,7 +89,7 @@ def test_what_cannot_be_found_is_an_error(names, changes, message):
 
 def test_an_empty_folder_is_an_error(names, tmp_path):
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(DataError, match=r"nothing: matches no file"):
+    with pytest.raises(DataError, match=r"nothing': matches no file"):
         names(path=str(tmp_path / "nothing"))
 
 

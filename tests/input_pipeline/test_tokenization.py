@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline import tokenization
-from input_pipeline.documents import Document, scan
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, train
+from tests.input_pipeline.memory import spans_of
 
 CODE = "".join(
     f"def name_{k % 7}(self, value):\n    if value > {k}:\n\t\treturn value * {k * k}\n\n" for k in range(200)
@@ -26,10 +26,6 @@ HARD = [
     "</s><unk><0x0A>",
     "\ufeff😀e\u0301",
 ]
-
-
-def spans_of(*texts):
-    return scan(Document("memory", lambda text=text: io.BytesIO(text.encode())) for text in texts)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formats that hold many documents in a file: JSONL, CSV, Parquet, TFRecord."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from google.protobuf.message import DecodeError
+
+from input_pipeline.errors import BadDocument, DataError
+from input_pipeline.records import RecordFile
+from input_pipeline.tensorflow_import import tensorflow
+
+OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED = (*OPENERS, ".zst")
+ROWS = 32  # that are decoded at once: few, as a document may be large
+LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
+
+
+def open_decompressed(path: Path) -> BinaryIO:
+    """Open a file for reading, through what its suffix says it is compressed with."""
+    if path.suffix == ".zst":
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 20)
+    return OPENERS.get(path.suffix, open)(path, "rb")
+
+
+class JsonLines(RecordFile):
+    """A JSON object per line, of which one key is the text; blank lines are none."""
+
+    def values(self) -> Iterator[tuple[int, bytes]]:
+        with open_decompressed(self.path) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.isspace():
+                    yield number, line
+
+    def text(self, number: int, value: bytes) -> bytes:
+        name = self.name(number)
+        try:
+            record = json.loads(value.decode("utf-8-sig").rstrip())
+        except UnicodeDecodeError as error:
+            raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
+        except json.JSONDecodeError as error:
+            raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg})") from error
+        except RecursionError as error:
+            raise BadDocument(name, "not JSON", " (nested too deeply)") from error
+        if not isinstance(record, dict) or self.field not in record:
+            raise _without_field(name, self.field, record if isinstance(record, dict) else ())
+        if not isinstance(record[self.field], str):
+            raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
+        try:
+            return record[self.field].encode()
+        except UnicodeEncodeError as error:
+            raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
+
+    def name(self, number: int) -> str:
+        return f"{self.path}:{number}"
+
+
+class Csv(RecordFile):
+    """Comma- or, in .tsv, tab-separated values with a header, of which one column is the text."""
+
+    def values(self) -> Iterator[tuple[int, tuple[list[str], int, int]]]:
+        """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
+        csv.field_size_limit(LONGEST_CELL)
+        dialect = "excel-tab" if ".tsv" in self.path.suffixes else "excel"
+        with open_decompressed(self.path) as lines:
+            rows = csv.reader((line.decode("utf-8", "surrogateescape") for line in lines), dialect, strict=True)
+            header = [name.removeprefix("\ufeff") for name in next(rows, [])]
+            if header and self.field not in header:
+                raise DataError(f"{self.path}:1: {_no_column(self.field, header)}")
+            begins = rows.line_num + 1
+            for row in rows:
+                if row:
+                    yield begins, (row, len(header), header.index(self.field))
+                begins = rows.line_num + 1
+
+    def text(self, number: int, value: tuple[list[str], int, int]) -> bytes:
+        row, width, place = value
+        if len(row) != width:
+            raise BadDocument(self.name(number), "with other columns than the header", f" ({len(row)}, not {width})")
+        return row[place].encode("utf-8", "surrogateescape")
+
+    def name(self, number: int) -> str:
+        return f"{self.path}:{number}"
+
+
+class Parquet(RecordFile):
+    """A column of a Parquet file."""
+
+    def values(self) -> Iterator[tuple[int, bytes | None]]:
+        with pq.ParquetFile(self.path) as table:
+            names = table.schema_arrow.names
+            if self.field not in names:
+                raise DataError(f"{self.path}: {_no_column(self.field, names)}")
+            batches = table.iter_batches(ROWS, columns=[self.field])
+            columns = (as_bytes(batch.column(0), self.field, self.path) for batch in batches)
+            yield from enumerate((value for column in columns for value in column), start=1)
+
+    def text(self, number: int, value: bytes | None) -> bytes:
+        return not_null(self.name(number), self.field, value)
+
+    def name(self, number: int) -> str:
+        return f"{self.path}, row {number}"
+
+
+class TFRecord(RecordFile):
+    """tf.train.Example records, of which one bytes feature is the text."""
+
+    def values(self) -> Iterator[tuple[int, bytes]]:
+        tf = tensorflow()
+        compression = "GZIP" if self.path.suffix == ".gz" else ""
+        records = tf.data.TFRecordDataset(str(self.path), compression_type=compression, buffer_size=1 << 20)
+        try:
+            batches = records.batch(ROWS).as_numpy_iterator()  # record by record takes ten times as long
+            yield from enumerate((record for batch in batches for record in batch), start=1)
+        except tf.errors.OpError as error:
+            raise OSError(error.message) from error
+
+    def text(self, number: int, value: bytes) -> bytes:
+        name = self.name(number)
+        try:
+            features = tensorflow().train.Example.FromString(value).features.feature
+        except DecodeError as error:
+            raise BadDocument(name, "not a tf.train.Example") from error
+        if self.field not in features:
+            raise _without_field(name, self.field, features)
+        texts = features[self.field].bytes_list.value
+        if len(texts) != 1:
+            raise BadDocument(name, f"without text in {self.field!r}", f" ({len(texts)} byte strings, not 1)")
+        return texts[0]
+
+    def name(self, number: int) -> str:
+        return f"{self.path}, record {number}"
+
+
+def as_bytes(column: pa.Array, field: str, where) -> list[bytes | None]:
+    """Return the cells of a column of strings, unchecked; DataError for one of anything else."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.type not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        raise DataError(f"{where}: column {field!r} holds {column.type}, not text; name another with data.field")
+    return column.cast(pa.large_binary()).to_pylist()
+
+
+def not_null(name: str, field: str, value: bytes | None) -> bytes:
+    """Return a cell. Raises BadDocument where there is none."""
+    if value is None:
+        raise BadDocument(name, f"without text in {field!r}", " (null)")
+    return value
+
+
+def _without_field(name: str, field: str, names) -> BadDocument:
+    there = ", ".join(map(repr, sorted(names)[:8])) or "nothing"
+    return BadDocument(name, f"without field {field!r}", f" (there is {there}: data.field names it)")
+
+
+def _no_column(field: str, names: list[str]) -> str:
+    return f"no column {field!r}, but {', '.join(map(repr, names[:8]))}; name one of them with data.field"

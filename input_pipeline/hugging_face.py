@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face datasets, from a folder or the hub; the `datasets` library is an extra.
+
+For gated data it reads HF_TOKEN from the environment itself; nothing here sees the token, so nothing keeps it.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from input_pipeline.errors import DataError
+from input_pipeline.formats import ROWS, as_bytes, not_null
+from input_pipeline.records import RecordFile, reason
+
+
+class Table(RecordFile):
+    """A column of a loaded dataset."""
+
+    def __init__(self, name: str, field: str, rows):
+        super().__init__(name, field)
+        self._rows = rows
+
+    def values(self) -> Iterator[tuple[int, bytes | None]]:
+        for start in range(0, len(self._rows), ROWS):
+            column = self._rows[start : start + ROWS].column(self.field).combine_chunks()
+            yield from enumerate(as_bytes(column, self.field, self.path), start=start + 1)
+
+    def text(self, number: int, value: bytes | None) -> bytes:
+        return not_null(self.name(number), self.field, value)
+
+    def name(self, number: int) -> str:
+        return f"{self.path}, row {number}"
+
+
+def load(name: str, *, subset: str, split: str, field: str) -> Table:
+    """Return a dataset's column: of a folder (`save_to_disk`, or data files), or of a name on the hub.
+
+    Raises:
+        DataError: the extra is not installed, or there is no such dataset, subset, split or column.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            "data.source=huggingface needs the package datasets: run `make setup EXTRAS=huggingface`"
+        ) from error
+    if not name:
+        raise DataError("data.source=huggingface needs data.path: a folder, or a name on the hub such as 'org/name'")
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    folder = Path(name).expanduser()
+    where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")
+    try:
+        if (folder / "dataset_dict.json").exists():
+            table = datasets.load_from_disk(folder / split)
+        elif (folder / "state.json").exists():
+            table = datasets.load_from_disk(folder)
+        else:
+            table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{where}: {reason(error)}") from error
+    if field not in table.column_names:
+        raise DataError(f"{where}: no column {field!r}, but {', '.join(table.column_names)}; name one with data.field")
+    return Table(name, field, table.select_columns([field]).with_format("arrow"))

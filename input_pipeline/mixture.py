@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weighted mixtures: which part an example of the run is taken from, and which of the part's own examples it is.
+
+With weights w_k, the first n examples have n * w_k from part k, give or take less than one, for every n. The weights
+are fractions, so the choice repeats after as many examples as their common denominator, and a table of that length
+places any example at once. Each part goes through its own windows in an order of its own, pass by pass. New weights
+begin another section of the run, in which every part goes on where it was.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from math import lcm
+
+import numpy as np
+
+from input_pipeline.errors import DataError
+from input_pipeline.order import example_windows
+from input_pipeline.packing import KEYS
+
+LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
+FOREVER = 1 << 62  # examples
+EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
+
+Weights = tuple[Fraction, ...]
+
+
+def parse(text: str) -> tuple[list[str], Weights]:
+    """Return the paths and the weights of data.mixture, scaled to a sum of 1.
+
+    Raises:
+        DataError: it cannot be read, or there are more digits than a schedule has room for.
+    """
+    paths, weights = [], []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        weight, path = _parse_part(part)
+        if path in paths:
+            raise DataError(f"data.mixture names {path} twice; add up its weights")
+        paths.append(path)
+        weights.append(weight)
+    if not sum(weights):
+        raise DataError(f"data.mixture={text!r} gives no part a weight; write for instance {EXAMPLE!r}")
+    scaled = tuple(weight / sum(weights) for weight in weights)
+    period = _period(scaled)
+    if period > LONGEST_PERIOD:
+        raise DataError(
+            f"data.mixture={text!r} has weights that repeat after {period:,} examples, more than {LONGEST_PERIOD:,}; "
+            "write fewer digits"
+        )
+    return paths, scaled
+
+
+def _parse_part(part: str) -> tuple[Fraction, str]:
+    weight, _, path = part.partition(" ")
+    try:
+        fraction = Fraction(weight)
+    except (ValueError, ZeroDivisionError):
+        fraction = Fraction(-1)
+    if fraction < 0 or not path:
+        raise DataError(f"data.mixture: {part!r} is no weight and path; write for instance {EXAMPLE!r}")
+    return fraction, path.strip()
+
+
+class Schedule:
+    """Which part each of the examples 0, 1, ... is taken from, by fixed weights.
+
+    Source: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): among the parts that one
+    more example would not put too far ahead, the one that would first fall too far behind. With K parts none is
+    ever further than 1 - 1 / (2K - 2) off its share.
+    """
+
+    def __init__(self, weights: Weights):
+        self._period = period = _period(weights)
+        shares = [int(weight * period) for weight in weights]
+        spread = 2 * max(len(weights), 2) - 2
+        taken, chosen, ranks = [0] * len(weights), [], []
+        for number in range(1, period + 1):
+            # How far behind each part would be without this example, in units of 1 / (period * spread).
+            behind = [(number * share - count * period) * spread for share, count in zip(shares, taken, strict=True)]
+            until_late = {
+                part: (period * (spread - 1) - lag) // (shares[part] * spread)
+                for part, lag in enumerate(behind)
+                if lag >= period
+            }
+            part = min(until_late, key=until_late.get)
+            chosen.append(part)
+            ranks.append(taken[part])
+            taken[part] += 1
+        self._parts, self._ranks, self._taken = np.array(chosen), np.array(ranks), np.array(taken)
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (the part of each example, how many examples were taken from that part before)."""
+        periods, places = np.divmod(examples, self._period)
+        parts = self._parts[places]
+        return parts, periods * self._taken[parts] + self._ranks[places]
+
+    def taken(self, number: int) -> np.ndarray:
+        """Return how many of the first `number` examples are taken from each part."""
+        periods, place = divmod(number, self._period)
+        return periods * self._taken + np.bincount(self._parts[:place], minlength=len(self._taken))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a run trains on: one or more window sources and the weights that they had from which example on.
+
+    Attributes:
+        parts: window sources.
+        history: (first example, weights) of each section of the run; the first begins with example 0.
+    """
+
+    parts: tuple
+    history: tuple[tuple[int, Weights], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    def num_examples(self, sequence_length: int) -> int:
+        """Return how many windows there are in all parts together."""
+        return sum(part.num_examples(sequence_length) for part in self.parts)
+
+    def read(self, examples: np.ndarray, sequence_length: int, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples as a window source does; each is a pure function of (seed, its number, the mixture)."""
+        parts, indices = self.locate(examples)
+        batch = {key: np.zeros((len(parts), sequence_length), np.int32) for key in KEYS}
+        for number in np.unique(parts).tolist():
+            rows, windows = parts == number, self.parts[number]
+            order = seed + (number << 32)  # of each part its own, the first part's that of the seed
+            chosen = example_windows(indices[rows], windows.num_examples(sequence_length), order)
+            for key, values in windows.read(chosen, sequence_length).items():
+                batch[key][rows] = values
+        return batch
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (the part of each example, its number among those of the part), in constant time each."""
+        examples = np.asarray(examples, np.int64)
+        parts, indices = np.zeros_like(examples), np.zeros_like(examples)
+        done = np.zeros(len(self.parts), np.int64)
+        lasts = [first for first, _ in self.history[1:]] + [FOREVER]
+        for (first, weights), last in zip(self.history, lasts, strict=True):
+            inside, schedule = (first <= examples) & (examples < last), _schedule(weights)
+            parts[inside], indices[inside] = schedule.locate(examples[inside] - first)
+            indices[inside] += done[parts[inside]]
+            done = done + schedule.taken(last - first)
+        return parts, indices
+
+    def go_on(self, stored: list | None, example: int) -> "Mixture":
+        """Return this mixture with the sections of an earlier run, its own weights from `example` on.
+
+        Args:
+            stored: what `record` gave of the earlier run, which has the same parts; none: its weights were these.
+        """
+        stored = stored or self.record()
+        history = [(first, tuple(map(Fraction, weights))) for first, weights in stored if first < example]
+        weights = self.history[-1][1]
+        if not history or history[-1][1] != weights:
+            history.append((example, weights))
+        return replace(self, history=tuple(history))
+
+    def record(self) -> list:
+        """Return the history as JSON can hold it."""
+        return [[first, list(map(str, weights))] for first, weights in self.history]
+
+
+def mixture_of_one(windows) -> Mixture:
+    """Return a mixture of one."""
+    return Mixture((windows,), ((0, (Fraction(1),)),))
+
+
+@cache
+def _schedule(weights: Weights) -> Schedule:
+    return Schedule(weights)
+
+
+def _period(weights: Weights) -> int:
+    return lcm(*(weight.denominator for weight in weights))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of many documents: each is read from its front, and a document is its place in the order.
+
+Whatever the format and however it is compressed, going on to a later document reads what lies between, and
+going back begins the file anew. All that reads a corpus goes through it in order, so nothing is read twice
+for it, no index is needed, and a document costs a hundred bytes until it is opened.
+"""
+
+import csv
+import io
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from input_pipeline.errors import DataError
+
+UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)  # what broken files raise
+
+
+class RecordFile:
+    """A file of many documents; a subclass for each format.
+
+    Attributes:
+        path: of the file, as messages name it.
+        field: the key or column that holds the text.
+    """
+
+    def __init__(self, path: Path | str, field: str):
+        self.path, self.field = path, field
+
+    def values(self) -> Iterator[tuple[int, object]]:
+        """Yield (number, record) from the front; numbers rise and are what `name` shows."""
+        raise NotImplementedError
+
+    def text(self, number: int, value) -> bytes:
+        """Return the document in a record. Raises BadDocument where there is none."""
+        raise NotImplementedError
+
+    def name(self, number: int) -> str:
+        """Return what messages call a record."""
+        raise NotImplementedError
+
+
+class Record:
+    """A document of a RecordFile."""
+
+    __slots__ = ("_file", "_number", "_reader")
+
+    def __init__(self, reader: "Reader", file: RecordFile, number: int):
+        self._reader, self._file, self._number = reader, file, number
+
+    @property
+    def name(self) -> str:
+        return self._file.name(self._number)
+
+    def open(self) -> BinaryIO:
+        return io.BytesIO(self._reader.text(self._file, self._number))
+
+
+class Reader:
+    """Reads the records of several files, of which one is open at a time."""
+
+    def __init__(self):
+        self._file: RecordFile | None = None
+        self._values: Iterator[tuple[int, object]] = iter(())
+        self._number, self._value, self._text = 0, None, None
+
+    def records(self, files: Iterable[RecordFile]) -> Iterator[Record]:
+        """Yield the documents of the files in order; to open each before the next comes costs no search."""
+        for file in files:
+            self._begin(file)
+            while self._advance():
+                number = self._number
+                yield Record(self, file, number)
+                assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
+
+    def text(self, file: RecordFile, number: int) -> bytes:
+        """Return the document `number` of a file; DataError where the file lost it since."""
+        if file is not self._file or number < self._number:
+            self._begin(file)
+        while self._number < number and self._advance():
+            pass
+        if self._number != number:
+            raise DataError(f"{file.name(number)}: gone since it was first read; run again when the file is still")
+        if self._text is None:
+            self._text = file.text(number, self._value)
+        return self._text
+
+    def _begin(self, file: RecordFile) -> None:
+        self._file, self._values = file, file.values()
+        self._number, self._value, self._text = 0, None, None
+
+    def _advance(self) -> bool:
+        """Go on to the next record; false at the end of the file, where the last one stays."""
+        try:
+            following = next(self._values, None)
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            where = f"after {self._file.name(self._number)}" if self._number else "from its beginning on"
+            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}") from error
+        if following is not None:
+            (self._number, self._value), self._text = following, None
+        return following is not None
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of what a library says."""
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return (said or str(error) or type(error).__name__).splitlines()[0]

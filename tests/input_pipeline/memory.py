@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents that are held in memory."""
+
+import io
+from typing import NamedTuple
+
+from input_pipeline.documents import Span, scan
+
+
+class InMemory(NamedTuple):
+    """A document made of these bytes."""
+
+    name: str
+    content: bytes
+
+    def open(self):
+        return io.BytesIO(self.content)
+
+
+def spans_of(*contents: str | bytes, name: str = "memory.txt") -> list[Span]:
+    """Return the spans of some documents."""
+    encoded = [content if isinstance(content, bytes) else content.encode() for content in contents]
+    return scan(InMemory(name, content) for content in encoded)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures: exact over any prefix, every window once a pass, and new weights without a repeat or a gap."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from input_pipeline.errors import DataError
+from input_pipeline.mixture import Mixture, Schedule, mixture_of_one, parse
+from input_pipeline.synthetic import MarkovWindows
+
+WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any).map(
+    lambda shares: tuple(Fraction(share, sum(shares)) for share in shares)
+)  # fmt: skip
+
+
+class Numbered:
+    """A window source whose window i of part k is [k, i]."""
+
+    def __init__(self, part: int, num_windows: int):
+        self.part, self.num_windows = part, num_windows
+
+    def num_examples(self, sequence_length):
+        return self.num_windows
+
+    def read(self, indices, sequence_length):
+        rows = np.stack([np.full(len(indices), self.part), indices], axis=1).astype(np.int32)
+        return dict.fromkeys(("tokens", "targets", "segments", "positions"), rows)
+
+
+def windows_of(mixture, examples):
+    return [tuple(row) for row in mixture.read(np.asarray(examples), 2, seed=1)["tokens"].tolist()]
+
+
+@settings(deadline=None)
+@given(weights=WEIGHTS)
+def test_every_prefix_has_each_part_by_its_weight_give_or_take_less_than_one(weights):
+    schedule = Schedule(weights)
+    parts, numbers = schedule.locate(np.arange(500))
+    counts = np.cumsum(parts[:, None] == np.arange(len(weights)), axis=0)
+    for n in range(1, 501):
+        assert all(abs(int(counts[n - 1][k]) - n * weight) < 1 for k, weight in enumerate(weights))
+        assert numbers[n - 1] == counts[n - 1][parts[n - 1]] - 1
+        assert schedule.taken(n).tolist() == counts[n - 1].tolist()
+
+
+@settings(deadline=None)
+@given(sections=st.lists(st.tuples(st.integers(1, 90), st.permutations([0, 1, 2, 5])), min_size=1, max_size=4))
+def test_new_weights_go_on_with_every_part_where_it_was(sections):
+    """However often they change, each part's examples are 0, 1, 2, ... and each pass has every window once."""
+    mixture, done, found = None, 0, []
+    for length, shares in sections:
+        weights = tuple(Fraction(share, sum(shares)) for share in shares)
+        fresh = Mixture(tuple(Numbered(part, 7 + part) for part in range(4)), ((0, weights),))
+        mixture = fresh.go_on(json.loads(json.dumps(mixture.record())), done) if mixture else fresh
+        found += windows_of(mixture, range(done, done + length))
+        done += length
+    assert windows_of(mixture, range(done)) == found
+    for part in range(4):
+        taken = [window for number, window in found if number == part]
+        passes = [taken[start : start + 7 + part] for start in range(0, len(taken), 7 + part)]
+        assert all(len(set(one)) == len(one) for one in passes)
+        assert all(sorted(one) == list(range(7 + part)) for one in passes[:-1])
+
+
+def test_taking_up_again_and_from_an_older_checkpoint():
+    old, new = ((Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 4), Fraction(3, 4)))
+    parts = (Numbered(0, 50), Numbered(1, 50))
+    before, after = Mixture(parts, ((0, old),)), Mixture(parts, ((0, new),))
+    at_ten = before.record()
+    once = after.go_on(at_ten, 10)
+    assert once.history == ((0, old), (10, new))
+    assert after.go_on(once.record(), 10) == once and after.go_on(once.record(), 25) == once
+    assert after.go_on(at_ten, 10) == once  # the checkpoint at ten again, whatever came after it
+    assert before.go_on(once.record(), 10).history == ((0, old),)  # changed back before a step was made
+    assert before.go_on(once.record(), 25).history == ((0, old), (10, new), (25, old))
+    assert windows_of(after.go_on(at_ten, 10), range(10)) == windows_of(before, range(10))
+    assert after.go_on(None, 10) == after  # a run that kept no weights had these
+
+
+def test_a_part_is_read_in_its_own_order_and_a_single_source_in_that_of_the_seed():
+    alone = mixture_of_one(Numbered(0, 100))
+    order = [window for _, window in windows_of(alone, range(200))]
+    assert sorted(order[:100]) == sorted(order[100:]) == list(range(100)) and order[:100] != order[100:]
+    both = Mixture((Numbered(0, 100), Numbered(1, 100)), ((0, (Fraction(1, 2), Fraction(1, 2))),))
+    of_parts = [[window for number, window in windows_of(both, range(200)) if number == part] for part in (0, 1)]
+    assert of_parts[0] == order[:100] and of_parts[1] != order[:100]
+
+
+def test_any_example_is_found_at_once():
+    mixture = Mixture((MarkovWindows(8, 0, 10**6, "train"),) * 2, ((0, parse("0.99999 a; 0.00001 b")[1]),))
+    parts, numbers = mixture.locate(np.array([10**15 - 1, 10**15]))
+    assert abs(numbers[0] - 0.99999 * 10**15) < 2 and parts[0] == 0
+    assert mixture.read(np.array([10**15]), 16, seed=0)["tokens"].shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths", "weights"),
+    [
+        ("0.7 code/**/*.py; 0.3 books.jsonl", ["code/**/*.py", "books.jsonl"], ["7/10", "3/10"]),
+        ("2 a b.txt ;1 c;", ["a b.txt", "c"], ["2/3", "1/3"]),
+        ("1/3 a; 1/6 b; 0 c", ["a", "b", "c"], ["2/3", "1/3", "0"]),
+    ],
+)
+def test_weights_are_the_fractions_that_were_typed(text, paths, weights):
+    assert parse(text) == (paths, tuple(map(Fraction, weights)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("books.jsonl", "data.mixture: 'books.jsonl' is no weight and path; write for instance '0.7 code"),
+        ("0.5", "'0.5' is no weight and path"),
+        ("1 a; -1 b", "'-1 b' is no weight and path"),
+        ("nan a", "'nan a' is no weight and path"),
+        ("1/0 a", "'1/0 a' is no weight and path"),
+        ("0 a; 0 b", "gives no part a weight"),
+        (";", "gives no part a weight"),
+        ("1 a; 2 a", "names a twice"),
+        ("0.123457 a; 0.876543 b", "weights that repeat after 1,000,000 examples, more than 100,000; write fewer"),
+    ],
+)  # fmt: skip
+def test_a_mixture_that_cannot_be_read_is_an_error(text, message):
+    with pytest.raises(DataError) as caught:
+        parse(text)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def two_parts(texts, tmp_path):
+    """The small corpus as two sources with a mixture's text: 0.75 of one, 0.25 of the other."""
+    lines = [json.dumps({"text": f"line {number} of the second part\n" * 9}) for number in range(30)]
+    (tmp_path / "second.jsonl").write_text("\n".join(lines))
+    return f"0.75 {texts}; 0.25 {tmp_path / 'second.jsonl'}"
+
+
+def test_parts_have_their_own_shards_and_held_out_documents(corpus, two_parts, texts, tmp_path):
+    mixed = corpus(source="auto", path="", mixture=two_parts)
+    first, second = corpus(source="auto", path=str(texts)), corpus(source="auto", path=f"{tmp_path}/second.jsonl")
+    assert [part.num_tokens for part in mixed.train.parts] == [first.train.num_tokens, second.train.num_tokens]
+    assert mixed.heldout.num_documents == first.heldout.num_documents + second.heldout.num_documents
+    assert mixed.heldout.num_bytes == first.heldout.num_bytes + second.heldout.num_bytes
+    bits = [ready.gzip_bits_per_byte * ready.heldout.num_bytes for ready in (mixed, first, second)]
+    assert bits[0] == pytest.approx(bits[1] + bits[2])
+    both = mixed.heldout.read(np.arange(mixed.heldout.num_examples(64)), 64)["targets"].ravel()[
+        : mixed.heldout.num_tokens
+    ]
+    alone = [one.heldout.read(np.arange(one.heldout.num_examples(64)), 64)["targets"].ravel()[: one.heldout.num_tokens]
+             for one in (first, second)]  # fmt: skip
+    np.testing.assert_array_equal(both, np.concatenate(alone))
+
+
+def test_weights_are_no_part_of_what_the_corpus_is(corpus, two_parts):
+    mixed = corpus(source="auto", path="", mixture=two_parts)
+    other = corpus(source="auto", path="", mixture=two_parts.replace("0.75", "0.6"), announce=pytest.fail)
+    assert mixed.digest == other.digest and mixed.train.history != other.train.history
+    backwards = "; ".join(reversed(two_parts.split("; ")))
+    assert corpus(source="auto", path="", mixture=backwards).digest != mixed.digest
