@@ -89,8 +89,8 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     make_model, graph, abstract_model = _model(config, mesh)
-    schedule = getattr(schedules, config.optimizer.schedule)(config.optimizer, config.train.steps)
-    direction = getattr(optimizers, config.optimizer.name)(config.optimizer, _weights(config, abstract_model))
+    schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+    direction = vars(optimizers)[config.optimizer.name](config.optimizer, _weights(config, abstract_model))
     optimizer = optimizers.make(direction, config.optimizer, schedule)
     loss = objective.make_loss(num_chunks=_loss_chunks(config, num_microbatches), z_loss=config.train.z_loss)
     batch = _abstract_batch(config, mesh)

@@ -13,10 +13,10 @@ import support
 STEPS, SEEDS = (5, (0,)) if support.QUICK else (60, (0, 1, 2))
 SETTINGS = {
     "adamw": {"learning_rate": "4e-3"},
-    "muon": {"learning_rate": "8e-3", "beta1": "0.95"},
-    "adafactor": {"learning_rate": "3e-2"},
-    "lion": {"learning_rate": "5e-4", "beta2": "0.99"},
-    "sgd": {"learning_rate": "1"},
+    "muon": {"learning_rate": "2e-2", "beta1": "0.95"},
+    "adafactor": {"learning_rate": "1e-1"},
+    "lion": {"learning_rate": "2e-3", "beta2": "0.99"},
+    "sgd": {"learning_rate": "2"},
 }
 STATED = {"adamw": 5.0, "muon": 5.0, "adafactor": 5.5, "lion": 5.5, "sgd": 6.5}  # nats a token
 

@@ -118,24 +118,27 @@ def scan(
     Raises:
         BadDocument: a document is not UTF-8, or its source says that it is none.
     """
-    spans, left_out, first = [], Counter(), ""
+    spans, left_out = [], []
     with progress("reading documents", None, announce) as advance:
-        for document in documents:
-            try:
-                span = _whole(document)
-            except BadDocument as error:
-                if bad_documents != "skip":
-                    raise
-                left_out[error.kind] += 1
-                first = first or document.name
-            else:
-                spans.append(span)
-                advance(span.size)
+        for span in _usable(documents, bad_documents, left_out):
+            spans.append(span)
+            advance(span.size)
     if left_out:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common())
-        number = len(spans) + left_out.total()
-        announce(f"left out {left_out.total():,} of {number:,} documents: {kinds}; first: {first}")
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for kind, _ in left_out).most_common())
+        number = len(spans) + len(left_out)
+        announce(f"left out {len(left_out):,} of {number:,} documents: {kinds}; first: {left_out[0][1].name}")
     return [span for span in spans if span.size]
+
+
+def _usable(documents: Iterable[Document], bad_documents: str, left_out: list) -> Iterator[Span]:
+    """Yield the spans of documents that can be used; append (kind of fault, document) of those that are left out."""
+    for document in documents:
+        try:
+            yield _whole(document)
+        except BadDocument as error:
+            if bad_documents != "skip":
+                raise
+            left_out.append((error.kind, document))
 
 
 def _whole(document: Document) -> Span:
