@@ -100,10 +100,14 @@ def parse(
     """
     overrides = parse_flags(description)
     if stored(FLAGS):
+        unread = [name for name in ("config", "topology") if FLAGS[name].present and FLAGS.workdir]
+        if unread:
+            raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
         loaded = loading.load_stored(_workdir(), overrides)
     else:
         loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
     if FLAGS.print_config:
+        validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
         sys.exit(0)
     accelerator = startup.attached_accelerator()

@@ -31,9 +31,9 @@ def main(command: command_line.Command) -> None:
     """Print each prompt with its continuation; runs on one device."""
     flags, config = command_line.FLAGS, command.config
     check_prompts(flags)
-    tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
-    if tokenizer.vocab_size > config.model.vocab_size:
+    if config.data.source == "synthetic":
         raise ConfigError(f"{command.workdir} was not trained on text, so there is no tokenizer to write with")
+    tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(command.workdir) as checkpoints:
         params = checkpoints.restore_evaluated(checkpoints.newest_or_error(), run.abstract_state)

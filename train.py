@@ -2,7 +2,7 @@
 """Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
 
 Takes up where the newest checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
-on other data where --config.data.path is given.
+on all documents of other data where --config.data.path is given.
 """
 
 import command_line
@@ -20,7 +20,7 @@ import jax
 import assembly
 from configs import validation
 from configs.base import MESH_AXES
-from configs.loading import flat
+from configs.loading import DATA_READ, flat
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from parallelism.mesh import mesh_context
@@ -209,9 +209,12 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 
-def evaluate_only(config, workdir: pathlib.Path) -> None:
-    """Print the held-out loss of the newest checkpoint; `config` is the stored one, its data perhaps other data."""
-    corpus = prepare_corpus(config, vocab_size_typed=True)
+def evaluate_only(config, workdir: pathlib.Path, other_data: bool) -> None:
+    """Print the loss of the newest checkpoint on what the run held out, or on all of `other_data`, which was typed."""
+    if other_data:
+        corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
+    else:
+        corpus = prepare_corpus(config, vocab_size_typed=True)
     run = assembly.assemble(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
@@ -226,7 +229,7 @@ def main(command: command_line.Command) -> None:
     if command.num_devices is None:
         validation.validate(config, jax.device_count())
     if command_line.FLAGS.evaluate_only:
-        return evaluate_only(config, command.workdir)
+        return evaluate_only(config, command.workdir, any(command.loaded.typed.get(key) for key in DATA_READ))
     print("\n".join([*command.banner(), *device_lines(config)]))
     command_line.log_to(command.workdir, jax.process_index())
     train(

@@ -18,7 +18,7 @@ SETTINGS = {
     "lion": {"learning_rate": "2e-3", "beta2": "0.99"},
     "sgd": {"learning_rate": "2"},
 }
-STATED = {"adamw": 5.0, "muon": 5.0, "adafactor": 5.5, "lion": 5.5, "sgd": 6.5}  # nats a token
+STATED = {"adamw": 4.8, "muon": 4.55, "adafactor": 4.8, "lion": 4.8, "sgd": 6.0}  # nats a token
 
 
 def heldout_loss(name: str, seed: int) -> float:

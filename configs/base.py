@@ -81,7 +81,7 @@ def get_config() -> ConfigDict:
     optimizer.beta2 = 0.95  # decay of the second moment
     optimizer.epsilon = 1e-8  # added to the root of the second moment
     optimizer.clip_norm = 1.0  # largest global norm of the gradient; 0: off
-    optimizer.ema_decay = 0.0  # of the average of the parameters, which is then what is evaluated; 0: off
+    optimizer.ema_decay = 0.0  # of an average of the parameters from the first on, which is evaluated; 0: off
 
     config.train = train = ConfigDict()
     train.objective = "language_modeling"  # a module of objectives/

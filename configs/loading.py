@@ -16,6 +16,7 @@ from configs.base import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "model.remat", "model.layer_loop", "train.global_batch")
+DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
@@ -86,17 +87,20 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     unknown = stored.keys() - flat(config).keys()
     if unknown:
         raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
-    fixed = [key for key in overrides if key in stored and not key.startswith(FREE_OF_STORED)]
+    free = [key for key in stored if key.startswith(FREE_OF_STORED) and key != "data.tokenizer"]
+    fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
-    tokenizer = workdir / "tokenizer.model"
     stored |= dict.fromkeys((f"mesh.{axis}" for axis in config.mesh), 1) | {"mesh.fsdp": -1}
-    stored["data.tokenizer"] = str(tokenizer) if tokenizer.is_file() else "byte"
+    if stored["data.tokenizer"] != "byte":
+        stored["data.tokenizer"] = str(workdir / "tokenizer.model")
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
-    typed |= _put_out_of_force(typed, stored)
+    others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
+    typed |= {key: "" for key in others if not typed.get(key)}
     for key, value in (stored | typed).items():
         assign(config, key, value)
-    return Loaded(config, workdir.name, None, typed, dict.fromkeys(typed, "command line"))
+    origins = dict.fromkeys(stored, str(path)) | dict.fromkeys(typed, "command line")
+    return Loaded(config, workdir.name, None, typed, origins)
 
 
 def parse_value(key: str, text: str, current: dict[str, object]):
@@ -154,12 +158,17 @@ def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
-    """Return the file of each key that differs from base; what a recipe took from another one is the other's."""
-    values, defaults = flat(recipe.get_config()), flat(base.get_config())
-    origins = {key: path for key, value in values.items() if value != defaults[key]}
-    for parent in vars(recipe).values():
-        if isinstance(parent, types.ModuleType) and parent is not base and "get_config" in vars(parent):
-            inherited = flat(parent.get_config())
-            theirs = _origins(parent, f"configs/{pathlib.Path(parent.__file__).name}")
-            origins |= {key: file for key, file in theirs.items() if values[key] == inherited[key]}
-    return origins
+    """Return the file of each key that differs from base, or that a recipe set back; what it inherited is the other's.
+
+    A recipe is built on that one of the recipes it imports from which it differs least.
+    """
+    values = flat(recipe.get_config())
+
+    def changed(parent: types.ModuleType) -> list[str]:
+        return [key for key, value in flat(parent.get_config()).items() if values[key] != value]
+
+    imported = [module for module in vars(recipe).values() if isinstance(module, types.ModuleType)]
+    parents = [module for module in imported if "get_config" in vars(module)]
+    parent = min(parents, key=lambda module: len(changed(module)), default=base)
+    inherited = {} if parent is base else _origins(parent, f"configs/{pathlib.Path(parent.__file__).name}")
+    return inherited | dict.fromkeys(changed(parent), path)

@@ -38,7 +38,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
       ConfigError: a size of the recipe, or a typed one, that the mesh does not divide.
     """
     before = flat(config)
-    units = _units(config.mesh)
+    units = _units(config)
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key != "train.global_batch"):
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
@@ -59,8 +59,9 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 
-def _units(mesh: ConfigDict) -> dict[str, int]:
-    """What each size must be a multiple of, given how the axis rules split it."""
+def _units(config: ConfigDict) -> dict[str, int]:
+    """What each size must be a multiple of, given how the axis rules split it, and the batch into microbatches."""
+    mesh, microbatches = config.mesh, max(1, config.train.gradient_accumulation)
     return {
         "model.num_heads": mesh.model,
         "model.num_kv_heads": mesh.model,
@@ -68,7 +69,7 @@ def _units(mesh: ConfigDict) -> dict[str, int]:
         "model.mlp_dim": mesh.model,
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
-        "train.global_batch": mesh.data * mesh.fsdp * mesh.expert,
+        "train.global_batch": mesh.data * mesh.fsdp * mesh.expert * microbatches,
     }
 
 

@@ -24,7 +24,6 @@ POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
-    "model.rope_theta",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -46,11 +45,16 @@ RANGES = (  # what is right, the rule in words, and where it holds
 
 def validate(config: ConfigDict, num_devices: int) -> None:
     """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
+    check_keys(config)
+    resolve_mesh(config, num_devices)
+    _check_batch(config)
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raise ConfigError for what is wrong whatever the devices."""
     _check_values(config)
     _check_data(config.data)
-    resolve_mesh(config, num_devices)
     _check_model(config.model)
-    _check_batch(config)
 
 
 def _value(config: ConfigDict, key: str):
@@ -152,6 +156,8 @@ def _check_layer_kinds(model: ConfigDict) -> None:
 
 def _check_rope(model: ConfigDict) -> None:
     scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
+    if not 1 < model.rope_theta < math.inf:
+        raise ConfigError(f"model.rope_theta={model.rope_theta} must be greater than 1")
     if not 1 <= factor < math.inf:
         raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
     if factor != 1 and scaling == "none":

@@ -15,7 +15,7 @@ from input_pipeline.mixture import Mixture, mixture_of_one, parse
 from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.synthetic import MarkovWindows
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer
+from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer
 
 say = partial(print, flush=True)  # into a file, too, as it happens
 Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
@@ -81,18 +81,45 @@ def prepare(
     parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
     if validation is not None:
         parts.append({"heldout": _scan(data.validation_path, validation, data, announce)})
+    for path, part in zip(paths, parts, strict=False):
+        _leave_out_heldout(path, part, parts, announce)
     cache = cache_folder(data.cache_dir)
     tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, cache, announce)
     stores = [_store(part, tokenizer, cache, announce) for part in parts]
-    gzip_bits_per_byte = _gzip_bits_per_byte(stores)
     trained_on = [open_windows([store], "train") for store in stores if "train" in store[1]["splits"]]
-    return Corpus(
-        tokenizer,
-        Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0]),
-        open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout"),
-        digest=_digest([manifest for _, manifest in stores]),
-        gzip_bits_per_byte=gzip_bits_per_byte,
-    )
+    train = Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0])
+    return _corpus(tokenizer, train, stores)
+
+
+def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], object] = say) -> Corpus:
+    """Return a corpus of which every document is held out, those of `data.validation_path`, else of all the others.
+
+    Raises:
+        DataError: as `prepare`.
+    """
+    paths = [data.validation_path] if data.validation_path else parse(data.mixture)[0] if data.mixture else [data.path]
+    found = [(path, read_source(data, path=path, vocab_size=vocab_size, seed=0)) for path in paths]
+    parts = [{"heldout": _scan(path, documents, data, announce)} for path, documents in found]
+    cache, tokenizer = cache_folder(data.cache_dir), open_tokenizer(data.tokenizer)
+    return _corpus(tokenizer, Mixture((), ()), [_store(part, tokenizer, cache, announce) for part in parts])
+
+
+def _corpus(tokenizer, train: Mixture, stores: list[tuple[Path, dict]]) -> Corpus:
+    gzip_bits_per_byte = _gzip_bits_per_byte(stores)
+    heldout = open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout")
+    return Corpus(tokenizer, train, heldout, _digest([manifest for _, manifest in stores]), gzip_bits_per_byte)
+
+
+def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Callable[[str], object]) -> None:
+    """Take out of a part's training documents those that another part, or the validation set, holds out."""
+    elsewhere = {span.digest for other in parts if other is not part for span in other.get("heldout", ())}
+    kept = [span for span in part["train"] if span.digest not in elsewhere]
+    if len(kept) == len(part["train"]):
+        return
+    if not kept:
+        raise DataError(f"data path {path!r}: every document is held out elsewhere, and none is left to train on")
+    announce(f"{path}: not trained on {len(part['train']) - len(kept):,} documents that are held out elsewhere")
+    part["train"] = kept
 
 
 def _split(path: str, documents, data, announce: Callable[[str], object]) -> Splits:

@@ -5,6 +5,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ class JsonLines(RecordFile):
             raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg})") from error
         except RecursionError as error:
             raise BadDocument(name, "not JSON", " (nested too deeply)") from error
+        except ValueError as error:  # a number of thousands of digits
+            raise BadDocument(name, "not JSON", f" ({error})") from error
         if not isinstance(record, dict) or self.field not in record:
             raise _without_field(name, self.field, record if isinstance(record, dict) else ())
         if not isinstance(record[self.field], str):
@@ -67,23 +70,36 @@ class JsonLines(RecordFile):
 class Csv(RecordFile):
     """Comma- or, in .tsv, tab-separated values with a header, of which one column is the text."""
 
-    def values(self) -> Iterator[tuple[int, tuple[list[str], int, int]]]:
+    def values(self) -> Iterator[tuple[int, tuple[list[str] | csv.Error, int, int]]]:
         """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
         csv.field_size_limit(LONGEST_CELL)
         dialect = "excel-tab" if ".tsv" in self.path.suffixes else "excel"
         with open_decompressed(self.path) as lines:
-            rows = csv.reader((line.decode("utf-8", "surrogateescape") for line in lines), dialect, strict=True)
-            header = [name.removeprefix("\ufeff") for name in next(rows, [])]
+            texts = (line.decode("utf-8", "surrogateescape") for line in lines)
+            texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
+            rows = csv.reader(texts, dialect, strict=True)
+            header = next(rows, [])
             if header and self.field not in header:
                 raise DataError(f"{self.path}:1: {_no_column(self.field, header)}")
             begins = rows.line_num + 1
-            for row in rows:
+            while (row := self._next(rows)) is not None:
                 if row:
                     yield begins, (row, len(header), header.index(self.field))
                 begins = rows.line_num + 1
 
+    def _next(self, rows) -> list[str] | csv.Error | None:
+        """Return the next row or what is wrong with it, None at the end; an open quote swallows the rest of a file."""
+        try:
+            return next(rows, None)
+        except csv.Error as error:
+            if "end of data" in str(error):
+                raise DataError(f"{self.path}: a quote is never closed; mend the file") from error
+            return error
+
     def text(self, number: int, value: tuple[list[str], int, int]) -> bytes:
         row, width, place = value
+        if isinstance(row, csv.Error):
+            raise BadDocument(self.name(number), "not a row of CSV", f" ({row})")
         if len(row) != width:
             raise BadDocument(self.name(number), "with other columns than the header", f" ({len(row)}, not {width})")
         return row[place].encode("utf-8", "surrogateescape")
@@ -158,9 +174,11 @@ def not_null(name: str, field: str, value: bytes | None) -> bytes:
 
 
 def _without_field(name: str, field: str, names) -> BadDocument:
-    there = ", ".join(map(repr, sorted(names)[:8])) or "nothing"
+    there = ", ".join(repr(name[:40]) for name in sorted(names)[:8]) or "nothing"
     return BadDocument(name, f"without field {field!r}", f" (there is {there}: data.field names it)")
 
 
 def _no_column(field: str, names: list[str]) -> str:
-    return f"no column {field!r}, but {', '.join(map(repr, names[:8]))}; name one of them with data.field"
+    return (
+        f"no column {field!r}, but {', '.join(repr(name[:40]) for name in names[:8])}; name one of them with data.field"
+    )

@@ -44,14 +44,14 @@ def parse(text: str) -> tuple[list[str], Weights]:
     period = _period(scaled)
     if period > LONGEST_PERIOD:
         raise DataError(
-            f"data.mixture={text!r} has weights that repeat after {period:,} examples, more than {LONGEST_PERIOD:,}; "
+            f"data.mixture={text!r} has weights that repeat only after more than {LONGEST_PERIOD:,} examples; "
             "write fewer digits"
         )
     return paths, scaled
 
 
 def _parse_part(part: str) -> tuple[Fraction, str]:
-    weight, _, path = part.partition(" ")
+    weight, path = (*part.split(maxsplit=1), "")[:2]
     try:
         fraction = Fraction(weight)
     except (ValueError, ZeroDivisionError):

@@ -20,8 +20,9 @@ from input_pipeline.synthetic import MarkovWindows
 
 SOURCES: dict[str, Callable] = {}
 FORMATS: dict[str, type[RecordFile]] = {
-    ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".csv": formats.Csv, ".tsv": formats.Csv,
-    ".parquet": formats.Parquet, ".tfrecord": formats.TFRecord, ".tfrecords": formats.TFRecord,
+    ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".json": formats.JsonLines,
+    ".csv": formats.Csv, ".tsv": formats.Csv, ".parquet": formats.Parquet,
+    ".tfrecord": formats.TFRecord, ".tfrecords": formats.TFRecord,
 }  # fmt: skip
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -114,10 +115,12 @@ def synthetic(data, path: str, vocab_size: int, seed: int) -> tuple[MarkovWindow
 
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return what reads a file with this suffix, compressed or not; None for text."""
-    suffix = file.suffix
-    if suffix in formats.COMPRESSED:
-        suffix = Path(file.stem).suffix
-        suffix = ".jsonl" if suffix == ".json" else suffix  # such files are JSON lines, as C4's
+    suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower()
+    if suffix in formats.COMPRESSED and inner not in FORMATS:
+        raise DataError(
+            f"{file}: compressed text is not read; decompress it, or make it {Path(file.stem).stem}.jsonl.gz"
+        )
+    suffix = inner if suffix in formats.COMPRESSED else suffix
     return FORMATS.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
 
 
@@ -129,14 +132,11 @@ def find_files(path: str) -> list[Path]:
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
-    place = Path(path).expanduser()
-    if place.is_file():
-        return [place]
-    if place.is_dir():
-        files = list(_below(place))
-    elif glob.has_magic(str(place)):
-        files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
-    else:
+    try:
+        files = _find(Path(path).expanduser())
+    except OSError as error:
+        raise DataError(f"data path {path!r}: {error.filename}: {error.strerror}") from error
+    if files is None:
         raise DataError(
             f"data path {path!r}: no such file or folder (looked in {Path.cwd()}); "
             "a name on the Hugging Face hub needs data.source=huggingface"
@@ -144,6 +144,16 @@ def find_files(path: str) -> list[Path]:
     if not files:
         raise DataError(f"data path {path!r}: matches no file (looked in {Path.cwd()})")
     return files
+
+
+def _find(place: Path) -> list[Path] | None:
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        return list(_below(place))
+    if glob.has_magic(str(place)):
+        return sorted(Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+    return None
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
@@ -160,7 +170,8 @@ def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
     """Yield the files below a folder in order of their paths, without hidden and skipped names."""
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in skipped and not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+        paths = (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())  # no pipes, no sockets
 
 
 def _is_utf8(path: Path) -> bool:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
 import assembly
 import train
 from configs import base
+from parallelism.mesh import mesh_context
 from training.step_log import NonFinite
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -154,6 +156,28 @@ def test_evaluate_only_repeats_the_loss_and_takes_other_data(place, whole):
         command("train.py", "--evaluate_only", workdir, f"--config.data.path={other}", cache=place)
     )
     assert status == 0 and f"held-out loss: {loss:.4f}" not in out and "held-out bits per byte" in out, err
+    assert "over 2,001 tokens of 1 documents" in out  # all of it, byte by byte
+    for typed in ("--config.data.tokenizer=sentencepiece", "--config.model.num_layers=3"):
+        status, _, err = finish(command("train.py", "--evaluate_only", workdir, typed, cache=place))
+        assert status == 2 and "is fixed by the run in" in err
+
+
+def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
+    """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
+    evaluated = []
+    monkeypatch.setattr(train, "evaluate", lambda run, params, *rest: evaluated.append(params) or (1.0, 1))
+    monkeypatch.setattr(train, "sample_lines", lambda run, params, tokenizer: evaluated.append(params) or [])
+    config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))
+    config.data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
+    initial = assembly.assemble(config).init
+    train.train(config, tmp_path / "run")
+    with mesh_context(assembly.assemble(config).mesh):
+        initial = initial().params
+    assert len(evaluated) == 2
+    for params in evaluated:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, initial)
 
 
 def test_generate_is_greedy_reproducible_and_takes_several_prompts(place, whole):

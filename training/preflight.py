@@ -8,6 +8,7 @@ import jax
 from training import throughput
 from training.display import duration
 
+LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
@@ -75,7 +76,25 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
         f"Parameters: {run.num_parameters:,}",
         f"Memory: {needed:.2f} GiB{of}",
     ]
-    return lines if peak[0] is None else [*lines, _expectation(run, num_steps, peak)]
+    lines += [] if peak[0] is None else [_expectation(run, num_steps, peak)]
+    return lines + notes(run.config)
+
+
+def notes(config) -> list[str]:
+    """Return a line for each setting that is allowed and seldom meant."""
+    lines, optimizer, steps = [], config.optimizer, config.train.steps
+    if optimizer.warmup_steps > steps:
+        lines.append(
+            f"Note: the {steps} steps end within optimizer.warmup_steps={optimizer.warmup_steps}, before the learning "
+            "rate reaches its peak"
+        )
+    initial = optimizer.ema_decay**steps if optimizer.ema_decay else 0.0
+    if initial > LARGE_INITIAL_PART:
+        lines.append(
+            f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
+            f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
+        )
+    return lines
 
 
 def _expectation(run, num_steps: int, peak: tuple[float, str]) -> str:

@@ -25,7 +25,7 @@ def warmup_stable_decay(config, num_steps: int) -> optax.Schedule:
     Source: arXiv:2405.18392, section 3, which finds 1 - sqrt better than a line. With `train.steps` raised, a run
     whose newest checkpoint is from before the fall goes on at the peak.
     """
-    fall = max(1, round(config.cooldown_fraction * num_steps))
+    fall = min(max(1, round(config.cooldown_fraction * num_steps)), _after(config, num_steps))
     begin = _after(config, num_steps) - fall
 
     def factor(step):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe, then topology, then what was typed; and where each value came from."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from configs import base, loading, validation
+from configs.base import ConfigError
 from tests.support import RECIPES, ROOT
 
 
@@ -95,6 +97,27 @@ def test_a_value_is_from_the_recipe_that_set_it_though_another_is_built_on_it():
     assert origins["model.embed_dim"] == "configs/llama2_7b.py"
     assert origins["mesh.fsdp"] == "--topology=v4-64" and origins["train.steps"] == "command line"
     assert "model.norm_epsilon" not in origins
+
+
+def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
+    recipe = tmp_path / "back.py"
+    recipe.write_text(
+        "from configs import base, tiny\ndef get_config():\n    config = tiny.get_config()\n"
+        "    config.model.num_layers = base.get_config().model.num_layers\n    return config\n"
+    )
+    origins = loading.load(str(recipe), "", {}).origins
+    assert origins["model.num_layers"] == str(recipe) and origins["model.embed_dim"] == "configs/tiny.py"
+
+
+def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_own(tmp_path):
+    stored = loading.flat(base.get_config()) | {"data.path": "a", "data.validation_path": "b", "model.num_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    loaded = loading.load_stored(tmp_path, {"data.path": "c"})
+    assert (loaded.config.data.path, loaded.config.data.validation_path) == ("c", "")
+    assert loaded.config.data.tokenizer == str(tmp_path / "tokenizer.model")
+    assert loaded.origins["model.num_layers"] == str(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
+        loading.load_stored(tmp_path, {"data.tokenizer": "byte"})
 
 
 def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):

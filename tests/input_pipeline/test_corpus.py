@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from input_pipeline.cache import cache_folder
+from input_pipeline.corpus import prepare_to_evaluate
 from input_pipeline.errors import DataError
 
 
@@ -98,3 +99,28 @@ def test_the_room_imports_no_other_and_no_jax():
         assert not imported & (ours | {"jax", "flax", "optax", "torch"}), path.name
         assert "tensorflow" not in imported or path.name == "tensorflow_import.py"
         assert "datasets" not in imported or path.name == "hugging_face.py"
+
+
+def test_what_is_held_out_is_trained_on_nowhere(corpus, tmp_path):
+    """Neither beside a validation set that lies in the training data, nor in another part of a mixture."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number}.txt").write_text(f"document {number} " * 9)
+    said = []
+    own = corpus(path=str(folder), validation_path=str(folder / "3.txt"), announce=said.append)
+    assert own.train.parts[0].num_documents == 11 and own.heldout.num_documents == 1
+    assert any("not trained on 1 documents that are held out elsewhere" in line for line in said)
+    mixed = corpus(path="", mixture=f"1 {folder}; 1 {folder / '3.txt'}")
+    first, second = mixed.train.parts
+    assert (first.num_documents, second.num_documents) == (12 - mixed.heldout.num_documents, 1)
+    with pytest.raises(DataError, match="every document is held out elsewhere, and none is left to train on"):
+        corpus(path=str(folder / "3.txt"), validation_path=str(folder))
+
+
+def test_other_data_is_evaluated_whole(section, texts):
+    documents = [path for path in texts.rglob("*.txt") if path.stat().st_size]
+    whole = prepare_to_evaluate(section(), vocab_size=256, announce=lambda line: None)
+    assert whole.heldout.num_documents == len(documents) and whole.train.parts == ()
+    validation = section(path="nowhere", validation_path=str(documents[0]))
+    assert prepare_to_evaluate(validation, vocab_size=256, announce=lambda line: None).heldout.num_documents == 1

@@ -7,12 +7,15 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from input_pipeline import formats, sources
 from input_pipeline.documents import check_unchanged, scan
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.sources import read_source
@@ -218,6 +221,27 @@ def test_a_corpus_without_its_bad_documents_is_that_of_the_others(corpus, tmp_pa
     assert [line for line in said if line.startswith("left out 1 of 21 documents: 1 not JSON")]
 
 
+def test_a_row_that_is_no_csv_is_left_out_alone_and_a_mark_of_byte_order_is_none_of_the_header(read, tmp_path):
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf"text",n\n"good",1\n"5" x",2\n"fine",3\n')
+    with pytest.raises(BadDocument, match=r"a\.csv:3: not a row of CSV"):
+        read(tmp_path / "a.csv")
+    assert contents(read(tmp_path / "a.csv", bad_documents="skip", announce=list)) == ["good", "fine"]
+
+
+def test_suffixes_are_read_in_either_case_and_compressed_text_is_refused(tmp_path):
+    assert sources.format_of(Path("A.JSONL")) is sources.format_of(Path("a.json.GZ")) is formats.JsonLines
+    assert sources.format_of(Path("a.md")) is None
+    with pytest.raises(DataError, match=r"a\.txt\.gz: compressed text is not read; decompress it"):
+        sources.format_of(Path("a.txt.gz"))
+
+
+def test_what_is_no_file_in_a_folder_is_left_out(read, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "folder" / "pipe")
+    assert contents(read(tmp_path / "folder")) == ["a"]
+
+
 def test_a_bad_row_of_a_table_is_named(read, tmp_path):
     (tmp_path / "a.csv").write_bytes(b'id,text\n1,"two\nlines"\n2,good\n3,bad,worse\n')
     (tmp_path / "b.csv").write_bytes(b'id,text\n1,"two\nlines"\n2,\xff\n3,good\n')
@@ -264,7 +288,7 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
     pq.write_table(pa.table({"text": [1, 2]}), table)
     for name, content, message in [
         ("1.csv", b"id,body\n1,x\n", "1.csv:1: no column 'text', but 'id', 'body'; name one of them with data.field"),
-        ("2.csv", b'id,text\n1,good\n2,"open\n', "2.csv: cannot be read after PATH:2: unexpected end of data"),
+        ("2.csv", b'id,text\n1,good\n2,"open\n', "2.csv: a quote is never closed; mend the file"),
         ("1.jsonl.gz", gzip.compress(lines)[:-9000], "1.jsonl.gz: cannot be read after PATH:"),
         ("2.jsonl.gz", b"plain", "2.jsonl.gz: cannot be read from its beginning on: Not a gzipped file (b'pl')"),
         ("3.jsonl.bz2", b"plain", "3.jsonl.bz2: cannot be read from its beginning on: Invalid data stream"),

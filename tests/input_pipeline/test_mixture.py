@@ -121,7 +121,8 @@ def test_weights_are_the_fractions_that_were_typed(text, paths, weights):
         ("0 a; 0 b", "gives no part a weight"),
         (";", "gives no part a weight"),
         ("1 a; 2 a", "names a twice"),
-        ("0.123457 a; 0.876543 b", "weights that repeat after 1,000,000 examples, more than 100,000; write fewer"),
+        ("1e-5000 a; 1 b", "weights that repeat only after more than 100,000 examples; write fewer"),
+        ("0.123457 a; 0.876543 b", "weights that repeat only after more than 100,000 examples; write fewer"),
     ],
 )  # fmt: skip
 def test_a_mixture_that_cannot_be_read_is_an_error(text, message):

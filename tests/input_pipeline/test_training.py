@@ -90,10 +90,11 @@ def test_weights_change_on_resume_without_a_repeat_or_a_gap(run, tmp_path):
 def test_other_parts_are_another_run(run, tmp_path):
     run("1", "1", 1)
     (tmp_path / "b" / "more.txt").write_text("more\n")
+    (tmp_path / "other.txt").write_text("other\n" * 30)
     with pytest.raises(CheckpointError, match="the content of the corpus changed"):
         run("1", "1", 2)
     with pytest.raises(CheckpointError, match=r"data.validation_path \S+ -> \S+ changed; take another --workdir"):
-        run("1", "1", 2, data__validation_path=str(tmp_path / "a"))
+        run("1", "1", 2, data__validation_path=str(tmp_path / "other.txt"))
 
 
 def test_fewer_tokens_than_a_batch_are_an_error_before_anything_is_trained(run):

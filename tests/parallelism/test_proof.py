@@ -59,6 +59,7 @@ FAULTS = (
     "clipping: by each shard's own norm",
     "optimizer: momentum of the gradient before the sum",
     "update: on the first replica alone",
+    "state: examples of one shard",
     "batch: targets of another shard",
     "batch: half of it left out",
 )
@@ -234,7 +235,9 @@ class HandSharded:
         first = lax.axis_index("context") == 0
         kept = jax.tree.map(lambda new, old: jnp.where(first, new, old), after.params, state.params)
         params = self.unless("update: on the first replica alone", after.params, kept)
-        return dataclasses.replace(after, params=params, optimizer=momentum), {"loss": loss, "norm": norm}, gradients
+        examples = self.unless("state: examples of one shard", after.examples, state.examples + B // 2)
+        after = dataclasses.replace(after, params=params, optimizer=momentum, examples=examples)
+        return after, {"loss": loss, "norm": norm}, gradients
 
     def jitted(self):
         """Return the step over whole arrays."""

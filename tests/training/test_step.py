@@ -186,6 +186,19 @@ def test_every_step_and_microbatch_draws_its_own_randomness_again_the_same_from_
     assert not set(noise(num_microbatches=2)) & set(first)
 
 
+def test_groups_of_devices_that_sum_apart_draw_apart():
+    """With one key for all the mean of their draws would be the draw of one."""
+    with mesh_context(make_mesh({"data": 2, "fsdp": 1, "context": 1, "expert": 1, "model": 1}, jax.devices()[:2])):
+        of_groups, state = line_step(2, groups={"data": 2})
+        _, scalars, _ = of_groups(state, line_batch())
+        _, alone, _ = line_step(2)[0](state, line_batch())
+    assert_close({name: scalars[name] for name in ("loss", "error")}, {name: alone[name] for name in ("loss", "error")})
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    draws = [[jax.random.normal(jax.random.fold_in(k, m), ()) for m in range(2)] for k in jax.random.split(key, 2)]
+    assert_close(scalars["noise"], np.mean(draws))
+    assert len(set(np.asarray(draws).flat)) == 4
+
+
 def test_a_batch_without_weight_changes_nothing_and_is_finite():
     step, state = line_step()
     after, scalars, _ = step(state, line_batch(weight=0))
