@@ -49,7 +49,8 @@ class JsonLines(RecordFile):
         except UnicodeDecodeError as error:
             raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
         except json.JSONDecodeError as error:
-            raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg})") from error
+            whole = ", and data.source=text reads the file as it is" if Path(self.path).suffix == ".json" else ""
+            raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
         except RecursionError as error:
             raise BadDocument(name, "not JSON", " (nested too deeply)") from error
         except ValueError as error:  # a number of thousands of digits

@@ -235,6 +235,14 @@ def test_suffixes_are_read_in_either_case_and_compressed_text_is_refused(tmp_pat
         sources.format_of(Path("a.txt.gz"))
 
 
+def test_a_json_document_of_many_lines_is_told_how_to_be_read(read, tmp_path):
+    (tmp_path / "a.json").write_text('{\n  "text": "x"\n}\n')
+    with pytest.raises(
+        BadDocument, match=r"a\.json:1: not JSON at column 2 .* data\.source=text reads the file as it is"
+    ):
+        read(tmp_path / "a.json")
+
+
 def test_what_is_no_file_in_a_folder_is_left_out(read, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("a")
