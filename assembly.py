@@ -133,7 +133,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     )
 
 
-def layout_differences(config, devices=None) -> list[str]:
+def layout_differences(config) -> list[str]:
     """Return where a shrunken copy of a configuration computes something else on its mesh than on one device.
 
     The copy keeps mesh, kinds of layers, remat, scan, microbatches, optimizer and objective; it computes in float32,
@@ -145,11 +145,8 @@ def layout_differences(config, devices=None) -> list[str]:
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
     alone.train.gradient_accumulation = 1
-    devices = devices or jax.devices()
-    one, many = (
-        assemble(alone, devices=devices[:1]),
-        assemble(config, devices=devices[: math.prod(config.mesh.values())]),
-    )
+    one = assemble(alone, devices=jax.devices()[:1])
+    many = assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     batches = [_random_batch(config, seed) for seed in range(3)]
     with mesh_context(one.mesh):
         state = one.init()

@@ -164,7 +164,7 @@ class Mixture:
 
 
 def mixture_of_one(windows) -> Mixture:
-    """Return a mixture of one."""
+    """Return the mixture that takes every example from one window source."""
     return Mixture((windows,), ((0, (Fraction(1),)),))
 
 

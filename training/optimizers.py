@@ -65,7 +65,9 @@ def adafactor(config, weights: Weights) -> optax.GradientTransformation:
 
 def lion(config, weights: Weights) -> optax.GradientTransformation:
     """The sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
-    return optax.chain(optax.scale_by_lion(config.beta1, config.beta2), widened(weights, 1.0, 0.5, 0.0))
+    return optax.chain(
+        optax.scale_by_lion(config.beta1, config.beta2), widened(weights, matrix=1.0, vocab=0.5, vector=0.0)
+    )
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
@@ -87,12 +89,12 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
 
     parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
     labels = lambda params: weights.map(lambda axes: "muon" if kind(axes) == "matrix" else "adam", params)  # noqa: E731
-    return optax.chain(optax.partition(parts, labels), widened(weights, 0.5, 0.5, 0.0))
+    return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, vocab=0.5, vector=0.0))
 
 
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
     """The gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
-    return optax.chain(optax.trace(config.beta1), widened(weights, 0.0, 0.0, -1.0))
+    return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, vocab=0.0, vector=-1.0))
 
 
 def _adam(config) -> optax.GradientTransformation:
@@ -114,7 +116,7 @@ def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
 
 
-def widened(weights: Weights, matrix: float, vocab: float, vector: float) -> optax.GradientTransformation:
+def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> optax.GradientTransformation:
     """Divide the direction of each kind of parameter by widening ** exponent: muP's learning rates.
 
     What arXiv:2203.03466, table 3, comes to where embeddings have entries of variance 1 / width, multiplied by
