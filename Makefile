@@ -13,10 +13,10 @@ installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lo
 ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
-.PHONY: help setup train test bench lint format lock clean
+.PHONY: help setup train rehearse test bench lint format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
@@ -62,8 +62,12 @@ setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS=hu
 train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/mine] [ARGS="--config.train.steps=10"]
 	$(python) train.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir=$(WORKDIR)) $(ARGS)
 
-test: setup ## run the whole suite [ARGS="tests/layers -x"]
-	$(python) -m pytest $(ARGS)
+rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
+	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
+
+# A process for each core, of up to 1.5 GiB. One file needs no second process: .venv/bin/python -m pytest tests/...
+test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
+	$(python) -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)

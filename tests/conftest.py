@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test runs on eight simulated CPU devices, with one compilation cache, a mesh in context and shapes checked."""
 
+import gc
 import os
-import sys
 
 from configs import topologies
 from input_pipeline.cache import cache_path
 from parallelism import startup
 
+QUICK_COMPILATION = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 CACHE = cache_path("")
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Tests compile much and run little: without LLVM's optimisation passes they end in half the time.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+given = os.environ.get("XLA_FLAGS", "").split()  # has them already in a worker of pytest-xdist
+os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION if flag not in given)])
 startup.prepare_platform(topologies.get("cpu-8"), "cpu", CACHE)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests import shape_check  # noqa: E402
+
+shape_check.install()  # before anything imports layers, models or objectives
+
 from parallelism.mesh import mesh_context  # noqa: E402
-from tests.support import check_shapes, one_device_mesh  # noqa: E402
+from tests.support import one_device_mesh  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -32,14 +36,11 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    """Check shapes in the test and in the fixtures that it is the first to need."""
-    sys.settrace(check_shapes)  # for each test anew: a tracer that raises is switched off
-    try:
-        return (yield)
-    finally:
-        sys.settrace(None)
+def pytest_collection_finish():
+    """Look for garbage rarely, and not in what was imported: tracing makes many objects, few of them in cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

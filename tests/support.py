@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share: tolerances, the shape check, tiny models and packed batches."""
+"""What tests share: tolerances, tiny models and packed batches."""
 
 import functools
 import pathlib
-import re
 import socket
 
 import jax
@@ -21,9 +20,6 @@ RECIPES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_c
 
 # Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
-
-CHECKED_ROOMS = tuple(str(ROOT / room) + "/" for room in ("layers", "models", "objectives"))
-SUFFIX = re.compile(r"(?:.*_)?([BTSDFNKGMHECVL]+)")
 
 
 def relative_error(actual, expected) -> float:
@@ -44,30 +40,6 @@ def assert_close(actual, expected, dtype="float32") -> None:
     }
     limit = TOLERANCE[jnp.dtype(dtype).name]
     assert all(error <= limit for error in errors.values()), f"relative errors over {limit}: {errors}"
-
-
-def check_shapes(frame, event, arg):
-    """Trace functions of the checked rooms, to look at their locals as they return; for sys.settrace."""
-    if frame.f_code.co_filename.startswith(CHECKED_ROOMS):
-        frame.f_trace_lines = False
-        return _at_return
-
-
-def _at_return(frame, event, arg):
-    """Assert that a local named x_BTD has three dimensions, and that a letter means one size in the whole frame."""
-    if event == "return":
-        sizes = {}
-        for name, value in frame.f_locals.items():
-            letters = SUFFIX.fullmatch(name)
-            if not letters or not isinstance(value, (jax.Array, np.ndarray, int)):
-                continue
-            shape = (value,) if isinstance(value, int) else value.shape
-            where = f"{frame.f_code.co_qualname} returns with {name} of shape {shape}"
-            assert len(letters[1]) == len(shape), where
-            for letter, size in zip(letters[1], shape, strict=True):
-                first, known = sizes.setdefault(letter, (name, size))
-                assert known == size, f"{where}, but {letter} is {known} in {first}"
-    return _at_return
 
 
 def one_device_mesh() -> jax.sharding.Mesh:

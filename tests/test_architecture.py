@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.support import ROOT, SUFFIX
+from tests.shape_check import SUFFIX
+from tests.support import ROOT
 
 ROOMS = {  # of ours that a room may import, beside itself
     "configs": set(),

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of shape suffixes, on functions that pretend to stand in layers/."""
+"""The check of shape suffixes, on functions compiled as those of layers/ are."""
+
+import importlib
+import inspect
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support import ROOT
+from models import decoder_lm
+from tests import shape_check, support
 
 
-def planted(body: str, folder: str = "layers"):
-    """Return a function of x_BTD, compiled as if it stood in a file of `folder`."""
-    names = {"jnp": jnp}
-    exec(compile(f"def planted(x_BTD):\n    {body}\n    return x_BTD", ROOT / folder / "planted.py", "exec"), names)
+def planted(body: str):
+    """Return a function of x_BTD, compiled as if it stood in a file of layers."""
+    names = {"jnp": jnp, shape_check.CHECK: shape_check.check}
+    exec(shape_check.compiled(f"def planted(x_BTD):\n    {body}\n    return x_BTD", "layers/planted.py"), names)
     return names["planted"]
 
 
@@ -31,7 +36,31 @@ def test_a_wrong_suffix_fails_eagerly_and_under_jit(body, complaint):
         jax.jit(planted(body))(x)
 
 
-def test_right_suffixes_and_other_folders_pass():
+def test_right_suffixes_pass():
     x = jnp.ones((2, 3, 5))
     planted("B, T, D = x_BTD.shape; y_DB = x_BTD[:, 0].T; last_BT = x_BTD[..., 0]")(x)
-    planted("y_BT = x_BTD", "reasoning")(x)
+
+
+def test_every_function_of_the_rooms_is_checked_nested_ones_too_and_no_other():
+    def codes(code):
+        return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in codes(c))]
+
+    def of(function):
+        return [shape_check.CHECK in code.co_names for code in codes(function.__code__) if code.co_name.isidentifier()]
+
+    for room in shape_check.ROOMS:
+        for path in (support.ROOT / room).glob("*.py"):
+            module = importlib.import_module(f"{room}.{path.stem}")
+            own = [value for value in vars(module).values() if inspect.getmodule(value) is module]
+            methods = [method for cls in own if inspect.isclass(cls) for method in vars(cls).values()]
+            functions = [f for f in own + methods if inspect.isfunction(f) and f.__code__.co_filename == str(path)]
+            assert all(all(of(function)) for function in functions), path
+    assert of(decoder_lm.make) and all(of(decoder_lm.make))
+    assert of(support.make_model) and not any(of(support.make_model))
+
+
+def test_a_docstring_and_the_lines_of_an_error_stay_where_they_were():
+    assert decoder_lm.make.__doc__.startswith("Build the model")
+    with pytest.raises(ZeroDivisionError) as caught:
+        planted("1 / 0")(jnp.ones((1, 1, 1)))
+    assert caught.traceback[-1].lineno == 1
