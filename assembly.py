@@ -16,7 +16,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import simulation
+from configs import simulation, topologies
 from configs.base import MESH_AXES
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
@@ -60,6 +60,13 @@ class Run:
     def model(self, params: dict) -> nnx.Module:
         """Return the model with these parameters."""
         return nnx.merge(self.graph, params)
+
+    def compile(self, topology: topologies.Topology | None = None):
+        """Return `train_step` compiled for the run's state and batch, on a TPU with its topology's compiler options."""
+        options = topology.compiler_options if topology and _platform(self.mesh) == "tpu" else {}
+        with mesh_context(self.mesh):
+            lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
+            return lowered.compile(compiler_options=dict(options))
 
     @property
     def eval_rows(self) -> int:
@@ -179,11 +186,11 @@ def _model_module(config):
 
 def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     """Return (rngs -> model, the model without its parameters, the shapes of those)."""
-    on_cpu = _is_cpu(mesh)
+    on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
-        dtype, scan = _dtype(config, on_cpu), _scan(config, on_cpu)
-        return _model_module(config).make(config.model, dtype=dtype, scan=scan, rngs=rngs)
+        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_platform(mesh) == "tpu")
+        return _model_module(config).make(config.model, **how, rngs=rngs)
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
     with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
@@ -191,8 +198,8 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     return make_model, graph, state
 
 
-def _is_cpu(mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
+def _platform(mesh) -> str:
+    return mesh.devices.flat[0].platform
 
 
 def _with_sharding(shape, sharding) -> jax.ShapeDtypeStruct:
@@ -262,7 +269,7 @@ def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
     """1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
     rows = config.train.global_batch // _batch_shards(config)
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
-    if not _is_cpu(mesh):
+    if _platform(mesh) != "cpu":
         return 1
     fitting = (m for m in range(1, rows + 1) if rows % m == 0 and flops / m <= CPU_MICROBATCH_FLOPS)
     return next(fitting, rows)

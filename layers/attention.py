@@ -5,6 +5,8 @@ Grouped queries: arXiv:2305.13245. Letters: B batch, T query length, S key lengt
 K key and value heads, G = N / K, H head dim.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -39,7 +41,10 @@ def attention_mask(
 def attend(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array, *, score_cap: float = 0.0
 ) -> jax.Array:
-    """Return [B, T, N, H] in the type of `v`; scores and softmax in float32."""
+    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32.
+
+    The reference: layers/kernels.py computes the same on a TPU without the scores in memory.
+    """
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
@@ -47,11 +52,12 @@ def attend(
     scores_BKGTS = soft_cap(scores_BKGTS * H**-0.5, score_cap)
     scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
-    return project("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
+    y_BTNH = project("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
+    return checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
 
 
 class Attention(nnx.Module):
-    """Projections around `attend`.
+    """Projections around whatever attends.
 
     Args:
       biases: none, qkv (on queries, keys and values, arXiv:2407.10671), or all (on the output too).
@@ -60,7 +66,7 @@ class Attention(nnx.Module):
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
-        biases: str, score_cap: float, out_scale: float, rngs: nnx.Rngs,
+        biases: str, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -76,10 +82,14 @@ class Attention(nnx.Module):
         norm = dict(epsilon=epsilon, axes=("head_dim",))
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
-        self.score_cap = score_cap
 
-    def __call__(self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None):
-        """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones."""
+    def __call__(self, x_BTD: jax.Array, angles: tuple, attend: Callable, cache: dict | None):
+        """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones.
+
+        Args:
+          attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]; it knows who sees whom, and names what a
+            backward pass needs of it "attended".
+        """
         q_BTNH = plus(project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
         k_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
         v_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
@@ -88,8 +98,7 @@ class Attention(nnx.Module):
         v_BTKH = checkpoint_name(v_BTKH, "value")
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
-        y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH, mask_BTS, score_cap=self.score_cap)
-        y_BTNH = checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
+        y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
         return plus(project("BTNH,NHD->BTD", y_BTNH, self.out[...]), self.out_bias), cache
 
 

@@ -35,22 +35,22 @@ class Block(nnx.Module):
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
-        epsilon: float, biases: str, score_cap: float, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
+        epsilon: float, biases: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         self.attention_norm = RMSNorm(embed_dim, epsilon=epsilon)
         self.attention = Attention(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            qk_norm=qk_norm, epsilon=epsilon, biases=biases, score_cap=score_cap, out_scale=out_scale, rngs=rngs,
+            qk_norm=qk_norm, epsilon=epsilon, biases=biases, out_scale=out_scale, rngs=rngs,
         )  # fmt: skip
         self.mlp_norm = RMSNorm(embed_dim, epsilon=epsilon)
         self.mlp = SwiGLU(embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", out_scale=out_scale, rngs=rngs)
         self.dropout_rate = dropout_rate
 
     def __call__(
-        self, x_BTD: jax.Array, angles: tuple, mask_BTS: jax.Array, cache: dict | None, key: jax.Array | None = None
+        self, x_BTD: jax.Array, angles: tuple, attend: Callable, cache: dict | None, key: jax.Array | None = None
     ):
         """Return ([B, T, D], cache of this layer)."""
-        y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, mask_BTS, cache)
+        y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
         x_BTD = x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2)."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers.attention import attention_mask, soft_cap
+from layers import kernels
+from layers.attention import attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
@@ -14,9 +18,15 @@ from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 
 
-def make(config, *, dtype, scan: bool, rngs: nnx.Rngs) -> "DecoderLM":
-    """Build the model from the `model` section of a configuration; needs a mesh in context."""
-    return DecoderLM(config, dtype=dtype, scan=scan, rngs=rngs)
+def make(config, *, dtype, scan: bool, kernel: bool = False, rngs: nnx.Rngs) -> "DecoderLM":
+    """Build the model from the `model` section of a configuration; needs a mesh in context.
+
+    Args:
+      dtype: that it computes in.
+      scan: over the layers, see layers/block.py.
+      kernel: attend by TPU kernels wherever they serve.
+    """
+    return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
 
 
 def head_dim(config) -> int:
@@ -64,9 +74,10 @@ class DecoderLM(nnx.Module):
     by heads; a head of another width would ask for another scale of the scores too.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: bool, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
+        self.kernel, self.score_cap = kernel, config.attention_soft_cap
         self.logit_cap, self.dropout_rate = config.logit_soft_cap, config.dropout
         self.num_kv_heads, self.num_layers = config.num_kv_heads, config.num_layers
         self.embed = Embedding(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
@@ -74,7 +85,7 @@ class DecoderLM(nnx.Module):
             lambda rngs: Block(
                 embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
-                epsilon=config.norm_epsilon, biases=config.biases, score_cap=config.attention_soft_cap,
+                epsilon=config.norm_epsilon, biases=config.biases,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
@@ -110,11 +121,12 @@ class DecoderLM(nnx.Module):
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
-        masks = {window: attention_mask(*ids, window) for window in dict.fromkeys(self.windows)}
+        by_kernel = self.kernel and cache is None and kernels.serves(tokens_BT.shape)
+        attends = {window: self._attend(window, by_kernel, ids) for window in dict.fromkeys(self.windows)}
         angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
         key = key if self.dropout_rate else None
         x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
-        contexts = [(angles, masks[window]) for window in self.windows]
+        contexts = [(angles, attends[window]) for window in self.windows]
         x_BTD, caches = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             cache = {
@@ -122,6 +134,13 @@ class DecoderLM(nnx.Module):
                 "positions": key_positions_BS, "start": cache["start"] + tokens_BT.shape[1],
             }  # fmt: skip
         return self.norm(x_BTD), cache
+
+    def _attend(self, window: int, by_kernel: bool, ids: tuple) -> Callable:
+        """Return (queries, keys, values) -> what a layer with this window attends to."""
+        if by_kernel:
+            who = dict(segments_BT=ids[0], sliding_window=window)
+            return functools.partial(kernels.attend, **who, score_cap=self.score_cap)
+        return functools.partial(attend, mask_BTS=attention_mask(*ids, window), score_cap=self.score_cap)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""

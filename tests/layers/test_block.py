@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from layers.attention import attend
 from layers.block import Block, Stack, unstack
 from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
@@ -24,10 +25,15 @@ MASKS = [np.broadcast_to(np.tril(np.triu(np.ones((T, T), bool), -reach)), (B, T,
 ROPE = references.rotary_frequencies(H, THETA)
 
 
+def attends(mask):
+    """Return what a block is told about its attention."""
+    return functools.partial(attend, mask_BTS=mask, score_cap=4.0)
+
+
 def make_block(rngs, dropout_rate: float = 0.0):
     return Block(
         embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, mlp_dim=F, qk_norm=True, epsilon=EPSILON, biases="all",
-        score_cap=4.0, dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
+        dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
     )  # fmt: skip
 
 
@@ -46,7 +52,7 @@ def differentiated(scan: bool, remat: str, kinds: int = 1, dropout_rate: float =
     def loss(weights, x, positions, masks):
         angles = rotary_angles(positions, *rotary_frequencies(H, THETA))
         key = jax.random.key(5) if dropout_rate else None
-        y, _ = nnx.merge(graph, weights)(x, [(angles, mask) for mask in masks], key=key)
+        y, _ = nnx.merge(graph, weights)(x, [(angles, attends(mask)) for mask in masks], key=key)
         return jnp.sum(jnp.sin(y)), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -85,13 +91,14 @@ def test_a_block_drops_a_part_of_what_each_sublayer_adds():
     rate, x = 0.3, np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     angles = rotary_angles(POSITIONS, *rotary_frequencies(H, THETA))
     block = make_block(nnx.Rngs(0), rate)
+    call = functools.partial(block, x, angles, attends(MASKS[0]), None)
     for silent, active in (("mlp.down", "attention.out"), ("attention.out", "mlp.down")):
         weights = random_weights(nnx.to_pure_dict(nnx.state(block)))
         for name in (silent, f"{silent}_bias"):
             sublayer, leaf = name.split(".")
             weights[sublayer][leaf] *= 0
         nnx.update(block, weights)
-        full, dropped = (np.asarray(block(x, angles, MASKS[0], None, key)[0] - x) for key in (None, jax.random.key(0)))
+        full, dropped = (np.asarray(call(key)[0] - x) for key in (None, jax.random.key(0)))
         kept = dropped != 0
         assert abs(kept.mean() - (1 - rate)) < 4 * (rate * (1 - rate) / x.size) ** 0.5, active
         np.testing.assert_allclose(dropped[kept], full[kept] / (1 - rate), rtol=1e-3, atol=1e-5)
