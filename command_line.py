@@ -98,18 +98,7 @@ def parse(
       stored: whether, given the flags, the configuration is the one that a run left in its workdir.
       one_device: whether the command uses one device, however many there are.
     """
-    overrides = parse_flags(description)
-    if stored(FLAGS):
-        unread = [name for name in ("config", "topology") if FLAGS[name].present and FLAGS.workdir]
-        if unread:
-            raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
-        loaded = loading.load_stored(_workdir(), overrides)
-    else:
-        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
-    if FLAGS.print_config:
-        validation.check_keys(loaded.config)
-        print(config_text(loaded), end="")
-        sys.exit(0)
+    loaded = parse_configuration(description, stored=stored)
     accelerator = startup.attached_accelerator()
     simulated = startup.is_simulation(loaded.topology, accelerator)
     cache = cache_path(loaded.config.data.cache_dir)
@@ -122,6 +111,25 @@ def parse(
             scaled_down = simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices)
     return Command(loaded, _workdir(), accelerator, num_devices, scaled_down)
+
+
+def parse_configuration(
+    description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False
+) -> loading.Loaded:
+    """Return the configuration that the command line asks for; with --print_config print it and end."""
+    overrides = parse_flags(description)
+    if stored(FLAGS):
+        unread = [name for name in ("config", "topology") if FLAGS[name].present and FLAGS.workdir]
+        if unread:
+            raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
+        loaded = loading.load_stored(_workdir(), overrides)
+    else:
+        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
+    if FLAGS.print_config:
+        validation.check_keys(loaded.config)
+        print(config_text(loaded), end="")
+        sys.exit(0)
+    return loaded
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -48,6 +48,14 @@ def assign(config: ConfigDict, key: str, value) -> None:
     config[section][name] = value
 
 
+def from_flat(values: dict[str, object]) -> ConfigDict:
+    """Return a configuration with these values of dotted keys, the others as in configs/base.py."""
+    config = base.get_config()
+    for key, value in values.items():
+        assign(config, key, value)
+    return config
+
+
 def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loaded:
     """Apply recipe, then topology, then overrides, the later winning.
 

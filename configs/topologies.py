@@ -12,7 +12,11 @@ import difflib
 from configs.base import ConfigError
 
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
-ASYNC_GATHERS = {"xla_enable_async_all_gather": "true"}
+TPU_OPTIONS = {  # of the compiler; `rehearse.py` shows what each gives
+    "xla_enable_async_all_gather": "true",
+    # Matrix products cut into rings of permutes: slower than gathering the weights beside the last layer's products.
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Topology:
     peak_flops: float | None = None
     hbm_bandwidth: float | None = None
     link_bandwidth: float | None = None  # one link, one direction
+    clock_hz: float | None = None  # of the matrix units: peak / (2 * units * their side squared)
     compiler_name: str = ""  # what the TPU compiler calls the slice
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     compiler_options: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -40,13 +45,13 @@ class Topology:
 
 CHIPS = {
     "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
-               link_bandwidth=45e9, price_per_chip_hour=3.22, compiler_options=ASYNC_GATHERS),
+               link_bandwidth=45e9, clock_hz=1.05e9, price_per_chip_hour=3.22, compiler_options=TPU_OPTIONS),
     "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
-                link_bandwidth=45e9, price_per_chip_hour=1.20),
+                link_bandwidth=45e9, clock_hz=1.5e9, price_per_chip_hour=1.20),
     "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
-                link_bandwidth=90e9, price_per_chip_hour=4.20),
+                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=4.20),
     "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
-                link_bandwidth=90e9, price_per_chip_hour=2.70),
+                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=2.70),
     "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
                  link_bandwidth=450e9, price_per_chip_hour=3.93),
     "h200": dict(accelerator="gpu", hbm_gib=140.4, peak_flops=989e12, hbm_bandwidth=4800e9,

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to change: what would make a step fit, or faster; each change is compiled before it is promised.
+
+Changes are tried in the order of what they are expected to give, for a limited time; what could not be compiled in
+it is told apart.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator
+
+from configs import validation
+from configs.base import ConfigError
+from configs.loading import assign
+from rehearsal import report, sizing
+from rehearsal.compiler import GIB, Compiled
+from rehearsal.estimate import code_digest, estimate
+
+LIGHTER = {"full": ("attention", "dots", "none"), "attention": ("dots", "none"), "dots": ("none",), "none": ()}
+HEAVIER = {"none": ("dots", "attention", "full"), "dots": ("attention", "full"), "attention": ("full",), "full": ()}
+WORTH = 0.003  # of the time of a step: a smaller gain is within what the estimate does not know
+SHORTEST_SEQUENCE = 512
+
+
+def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dict:
+    """Return {"remedies": what would make it fit, "advice": what would make it faster}, kept beside the compilation.
+
+    Args:
+      figures: the report on `compiled`.
+      seconds: for compiling changes; 0: none is compiled.
+    """
+    key = hashlib.sha256(f"{compiled.topology.hbm_gib} {seconds}".encode()).hexdigest()[:12]
+    path = compiled.folder / f"advice-{key}-{code_digest('advice', 'sizing')}.json"
+    if not path.exists():
+        until = time.monotonic() + seconds
+        found = {
+            "remedies": [] if figures["fits"] else _remedies(compiled, display, until),
+            "advice": _faster(compiled, figures, display, until) if figures["fits"] else [],
+        }
+        report.write_file(str(path), json.dumps(found))
+    return json.loads(path.read_text())
+
+
+def changed(compiled: Compiled, keys: dict):
+    """Return the configuration with other values of some keys; None where it is not consistent."""
+    config = compiled.config.copy_and_resolve_references()
+    for key, value in keys.items():
+        assign(config, key, value)
+    try:
+        validation.validate(config, compiled.topology.chips)
+    except ConfigError:
+        return None
+    return config
+
+
+def _predicted_bytes(compiled: Compiled, config) -> float:
+    """Return the bytes expected of a changed configuration, by how far the prediction is off for the compiled one."""
+    known = compiled.total_bytes / sizing.predict(compiled.config).total
+    return known * sizing.predict(config).total
+
+
+def _compiled_changes(compiled: Compiled, wanted: list[dict], display, until: float, what: str) -> Iterator[tuple]:
+    """Yield (change, Compiled or None) of the changes that could be compiled in time, as they end."""
+    wanted = list(wanted)
+    pairs = [(changed(compiled, change["keys"]), compiled.topology) for change in wanted]
+    with display.working(f"compiling {len(pairs)} changes that {what}") as update:
+        for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until):
+            yield wanted[index], None if isinstance(result, Exception) else result
+
+
+# What would make it fit
+
+
+def _remedies(compiled: Compiled, display, until: float) -> list[dict]:
+    """Return for each kind of change the smallest that fits, in the order microbatch, remat, fsdp, sequence length."""
+    found = []
+    for what, changes in _levers(compiled).items():
+        rows = [{"keys": keys, "what": what, **_expected(compiled, keys)} for keys in changes]
+        first = next((n for n, row in enumerate(rows) if row["fits"]), len(rows) - 1)
+        if rows:
+            found.append(rows[first])
+    capacity = compiled.topology.hbm_gib
+    for row, result in _compiled_changes(compiled, found, display, until, "would make it fit"):
+        if result is not None:
+            total = result.total_bytes / GIB
+            gives = compiled.total_bytes / GIB - total
+            row.update(total_gib=total, gives_gib=gives, fits=result.fits and total <= capacity, verified=True)
+    return found
+
+
+def _levers(compiled: Compiled) -> dict[str, list[dict]]:
+    """Return changes of each kind, the smallest first."""
+    config, chips = compiled.config, compiled.topology.chips
+    train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
+    rows = train.global_batch // (mesh.data * mesh.fsdp * mesh.expert)
+    microbatches = [{"train.gradient_accumulation": n} for n in range(now + 1, rows + 1) if rows % n == 0]
+    remat = [{"model.remat": policy} for policy in HEAVIER[config.model.remat]]
+    more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
+    fsdp = [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more]
+    lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
+    levers = {
+        "smaller microbatches, the same global batch": microbatches,
+        "keeping less for the backward pass": remat,
+        "parameters split further": fsdp,
+        "shorter sequences": [{"train.sequence_length": length} for length in lengths],
+    }
+    return {what: [keys for keys in changes if changed(compiled, keys) is not None] for what, changes in levers.items()}
+
+
+def _expected(compiled: Compiled, keys: dict) -> dict:
+    total = _predicted_bytes(compiled, changed(compiled, keys)) / GIB
+    return {
+        "total_gib": total, "gives_gib": compiled.total_bytes / GIB - total,
+        "fits": total <= compiled.topology.hbm_gib, "verified": False,
+    }  # fmt: skip
+
+
+# What would make it faster
+
+
+def _faster(compiled: Compiled, figures: dict, display, until: float) -> list[dict]:
+    """Return changes with what they give: first those compiled, the best first, then those that were not."""
+    wanted = [
+        change | {"gain": None, "step_seconds": None, "total_gib": None, "fits": None, "verified": False}
+        for change in sorted(_ideas(compiled, figures), key=lambda change: -change["expected"])
+        if _is_possible(compiled, change["keys"])
+    ]
+    if time.monotonic() >= until or not wanted:
+        return wanted
+    for row, result in _compiled_changes(compiled, wanted, display, until, "could make it faster"):
+        if result is None:
+            wanted.remove(row)
+            continue
+        row.update(_measured(result, figures))
+    worth = [row for row in wanted if row["verified"] and row["fits"] and row["gain"] > WORTH]
+    return sorted(worth, key=lambda row: -row["gain"]) + [row for row in wanted if not row["verified"]]
+
+
+def _measured(result: Compiled, before: dict) -> dict:
+    after = estimate(result)
+    tokens = result.config.train.global_batch * result.config.train.sequence_length
+    step = after["step_seconds"]
+    gain = tokens / step / before["tokens_per_second"] - 1 if step else None
+    return {
+        "gain": gain, "step_seconds": step, "total_gib": after["hbm_gib"]["total"], "fits": after["fits"],
+        "verified": True,
+    }  # fmt: skip
+
+
+def _is_possible(compiled: Compiled, keys: dict) -> bool:
+    config = changed(compiled, keys)
+    if config is None or compiled.topology.hbm_gib is None:
+        return config is not None
+    return _predicted_bytes(compiled, config) <= compiled.topology.hbm_gib * GIB
+
+
+def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
+    """Yield {"keys", "why", "expected": part of the step that it might save}."""
+    config, step = compiled.config, figures["step_seconds"]
+    exposed = figures["exposed_communication_seconds"] / step
+    recomputed = figures["recomputed_seconds"] / step
+    for saved, policy in enumerate(LIGHTER[config.model.remat]):
+        yield {
+            "keys": {"model.remat": policy}, "expected": recomputed * (saved + 1) / 3,
+            "why": f"{recomputed:.0%} of the step computes again what this keeps",
+        }  # fmt: skip
+    now = config.train.gradient_accumulation or 1
+    for fewer in [n for n in range(1, now) if now % n == 0][-1:]:
+        yield {
+            "keys": {"train.gradient_accumulation": fewer}, "expected": 0.05 + exposed / 2,
+            "why": "fewer, larger microbatches gather the parameters less often",
+        }  # fmt: skip
+    chunk = config.train.global_batch * config.train.sequence_length // math.prod(config.mesh.values()) // now
+    in_loss = sum(
+        r["exposed_seconds"] for r in figures["collectives"] if r["source"].startswith("layers/cross_entropy")
+    )
+    if in_loss / step > WORTH and config.train.loss_chunk_tokens != chunk:
+        yield {
+            "keys": {"train.loss_chunk_tokens": chunk}, "expected": 0.9 * in_loss / step,
+            "why": f"{in_loss / step:.0%} of the step sums the head's gradient once a chunk; one chunk sums it once",
+        }  # fmt: skip
+    for mesh in _neighbouring_meshes(config):
+        yield {
+            "keys": mesh, "expected": exposed / 3,
+            "why": f"{exposed:.0%} of the step waits for communication, which another mesh might hide or spare",
+        }  # fmt: skip
+
+
+def _neighbouring_meshes(config) -> list[dict]:
+    """Return meshes that differ by a factor of 2 moved from one axis to another."""
+    names, found = ("data", "fsdp", "model"), []
+    for source, target in itertools.permutations(names, 2):
+        sizes = {name: config.mesh[name] for name in names}
+        if sizes[source] % 2 == 0:
+            moved = sizes | {source: sizes[source] // 2, target: sizes[target] * 2}
+            found.append({f"mesh.{name}": size for name, size in moved.items() if size != config.mesh[name]})
+    return found

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an estimate of time rests on: the one table of what a chip does in a second, with sources."""
+
+import dataclasses
+import math
+
+KERNEL_EFFICIENCY = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumptions:
+    """Rates of one chip: FLOP/s, bytes/s, and the clock in Hz by which the compiler's cycles are read (TPU only)."""
+
+    peak_flops: float
+    memory_bandwidth: float
+    ring_bandwidth: float
+    permute_bandwidth: float
+    clock_hz: float | None
+    kernel_efficiency: float = KERNEL_EFFICIENCY
+
+
+def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptions:
+    """Return what is assumed of a preset of configs/topologies.py.
+
+    Args:
+      measured_peak_flops: of this machine, where the topology is a CPU; its chips share it, and nothing is known of
+        its memory's speed.
+    """
+    if topology.accelerator == "cpu":
+        return Assumptions(measured_peak_flops / topology.chips, math.inf, math.inf, math.inf, None)
+    on_ring = 2 if topology.accelerator == "tpu" else 1
+    return Assumptions(
+        peak_flops=topology.peak_flops,
+        memory_bandwidth=topology.hbm_bandwidth,
+        ring_bandwidth=on_ring * topology.link_bandwidth,
+        permute_bandwidth=topology.link_bandwidth,
+        clock_hz=topology.clock_hz,
+    )
+
+
+def table(topology) -> list[tuple[str, str, str]]:
+    """Return rows of (what, value, source)."""
+    if topology.accelerator == "cpu":
+        return [("matrix products", "this machine's measured peak", "2048 x 2048 products, timed"),
+                ("all else", "no time", "a lower bound")]  # fmt: skip
+    given = of_topology(topology)
+    rows = [
+        ("peak", f"{given.peak_flops / 1e12:.0f} TFLOP/s bfloat16", "the chip's data sheet"),
+        ("main memory", f"{given.memory_bandwidth / 1e9:.0f} GB/s", "the chip's data sheet"),
+    ]
+    if topology.accelerator == "tpu":
+        rows += [
+            ("ring collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "both directions of one ICI axis"),
+            ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
+            ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
+            ("attention kernels", f"{given.kernel_efficiency:.0%} of peak", "assumed; not known to the compiler"),
+            ("all else", "the compiler's own estimated cycles", "libtpu, compiled here"),
+        ]
+    else:
+        rows += [
+            ("collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "the chip's data sheet, one direction"),
+            ("all else", "the slower of FLOPs at peak and bytes at full bandwidth", "a roofline: a lower bound"),
+        ]
+    return rows

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles train.py's own step for a topology on a machine without it, in processes of their own, cached by content.
+
+A folder of the cache holds what a compilation gave: `facts.json`, and `program.txt.gz`, the scheduled program. It
+appears whole or not at all. This file imports jax only in the process that compiles.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from configs import loading, topologies
+from configs.base import MESH_AXES, ConfigError
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COMPILED_CODE = ("assembly.py", "layers", "models", "objectives", "parallelism", "training", "rehearsal/compiler.py")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "libtpu")
+NOT_COMPILED = ("data", "checkpoint", "evaluation", "logging")  # sections that the step does not read
+GIB = 2**30
+
+
+class CompileError(RuntimeError):
+    """The compiler refused the step for another reason than memory; one line, the compiler's first meaningful one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What one compilation gave; sizes in bytes of one device.
+
+    facts: `out_of_memory` (the bytes that the program needs where the compiler refused it, else None), `memory`
+    (arguments, temporaries, outputs, aliased), `state` (parameters, average, optimizer, carry, batch), `mesh`,
+    `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
+    """
+
+    config: object
+    topology: topologies.Topology
+    facts: dict
+    folder: pathlib.Path
+
+    def program(self) -> str:
+        """Return the optimised, scheduled HLO text."""
+        with gzip.open(self.folder / "program.txt.gz", "rt") as file:
+            return file.read()
+
+    @property
+    def total_bytes(self) -> float:
+        """Arguments, temporaries, and outputs that are no argument's place."""
+        if self.facts["out_of_memory"]:
+            return self.facts["out_of_memory"]
+        memory = self.facts["memory"]
+        return memory["arguments"] + memory["temporaries"] + memory["outputs"] - memory["aliased"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it compiled, and needs no more than the chip has."""
+        capacity = capacity_gib(self.topology)
+        return not self.facts["out_of_memory"] and (capacity is None or self.total_bytes <= capacity * GIB)
+
+
+def capacity_gib(topology: topologies.Topology) -> float | None:
+    """Return GiB of memory of one device; of a CPU its share of this machine's."""
+    if topology.accelerator == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / topology.chips
+    return topology.hbm_gib
+
+
+def check_compiler(topology: topologies.Topology) -> None:
+    """Raise ConfigError where the compiler of a topology is not installed."""
+    if topology.accelerator == "tpu" and importlib.util.find_spec("libtpu") is None:
+        raise ConfigError(
+            f"--topology={topology.name} wants the TPU compiler, Python package libtpu, which is not installed here; "
+            f"`make setup` installs it on Linux x86-64, the one platform that it exists for"
+        )
+
+
+class Compiler:
+    """Compiles configurations for topologies, each once.
+
+    Args:
+      cache: folder of all compilations.
+      processes: at once.
+    """
+
+    def __init__(self, cache: pathlib.Path, processes: int = 2):
+        self.cache, self.processes = cache, processes
+        self.spent: list[float] = []  # seconds of each compilation done here
+
+    def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
+        """Return where the compilation of a configuration is kept: named by all that it depends on."""
+        content = json.dumps([_request(config, topology), _code_digest(), _versions()], sort_keys=True)
+        return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
+
+    def is_cached(self, config, topology: topologies.Topology) -> bool:
+        """Whether it was compiled before."""
+        return (self.folder(config, topology) / "facts.json").exists()
+
+    def compile(self, config, topology, *, waiting: Callable = lambda seconds: None, until: float | None = None):
+        """Return the Compiled of one configuration; None where it is not done at `until`, by time.monotonic().
+
+        Raises:
+          ConfigError: the mesh does not divide a dimension.
+          CompileError: the compiler refuses it for another reason than memory.
+        """
+        for result in self.compile_all([(config, topology)], waiting=waiting, until=until):
+            if isinstance(result[1], Exception):
+                raise result[1]
+            return result[1]
+        return None
+
+    def compile_all(
+        self, wanted: list[tuple], *, waiting: Callable = lambda seconds: None, until: float | None = None
+    ) -> Iterator[tuple[int, Compiled | Exception]]:
+        """Yield (index, Compiled or the error) of (configuration, topology) pairs as they are done.
+
+        Args:
+          waiting: called about five times a second with the seconds since the first process began.
+          until: time.monotonic() after which what is not done is given up.
+        """
+        queue, running, began = list(enumerate(wanted)), {}, time.monotonic()
+        try:
+            while queue or running:
+                while queue and len(running) < self.processes:
+                    index, (config, topology) = queue.pop(0)
+                    folder = self.folder(config, topology)
+                    if (folder / "facts.json").exists():
+                        yield index, _load(config, topology, folder)
+                    else:
+                        running[index] = _Process(config, topology, folder)
+                for index in [i for i, process in running.items() if process.ended()]:
+                    process = running.pop(index)
+                    self.spent.append(process.seconds)
+                    yield index, process.result()
+                if until and time.monotonic() > until:
+                    return
+                if running:
+                    waiting(time.monotonic() - began)
+                    time.sleep(0.2 if waiting else 0.05)
+        finally:
+            for process in running.values():
+                process.stop()
+
+
+def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
+    facts = json.loads((folder / "facts.json").read_text())
+    if error := facts.get("error"):
+        return {"ConfigError": ConfigError}.get(error["kind"], CompileError)(error["message"])
+    return Compiled(config, topology, facts, folder)
+
+
+class _Process:
+    """A compilation under way."""
+
+    def __init__(self, config, topology, folder: pathlib.Path):
+        self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
+        with open(self.scratch / "log.txt", "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rehearsal.compiler", str(self.scratch)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, env=_environment(topology), start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def result(self) -> Compiled | Exception:
+        if not (self.scratch / "facts.json").exists():
+            line, status = _first_line((self.scratch / "log.txt").read_text(errors="replace")), self.process.returncode
+            shutil.rmtree(self.scratch)
+            return CompileError(f"the compiler's process ended with status {status}: {line}")
+        with contextlib.suppress(OSError):  # another process was faster
+            self.scratch.rename(self.folder)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return _load(self.config, self.topology, self.folder)
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _request(config, topology: topologies.Topology) -> dict:
+    """Return all that a compilation depends on but code and libraries."""
+    keys = {key: value for key, value in loading.flat(config).items() if key.partition(".")[0] not in NOT_COMPILED}
+    options = dict(topology.compiler_options)
+    return {"config": keys, "topology": topology.name, "chips": topology.chips, "options": options}
+
+
+def _environment(topology: topologies.Topology) -> dict[str, str]:
+    devices = 1 if topology.accelerator == "tpu" else topology.chips
+    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # ours has the program's text too
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+
+
+def _code_digest() -> str:
+    files = [path for name in COMPILED_CODE for path in [ROOT / name, *(ROOT / name).glob("*.py")] if path.is_file()]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _first_line(text: str) -> str:
+    """Return the first line that says what is wrong: that of the exception, not the way to it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
+    return (said or lines[-1:] or ["it said nothing"])[-1][:400]
+
+
+# What follows runs in the process that compiles.
+
+
+def compile_request(folder: pathlib.Path) -> None:
+    """Compile what `request.json` in a folder asks for; write facts and program beside it."""
+    request = json.loads((folder / "request.json").read_text())
+    given = {"chips": request["chips"], "compiler_options": request["options"]}
+    topology = dataclasses.replace(topologies.get(request["topology"]), **given)
+    try:
+        facts = _compile(loading.from_flat(request["config"]), topology, folder)
+    except ConfigError as error:
+        facts = {"error": {"kind": "ConfigError", "message": str(error)}}
+    unfinished = folder / "facts.unfinished"
+    unfinished.write_text(json.dumps(facts))
+    unfinished.rename(folder / "facts.json")
+
+
+def _compile(config, topology, folder: pathlib.Path) -> dict:
+    import jax
+
+    from assembly import assemble
+    from training import throughput
+
+    if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
+        automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
+        config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
+        config.train.gradient_accumulation = config.train.gradient_accumulation or 1
+    config.train.steps = config.train.steps or 1000
+    run = assemble(config, devices=_devices(topology))
+    facts = {
+        "mesh": {axis: config.mesh[axis] for axis in MESH_AXES},
+        "state": _state_bytes(run),
+        "num_parameters": run.num_parameters,
+        "num_microbatches": run.num_microbatches,
+        "flops_per_step": run.flops_per_step,
+        "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
+        "out_of_memory": None,
+    }
+    began = time.monotonic()
+    try:
+        compiled = run.compile(topology)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            message = _first_line(f"{type(error).__name__}: {error}")
+            return {"error": {"kind": "CompileError", "message": message}}
+        return facts | {"out_of_memory": _needed_bytes(str(error), sum(facts["state"].values()))}
+    memory = compiled.memory_analysis()
+    facts["memory"] = {
+        "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
+        "outputs": memory.output_size_in_bytes, "aliased": memory.alias_size_in_bytes,
+    }  # fmt: skip
+    facts["compile_seconds"] = time.monotonic() - began
+    if topology.accelerator == "cpu":
+        facts["measured_peak_flops"] = throughput.measured_matmul_peak()
+    with gzip.open(folder / "program.txt.gz", "wt", compresslevel=3) as file:
+        file.write(compiled.as_text())
+    return facts
+
+
+def _devices(topology):
+    import jax
+    from jax.experimental.topologies import get_topology_desc
+
+    if topology.accelerator != "tpu":
+        return jax.devices()
+    # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
+    two_cores = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    more = two_cores if topology.compiler_name.startswith(("v4:", "v5p:")) else {}
+    return get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more).devices[: topology.chips]
+
+
+def _state_bytes(run) -> dict[str, int]:
+    import math
+
+    import jax
+
+    def of_device(tree) -> int:
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    state = run.abstract_state
+    parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
+    sizes = {name: of_device(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
+    return {"parameters": sizes.pop("params"), **sizes}
+
+
+def _needed_bytes(message: str, arguments: float) -> float:
+    """Return the bytes that a program refused for its memory needs, by what the compiler says."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
+        return float(total.group(1)) * units[total.group(2)]
+    if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+        return float(temporaries.group(1)) * units[temporaries.group(2)] + arguments
+    used = re.search(r"Used ([\d.]+)([KMGT]) of", message)
+    if used is None:
+        raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
+    return float(used.group(1)) * units[used.group(2)]
+
+
+if __name__ == "__main__":
+    compile_request(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a compiled step to what `rehearse.py --json` says of it, but for cost and advice.
+
+Every figure is of one chip and one step unless its name says otherwise. The result is kept beside the compilation.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections import defaultdict
+
+from rehearsal import assumptions, hlo, memory, schedule
+from rehearsal.compiler import GIB, Compiled, capacity_gib
+
+HEAVIEST = 20
+SHORTEST_BAR = 0.0005  # of an iteration: what is shorter is left out of a timeline
+ESTIMATING = ("assumptions", "estimate", "hlo", "memory", "roofline", "schedule")
+ROOM = pathlib.Path(__file__).resolve().parent
+CORE = ("matmul", "attention kernel", "kernel", "element-wise")
+
+
+def estimate(compiled: Compiled) -> dict:
+    """Return the figures of a compiled step; those of time are None where it does not compile for want of memory.
+
+    Raises:
+      ValueError: the schedule has a loop, a collective or a kernel that cannot be read; it names it.
+    """
+    facts = hashlib.sha256(repr(dataclasses.replace(compiled.topology, price_per_chip_hour=None)).encode()).hexdigest()
+    path = compiled.folder / f"estimate-{facts[:8]}-{code_digest()}.json"
+    if not path.exists():
+        figures = _estimate(compiled)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(figures))
+        unfinished.rename(path)
+    return json.loads(path.read_text())
+
+
+def code_digest(*files: str) -> str:
+    """Return what changes when the code of an estimate does, or of other files of this room."""
+    code = b"".join((ROOM / f"{name}.py").read_bytes() for name in (*ESTIMATING, *files))
+    return hashlib.sha256(code).hexdigest()[:16]
+
+
+def _estimate(compiled: Compiled) -> dict:
+    topology, facts = compiled.topology, compiled.facts
+    figures = {
+        "fits": compiled.fits,
+        "compiled": not facts["out_of_memory"],
+        "basis": "schedule of the TPU compiler" if topology.accelerator == "tpu" else "roofline of a local compilation",
+        "num_parameters": facts["num_parameters"],
+        "num_microbatches": facts["num_microbatches"],
+        "mesh": facts["mesh"],
+        "flops_model": facts["flops_per_step"] / topology.chips,
+        "compile_seconds": facts.get("compile_seconds"),
+    }
+    if facts["out_of_memory"]:
+        return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": []}
+    module = hlo.parse(compiled.program())
+    given = assumptions.of_topology(topology, facts.get("measured_peak_flops"))
+    replayed = schedule.replay(module, given, facts["mesh"])
+    used = memory.usage(module, replayed.entry_seconds)
+    return figures | _of_memory(compiled, used.by_class(), used) | _of_time(compiled, module, replayed, given)
+
+
+TIME_KEYS = (
+    "step_seconds", "mfu", "hardware_utilisation", "tokens_per_second", "tokens_per_second_per_device",
+    "exposed_communication_seconds", "hidden_communication_seconds", "flops_hardware", "peak_flops",
+)  # fmt: skip
+
+
+def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage | None = None) -> dict:
+    state, total = compiled.facts["state"], compiled.total_bytes
+    parts = {name: size / GIB for name, size in memory.breakdown(at_peak, state, total).items()}
+    named = used.largest() if used else []
+    return {
+        "hbm_gib": {
+            "parameters": parts["parameters"],
+            "optimizer": parts["optimizer"],
+            "batch": parts["batch"],
+            "gradients": parts["gradients"],
+            "saved_activations": parts["saved activations"],
+            "temporaries": parts["temporaries"],
+            "activations_and_temporaries": (total / GIB) - parts["parameters"] - parts["optimizer"] - parts["batch"],
+            "total": total / GIB,
+            "capacity": capacity_gib(compiled.topology),
+        },
+        "largest_buffers": [{"gib": b.bytes / GIB, "class": b.kind, "name": b.name, "source": b.source} for b in named],
+        "memory_over_time": _thinned(used.over_time) if used else [],
+    }
+
+
+def _thinned(samples: list[tuple[float, dict]], count: int = 400) -> list[dict]:
+    """Return at most about `count` samples, each the highest of its neighbours."""
+    size = max(1, len(samples) // count)
+    highest = [max(samples[n : n + size], key=lambda s: sum(s[1].values())) for n in range(0, len(samples), size)]
+    return [{"seconds": at} | {kind: size / GIB for kind, size in by.items()} for at, by in highest]
+
+
+def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed, given) -> dict:
+    config, chips = compiled.config, compiled.topology.chips
+    step, model = replayed.seconds, compiled.facts["flops_per_step"] / chips
+    tokens = config.train.global_batch * config.train.sequence_length
+    joined = [cost for cost in replayed.costs if cost.category == "collective"]
+    categories = defaultdict(float)
+    for cost in replayed.costs:
+        categories[cost.category] += cost.seconds if cost.category in CORE else cost.waited_seconds
+    return {
+        "step_seconds": step,
+        "mfu": model / step / given.peak_flops,
+        "hardware_utilisation": replayed.flops / step / given.peak_flops,
+        "tokens_per_second": tokens / step,
+        "tokens_per_second_per_device": tokens / step / chips,
+        "exposed_communication_seconds": replayed.exposed_seconds,
+        "hidden_communication_seconds": sum(cost.seconds for cost in joined) - replayed.exposed_seconds,
+        "flops_hardware": replayed.flops,
+        "peak_flops": given.peak_flops,
+        "seconds_by_category": dict(categories),
+        "recomputed_seconds": sum(cost.seconds for cost in replayed.costs if _pass(cost) == "recomputed"),
+        "collectives": _collectives(module, joined),
+        "operations": _operations(module, replayed, given),
+        "timelines": _timelines(replayed),
+    }
+
+
+def _pass(cost: schedule.Cost) -> str:
+    """Return which part of the step it is, by what jax calls it: forward, recomputed, backward or update."""
+    name = cost.instruction.op_name
+    if "rematted_computation" in name:
+        return "recomputed"
+    if "transpose(" in name:
+        return "backward"
+    return "forward" if "jvp(" in name else "update"
+
+
+def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
+    """Return collectives by kind, mesh axes, line and whether they run beside the core, the longest first."""
+    sums: dict[tuple, dict] = {}
+    for cost in costs:
+        kind = hlo.collective_kind(cost.instruction) or cost.instruction.opcode
+        beside, source = cost.instruction.opcode.endswith("-start"), module.source(cost.instruction)
+        row = sums.setdefault(
+            (kind, cost.axes, beside, source),
+            {"kind": kind, "axes": cost.axes, "asynchronous": beside, "source": source, "count": 0, "gib": 0.0,
+             "seconds": 0.0, "exposed_seconds": 0.0},
+        )  # fmt: skip
+        row["count"] += round(cost.count)
+        row["gib"] += cost.bytes / GIB
+        row["seconds"] += cost.seconds
+        row["exposed_seconds"] += cost.waited_seconds
+    return sorted(sums.values(), key=lambda row: -row["seconds"])
+
+
+def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[dict]:
+    """Return the heaviest operations on the core, those of one source line and name together."""
+    sums: dict[tuple, dict] = {}
+    for cost in replayed.costs:
+        if cost.category not in CORE:
+            continue
+        name, source, when = schedule.label(cost.instruction), module.source(cost.instruction), _pass(cost)
+        row = sums.setdefault(
+            (name, source, cost.category, when),
+            {"name": name, "source": source, "category": cost.category, "pass": when, "seconds": 0.0,
+             "flops": 0.0, "bytes": 0.0},
+        )  # fmt: skip
+        row["seconds"] += cost.seconds
+        row["flops"] += cost.flops
+        row["bytes"] += cost.bytes
+    heaviest = sorted(sums.values(), key=lambda row: -row["seconds"])[:HEAVIEST]
+    ridge = given.peak_flops / given.memory_bandwidth
+    for row in heaviest:
+        intensity = row["flops"] / row["bytes"] if row["bytes"] else float("inf")
+        row["share"] = row["seconds"] / replayed.seconds
+        row["flops_per_second"] = row["flops"] / row["seconds"] if row["seconds"] else 0.0
+        row["intensity"] = min(intensity, 1e6)
+        row["bound"] = "compute" if row["flops"] and intensity >= ridge else "memory"
+    return heaviest
+
+
+def _timelines(replayed: schedule.Replayed) -> list[dict]:
+    """Return one iteration of each loop that takes a tenth of the step, the longest first."""
+    found = []
+    for name, (seconds, events) in sorted(replayed.timelines.items(), key=lambda item: -item[1][0]):
+        end = max((e.start + e.seconds for e in events), default=0.0)
+        if seconds < 0.1 * replayed.seconds or not end:
+            continue
+        bars = [
+            {"lane": e.lane, "start": e.start, "seconds": e.seconds, "category": e.category, "label": e.label}
+            for e in events
+            if e.seconds > SHORTEST_BAR * end
+        ]
+        what = "backward" if "transpose(" in name else "forward"
+        found.append(
+            {"name": f"{what}: {name.rpartition('/')[0]}", "share": seconds / replayed.seconds, "events": bars}
+        )
+    return found

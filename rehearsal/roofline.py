@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an instruction computes and moves: FLOPs of matrix products and kernels, bytes through main memory.
+
+Williams, Waterman and Patterson, "Roofline", CACM 52 (2009): an operation with fewer FLOPs a byte than the chip's
+peak over its memory bandwidth waits for memory.
+"""
+
+import math
+import re
+
+import numpy as np
+
+from rehearsal.hlo import Instruction, Module
+
+IN_PLACE = ("dynamic-update-slice", "scatter")
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all",
+    "opt-barrier", "optimization-barrier", "iota", "get-dimension-size", "add-dependency", "domain",
+}  # fmt: skip
+VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
+KERNEL = "tpu_custom_call"
+
+
+def is_free(instruction: Instruction) -> bool:
+    """Whether it takes no time: a name for what is already there."""
+    return instruction.opcode in FREE or (instruction.opcode == "custom-call" and target(instruction) in VIEWS)
+
+
+def target(instruction: Instruction) -> str:
+    """Return what a custom call calls."""
+    return instruction.attribute(r'custom_call_target="([^"]*)"')
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    """Whether it is a kernel of Pallas."""
+    return instruction.opcode == "custom-call" and target(instruction) == KERNEL
+
+
+def flops(module: Module, instruction: Instruction) -> float:
+    """Return the FLOPs of all matrix products in it, those of the computations that it calls included."""
+    if instruction.opcode == "convolution":
+        return _convolution_flops(module, instruction)
+    if instruction.opcode == "dot":
+        return _dot_flops(module, instruction)
+    if is_kernel(instruction):
+        return kernel_flops(module, instruction)
+    inside = (called for names in instruction.called.values() for called in names)
+    return sum(flops(module, i) for name in inside for i in module.computations[name])
+
+
+def kernel_flops(module: Module, instruction: Instruction) -> float:
+    """Return the FLOPs of a kernel: causal attention from its shapes, any other by its own declaration.
+
+    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a backward pass that
+    computes all three gradients 2.5 times that, one for the queries' alone 1.5 times.
+
+    Raises:
+      ValueError: it is no attention and does not tell its FLOPs.
+    """
+    if is_attention(instruction):
+        return _attention_flops(module, instruction)
+    declared = instruction.attribute(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
+    if not declared:
+        raise ValueError(
+            f"the kernel {instruction.name} tells neither FLOPs nor bytes (give its pallas_call a cost_estimate), "
+            f"so its time cannot be estimated"
+        )
+    return float(declared)
+
+
+def is_attention(instruction: Instruction) -> bool:
+    """Whether it is a kernel of attention, by its name and by where it is called."""
+    return is_kernel(instruction) and bool(re.search("splash|flash|attention", instruction.name + instruction.op_name))
+
+
+def _attention_flops(module: Module, instruction: Instruction) -> float:
+    arrays = [o.shapes[0] for o in module.operands(instruction) if o.shapes]
+    query, key, *_ = [a.dims for a in arrays if a.dtype in ("bf16", "f32", "f16") and len(a.dims) >= 3]
+    forward = 2.0 * math.prod(query[:-1]) * key[-2] * query[-1]
+    if re.search("dkv|bwd|backward", instruction.name):
+        return 2.5 * forward
+    return 1.5 * forward if "dq" in instruction.name else forward
+
+
+def traffic(module: Module, instruction: Instruction) -> float:
+    """Return bytes read from and written to main memory; a slice of a larger array counts as the slice."""
+    if is_free(instruction):
+        return 0.0
+    operands = module.operands(instruction)
+    if instruction.opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * _main(instruction)
+    if instruction.opcode in IN_PLACE:
+        return 2 * sum(_main(o) for o in operands[1:])
+    inside = instruction.called.get("calls")
+    if instruction.opcode != "fusion" or not inside:
+        return _main(instruction) + sum(_main(o) for o in operands)
+    read = sum(_read_by_fusion(module, inside[0], n, o) for n, o in enumerate(operands))
+    return read + _written_by_fusion(module, module.root(inside[0]), instruction)
+
+
+def _main(instruction: Instruction) -> float:
+    """Bytes of a result that lie in main memory."""
+    return sum(shape.bytes for shape in instruction.shapes if shape.space == 0)
+
+
+def _read_by_fusion(module: Module, computation: str, number: int, operand: Instruction) -> float:
+    """Return bytes of an operand that a fusion reads: of a larger array often a slice alone."""
+    whole, body = _main(operand), module.computations[computation]
+    parameter = next((i for i in body if i.opcode == "parameter" and i.rest.startswith(f"{number})")), None)
+    return min(whole, _sliced(module, body, parameter, whole)) if parameter and whole else 0.0
+
+
+def _sliced(module: Module, body: list[Instruction], array: Instruction, whole: float) -> float:
+    """Return the bytes of all slices that are taken of an array, `whole` where it is used in another way."""
+    total = 0.0
+    for user in (i for i in body if array.name in i.operands):
+        if user.opcode in ("dynamic-slice", "slice", "gather"):
+            total += user.bytes
+        elif user.opcode in ("bitcast", "reshape", "copy", "convert"):
+            total += _sliced(module, body, user, whole)
+        elif user.opcode == "fusion":
+            inside, number = module.computations[user.called["calls"][0]], user.operands.index(array.name)
+            parameter = next(i for i in inside if i.opcode == "parameter" and i.rest.startswith(f"{number})"))
+            total += _sliced(module, inside, parameter, whole)
+        elif not (user.opcode in IN_PLACE and user.operands[0] == array.name):
+            return whole
+    return total
+
+
+def _written_by_fusion(module: Module, root: Instruction, instruction: Instruction) -> float:
+    if root.opcode == "bitcast":
+        root = module.operands(root)[0]
+    if root.opcode in IN_PLACE and _main(instruction):
+        return module.operands(root)[1].bytes
+    return _main(instruction)
+
+
+def _dot_flops(module: Module, instruction: Instruction) -> float:
+    left = module.operands(instruction)[0].shapes[0].dims
+    contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+    return 2.0 * math.prod(instruction.shapes[0].dims) * math.prod(left[int(d)] for d in contracted.split(",") if d)
+
+
+def _convolution_flops(module: Module, instruction: Instruction) -> float:
+    left, right = (o.shapes[0].dims for o in module.operands(instruction)[:2])
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest)
+    of_left, of_right, of_out = labels.groups()
+    window = instruction.attribute(r"window=\{([^}]*)\}")
+    spatial = sorted(set(of_left) - set("bf"))
+    sizes = [
+        (left[of_left.index(d)], right[of_right.index(d)], instruction.shapes[0].dims[of_out.index(d)]) for d in spatial
+    ]
+    groups = int(instruction.attribute(r"feature_group_count=(\d+)") or 1)
+    batch_groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
+    positions = math.prod(_valid_positions(window, n, *size) for n, size in enumerate(sizes))
+    features = left[of_left.index("f")] / groups * right[of_right.index("o")]
+    return 2.0 * features * left[of_left.index("b")] / batch_groups * positions
+
+
+def _valid_positions(window: str, dim: int, size: int, kernel: int, out: int) -> int:
+    """Count pairs (output, kernel element) that meet an element of the input, not padding or a hole of dilation."""
+
+    def option(name, default):
+        found = re.search(rf"(?<![a-z_]){name}=([\dx_\-]+)", window)
+        return found.group(1).split("x")[dim] if found else default
+
+    stride, hole = int(option("stride", "1")), int(option("lhs_dilate", "1"))
+    spread, before = int(option("rhs_dilate", "1")), int(option("pad", "0_0").partition("_")[0])
+    at = np.arange(out)[:, None] * stride - before + np.arange(kernel)[None] * spread
+    return int(np.sum((at >= 0) & (at < (size - 1) * hole + 1) & (at % hole == 0)))

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays the schedule of a compiled program: when each instruction would begin and end, and what waits for what.
+
+The core runs instructions in the order of the text. An asynchronous collective or copy runs beside it from its
+start, after what already queues on the same links, and the core waits for it at its `-done`. The time of an
+instruction is the compiler's own estimate in cycles where it gives one; otherwise see `Prices`.
+"""
+
+import dataclasses
+from collections import defaultdict
+
+import numpy as np
+
+from rehearsal import roofline
+from rehearsal.assumptions import Assumptions
+from rehearsal.hlo import Instruction, Module, collective_kind, groups
+
+SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
+SHORT_LOOP = 8  # iterations up to which all are played, and shown within what surrounds them
+COPIES = ("copy-start", "slice-start", "async-start")
+
+
+@dataclasses.dataclass
+class Cost:
+    """What one instruction of the program comes to over a step."""
+
+    instruction: Instruction
+    category: str  # matmul, attention kernel, kernel, collective, copy, element-wise
+    seconds: float = 0.0  # it was under way
+    waited_seconds: float = 0.0  # of an asynchronous one: the core stood still for it
+    count: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    axes: str = ""  # mesh axes of a collective, "fsdp" or "data*fsdp"
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A bar of the timeline."""
+
+    lane: str
+    start: float
+    seconds: float
+    category: str
+    label: str
+
+
+@dataclasses.dataclass
+class Replayed:
+    """A step's time and where it goes.
+
+    entry_seconds: how long each instruction of the entry computation takes, a loop as a whole.
+    timelines: an iteration of each loop, {name: (seconds of all its iterations, events)}.
+    """
+
+    seconds: float
+    costs: list[Cost]
+    entry_seconds: dict[str, float]
+    timelines: dict[str, tuple[float, list[Event]]]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs that the hardware does in a step, on one chip."""
+        return sum(cost.flops for cost in self.costs)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Communication that the core waits for."""
+        return sum(cost.waited_seconds for cost in self.costs if cost.category == "collective")
+
+
+class Prices:
+    """How long an instruction takes on a chip, alone."""
+
+    def __init__(self, module: Module, assumptions: Assumptions, mesh: dict[str, int]):
+        self.module, self.assumptions, self.mesh = module, assumptions, mesh
+        self.num_devices = int(np.prod(list(mesh.values())))
+        self.known: dict[tuple[str, str], tuple] = {}
+
+    def of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
+        """Return (category, seconds, FLOPs, bytes through main memory, mesh axes or the queue)."""
+        key = instruction.computation, instruction.name
+        if key not in self.known:
+            self.known[key] = self._of(instruction)
+        return self.known[key]
+
+    def _of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
+        given = self.assumptions
+        if kind := collective_kind(instruction):
+            seconds, num_bytes, axes = self._collective(instruction, kind)
+            return "collective", seconds, 0.0, num_bytes, axes
+        if instruction.opcode in COPIES:
+            moved = max((shape.bytes for shape in _result(instruction)), default=0.0)
+            return "copy", moved / given.memory_bandwidth, 0.0, moved, ""
+        flops, num_bytes = roofline.flops(self.module, instruction), roofline.traffic(self.module, instruction)
+        by_memory = num_bytes / given.memory_bandwidth
+        if roofline.is_kernel(instruction):
+            seconds = flops / (given.peak_flops * given.kernel_efficiency)
+            if roofline.is_attention(instruction):
+                return "attention kernel", seconds, flops, num_bytes, ""
+            return "kernel", max(seconds, by_memory), flops, num_bytes, ""
+        category = "matmul" if flops else "element-wise"
+        if instruction.cycles is not None and given.clock_hz:
+            return category, instruction.cycles / given.clock_hz, flops, num_bytes, ""
+        return category, max(flops / given.peak_flops, by_memory), flops, num_bytes, ""
+
+    def _collective(self, instruction: Instruction, kind: str) -> tuple[float, float, str]:
+        """Rings: each device sends (n - 1) / n of the whole, of an all-reduce twice; a permute sends it once."""
+        joined = groups(instruction, self.num_devices)
+        size = len(joined[0])
+        axes = _mesh_axes(joined, self.mesh)
+        sent = sum(o.bytes for o in self.module.operands(instruction))
+        if kind == "collective-permute":
+            return sent / self.assumptions.permute_bandwidth, sent, axes + _direction(joined)
+        if kind == "all-gather":
+            sent *= size - 1
+        elif kind == "all-reduce":
+            sent *= 2 * (size - 1) / size
+        else:
+            sent *= (size - 1) / size
+        return sent / self.assumptions.ring_bandwidth, sent, axes
+
+
+def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Replayed:
+    """Return when everything happens in one step on one of the chips.
+
+    Args:
+      module: of one device's program.
+      assumptions: what the hardware does in a second.
+      mesh: {axis: size}, in the order of the program's device numbers.
+
+    Raises:
+      ValueError: a loop, a collective or a kernel that cannot be read; it names it.
+    """
+    player = _Player(module, Prices(module, assumptions, mesh))
+    entry_seconds = player.run(module.entry)
+    return Replayed(player.now, list(player.costs.values()), entry_seconds, player.timelines)
+
+
+class _Player:
+    def __init__(self, module: Module, prices: Prices):
+        self.module, self.prices = module, prices
+        self.now, self.times = 0.0, 1.0  # `times`: how often what is being played happens
+        self.free_at: dict[str, float] = defaultdict(float)  # of each queue beside the core
+        self.costs: dict[tuple[str, str], Cost] = {}
+        self.events: list[Event] = []
+        self.timelines: dict[str, tuple[float, list[Event]]] = {}
+
+    def run(self, computation: str) -> dict[str, float]:
+        """Play a computation from now on; return how long each instruction took."""
+        pending: dict[str, tuple[float, Cost]] = {}
+        took = {}
+        for instruction in self.module.computations[computation]:
+            opcode, start = instruction.opcode, self.now
+            if opcode == "while":
+                self._loop(instruction)
+            elif opcode == "conditional":
+                self._longest(instruction.called["branch_computations"])
+            elif opcode == "call":
+                self.run(instruction.called["to_apply"][0])
+            elif opcode.endswith("-done"):
+                self._wait(*pending[instruction.operands[0]])
+            elif opcode.endswith("-update"):
+                pending[instruction.name] = pending[instruction.operands[0]]
+            elif opcode.endswith("-start"):
+                pending[instruction.name] = self._start(self._work_of(instruction))
+            elif not roofline.is_free(instruction):
+                self._execute(instruction)
+            took[instruction.name] = self.now - start
+        return took
+
+    def _work_of(self, instruction: Instruction) -> Instruction:
+        """Return the collective that an `async-start` wraps, else the instruction."""
+        inside = [i for name in instruction.called.get("calls", []) for i in self.module.computations[name]]
+        return next((i for i in inside if collective_kind(i)), instruction)
+
+    def _cost(self, instruction: Instruction) -> tuple[Cost, float]:
+        category, seconds, flops, num_bytes, axes = self.prices.of(instruction)
+        key = instruction.computation, instruction.name
+        cost = self.costs.setdefault(key, Cost(instruction, category, axes=axes.rstrip("+-")))
+        cost.seconds += seconds * self.times
+        cost.count += self.times
+        cost.flops += flops * self.times
+        cost.bytes += num_bytes * self.times
+        return cost, seconds
+
+    def _execute(self, instruction: Instruction) -> None:
+        cost, seconds = self._cost(instruction)
+        start = self.now
+        if cost.category == "collective":  # a synchronous one: the core waits for the links too
+            queue = self._queue(instruction)
+            start = max(start, self.free_at[queue])
+            self.free_at[queue] = start + seconds
+            cost.waited_seconds += (start + seconds - self.now) * self.times
+        self._show("core", start, seconds, cost)
+        self.now = start + seconds
+
+    def _start(self, instruction: Instruction) -> tuple[float, Cost]:
+        cost, seconds = self._cost(instruction)
+        queue = self._queue(instruction)
+        start = max(self.now, self.free_at[queue])
+        self.free_at[queue] = start + seconds
+        self._show(queue, start, seconds, cost)
+        return start + seconds, cost
+
+    def _wait(self, until: float, cost: Cost) -> None:
+        cost.waited_seconds += max(0.0, until - self.now) * self.times
+        self.now = max(self.now, until)
+
+    def _queue(self, instruction: Instruction) -> str:
+        category, *_, axes = self.prices.of(instruction)
+        if category != "collective":
+            return "copies"
+        return f"permutes {axes}" if collective_kind(instruction) == "collective-permute" else f"rings {axes}"
+
+    def _show(self, lane: str, start: float, seconds: float, cost: Cost) -> None:
+        self.events.append(Event(lane, start, seconds, cost.category, label(cost.instruction)))
+
+    def _longest(self, branches: list[str]) -> None:
+        ends = []
+        for branch in branches:
+            other = _Player(self.module, self.prices)
+            other.run(branch)
+            ends.append((other.now, branch))
+        self.run(max(ends)[1])
+
+    def _loop(self, loop: Instruction) -> None:
+        """Play iterations until they repeat, then the rest as one that happens so many times."""
+        body, trips = loop.called["body"][0], self.module.trip_count(loop)
+        before, outer, events = self.now, self.times, self.events
+        left, history = trips, [None]
+        while left:
+            start, self.events = self.now, []
+            settled = trips > SHORT_LOOP and history[-1] is not None and _is_same(*history[-2:])
+            happens = left if settled else 1
+            self.times = outer * happens
+            self.run(body)
+            lags = {queue: end - self.now for queue, end in self.free_at.items() if end > self.now}
+            history.append((self.now - start, lags))
+            self.now += (self.now - start) * (happens - 1)
+            for queue, lag in lags.items():
+                self.free_at[queue] = self.now + lag
+            if trips <= SHORT_LOOP:
+                events = events + self.events
+            left -= happens
+        if trips > SHORT_LOOP:
+            events = [*events, Event("core", before, self.now - before, "loop", label(loop))]
+            iteration = [dataclasses.replace(event, start=event.start - start) for event in self.events]
+            self.timelines[loop.op_name or loop.name] = (self.now - before) * outer, iteration
+        self.times, self.events = outer, events
+
+
+def _is_same(first: tuple | None, second: tuple) -> bool:
+    """Whether two iterations took as long and left the queues alike."""
+    if first is None or first[1].keys() != second[1].keys():
+        return False
+    pairs = [(first[0], second[0]), *((first[1][queue], second[1][queue]) for queue in first[1])]
+    return all(abs(a - b) < SAME_SECONDS for a, b in pairs)
+
+
+def label(instruction: Instruction) -> str:
+    """Return the end of what jax calls it, an einsum and its kind of product, or the operation; else its own name."""
+    parts = [part for part in instruction.op_name.split("/") if part not in ("while", "body", "closed_call")]
+    parts = [part for part in parts if not part.startswith(("jit(", "transpose(", "jvp("))]
+    return "/".join(parts[-2:]) or instruction.name
+
+
+def _result(instruction: Instruction) -> tuple:
+    return (
+        instruction.shapes[:1]
+        if instruction.opcode == "copy-start"
+        else instruction.shapes[-2:-1] or instruction.shapes
+    )
+
+
+def _mesh_axes(joined: list[list[int]], mesh: dict[str, int]) -> str:
+    """Return the mesh axes along which devices of a group differ, "data*fsdp"."""
+    places = np.array(np.unravel_index(np.array(joined), list(mesh.values())))
+    differ = np.any(places != places[:, :, :1], axis=(1, 2))
+    return "*".join(name for name, differs in zip(mesh, differ, strict=True) if differs)
+
+
+def _direction(pairs: list[list[int]]) -> str:
+    """Return which way round a permute goes: "+" where most targets follow their source, else "-"."""
+    return "+" if sum(target > source for source, target in pairs) * 2 > len(pairs) else "-"

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the fastest layout that fits, or the largest model, with few compilations.
+
+Every candidate gets a predicted memory and time. Those that cannot fit are never compiled; of the others the most
+promising are, a round at a time, and what a round shows corrects the predictions of the rest: for each mesh, remat
+policy and microbatch a factor of its own. All compilations are cached, so a search that was interrupted goes on.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+from configs import validation
+from configs.base import ConfigError
+from configs.loading import assign
+from rehearsal import assumptions, sizing
+from rehearsal.compiler import GIB, Compiled
+from rehearsal.estimate import estimate
+from rehearsal.report import options
+
+REMAT = ("none", "dots", "attention", "full")
+RECOMPUTED = {"none": 0.0, "dots": 0.03, "attention": 0.22, "full": 0.33}  # of the model's FLOPs
+MAX_COMPILATIONS = 24
+ROUND = 4
+MARGIN = 1.04  # a candidate predicted to be this much slower than the best found is not worth a compilation
+MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
+USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak
+LENGTHS = (512, 1024, 2048)
+TRIES = 3  # compilations for each size of --search=model
+
+
+@dataclasses.dataclass
+class Candidate:
+    """A layout: what it changes, what is expected of it, and what came of it."""
+
+    keys: dict
+    config: object
+    features: tuple
+    predicted_seconds: float  # for a token of one chip
+    predicted_bytes: float
+    compiled: Compiled | None = None
+    figures: dict | None = None
+
+    @property
+    def seconds(self) -> float:
+        """For a token, where it fits."""
+        fits = self.figures is not None and self.figures["fits"]
+        return 1 / self.figures["tokens_per_second"] if fits else math.inf
+
+
+def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
+    """Return a table of the layouts that no other one beats in both speed and memory, and the command of the fastest.
+
+    Args:
+      any_batch: whether the global batch may change too.
+
+    Raises:
+      ConfigError: no layout fits.
+    """
+    candidates = layouts(loaded, topology, any_batch=any_batch)
+    tried: list[Candidate] = []
+    while len(tried) < MAX_COMPILATIONS:
+        chosen = _most_promising(candidates, tried, topology)[:ROUND]
+        if not chosen:
+            break
+        _compile(chosen, topology, display, f"{len(tried)} of at most {MAX_COMPILATIONS} tried")
+        tried += chosen
+    return _table(loaded, topology, candidates, tried)
+
+
+def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
+    """Return every mesh over data, fsdp and model, microbatch and remat policy that is consistent."""
+    found = []
+    fixed = loaded.config.mesh.context * loaded.config.mesh.expert
+    free = topology.chips // fixed
+    for model in _divisors(free):
+        for fsdp in _divisors(free // model):
+            mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
+            shards = free // model * loaded.config.mesh.expert
+            for batch in _batches(loaded.config, shards, any_batch):
+                found += [_candidate(loaded, topology, mesh | batch | {"model.remat": remat}) for remat in REMAT]
+    return [candidate for candidate in found if candidate]
+
+
+def _batches(config, shards: int, any_batch: bool) -> list[dict]:
+    if any_batch:
+        powers = (2**n for n in range(8))
+        return [{"train.global_batch": rows * shards, "train.gradient_accumulation": 1} for rows in powers]
+    rows = config.train.global_batch // shards
+    return [{"train.gradient_accumulation": n} for n in _divisors(rows)] if rows else []
+
+
+def _candidate(loaded, topology, keys: dict) -> Candidate | None:
+    config = loaded.config.copy_and_resolve_references()
+    for key, value in keys.items():
+        assign(config, key, value)
+    try:
+        validation.validate(config, topology.chips)
+    except ConfigError:
+        return None
+    mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
+    rows = config.train.global_batch // (mesh[0] * mesh[1] * config.train.gradient_accumulation)
+    features = (("mesh", mesh), ("remat", keys["model.remat"]), ("rows", rows))
+    return Candidate(keys, config, features, _predicted_seconds(config, topology), sizing.predict(config).total)
+
+
+def _predicted_seconds(config, topology) -> float:
+    """Return seconds for a token: products, the optimizer's passes over its state, and exposed communication."""
+    given, mesh, train, model = assumptions.of_topology(topology), config.mesh, config.train, config.model
+    tokens = train.global_batch * train.sequence_length / topology.chips
+    number, microbatches = sizing.num_parameters(model), train.gradient_accumulation
+    heads = model.num_heads * (model.head_dim or model.embed_dim // model.num_heads)
+    flops = tokens * (6 * number + 6 * model.num_layers * heads * train.sequence_length)
+    products = flops * (1 + RECOMPUTED[model.remat]) / (given.peak_flops * USUAL_EFFICIENCY)
+    update = 7 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) / given.memory_bandwidth
+    ring = 1 / given.ring_bandwidth
+    gathered = 4 * sizing.BFLOAT16 * number / mesh.model * (1 - 1 / mesh.fsdp) * microbatches * ring
+    summed = 2 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) * (1 - 1 / mesh.data) * ring
+    stream = tokens * mesh.model * model.embed_dim * sizing.BFLOAT16
+    across_model = 8 * model.num_layers * stream * (1 - 1 / mesh.model) * ring
+    exposed = across_model + summed + max(0.1 * gathered, gathered - 0.8 * products)
+    return (products + update + exposed) / (tokens * topology.chips)
+
+
+def _most_promising(candidates: list[Candidate], tried: list[Candidate], topology) -> list[Candidate]:
+    """Return what is worth compiling next, the most promising first."""
+    slower = _correction(tried, lambda c: math.log(c.seconds / c.predicted_seconds) if c.seconds < math.inf else None)
+    larger = _correction(tried, lambda c: math.log(c.compiled.total_bytes / c.predicted_bytes) if c.compiled else None)
+    capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else 1.02)
+    done = [candidate.keys for candidate in tried]
+    rest = [c for c in candidates if c.keys not in done and c.predicted_bytes * larger(c) <= capacity]
+    best = min((c.seconds for c in tried), default=math.inf)
+    expected = {id(c): c.predicted_seconds * slower(c) for c in rest}
+    return sorted((c for c in rest if expected[id(c)] < best * MARGIN), key=lambda c: expected[id(c)])
+
+
+def _correction(tried: list[Candidate], error: Callable) -> Callable[[Candidate], float]:
+    """Return the factor by which a prediction is off: a sum of logarithms, one for all and one for each feature."""
+    known = [(c.features, error(c)) for c in tried]
+    known = [(features, value) for features, value in known if value is not None]
+    if not known:
+        return lambda candidate: 1.0
+    common = sum(value for _, value in known) / len(known)
+    effects: dict[tuple, float] = defaultdict(float)
+    for _ in range(5):
+        for feature in {feature for features, _ in known for feature in features}:
+            left = [
+                value - common - sum(effects[other] for other in features if other != feature)
+                for features, value in known if feature in features
+            ]  # fmt: skip
+            effects[feature] = sum(left) / (len(left) + 1)  # drawn towards none where little is known
+    return lambda candidate: math.exp(common + sum(effects[feature] for feature in candidate.features))
+
+
+def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
+    with display.working(f"compiling {len(chosen)} layouts for {topology.name}, {progress}") as update:
+        pairs = [(candidate.config, topology) for candidate in chosen]
+        for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s")):
+            if not isinstance(result, Exception):
+                chosen[index].compiled, chosen[index].figures = result, estimate(result)
+            candidate = chosen[index]
+            took = "does not fit" if candidate.seconds == math.inf else f"{1 / candidate.seconds:,.0f} tokens/s"
+            display.line(f"  {options(candidate.keys)}: {took}")
+
+
+def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
+    fitting = sorted((c for c in tried if c.seconds < math.inf), key=lambda c: c.seconds)
+    if not fitting:
+        raise ConfigError(
+            f"no layout of {loaded.recipe} fits {topology.name}: {len(tried)} of {len(candidates)} were compiled, the "
+            f"others need more by arithmetic; take a larger slice, or a smaller batch or sequence"
+        )
+    efficient = [
+        c for c in fitting
+        if not any(o.seconds < c.seconds and o.compiled.total_bytes < c.compiled.total_bytes for o in fitting)
+    ]  # fmt: skip
+    best = fitting[0]
+    command = f"python train.py --config=configs/{loaded.recipe}.py --topology={topology.name} {options(best.keys)}"
+    typed = {key: value for key, value in loaded.typed.items() if key not in best.keys}
+    return {
+        "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",
+        "columns": ["layout", "Microbatch a chip", "A step", "MFU", "Tokens/s", "GiB", "Exposed"],
+        "rows": [_row(candidate) for candidate in efficient],
+        "tried": [_row(candidate) | {"keys": candidate.keys} for candidate in tried],
+        "best": best.keys,
+        "notes": [
+            f"{len(candidates)} layouts, {len(tried)} compiled; times are estimates",
+            f"the fastest: {command} {options(typed)}".rstrip(),
+        ],
+    }
+
+
+def _row(candidate: Candidate) -> dict:
+    keys, figures = candidate.keys, candidate.figures or defaultdict(lambda: None)
+    axes = [f"{key[5:]} {value}" for key, value in keys.items() if key.startswith("mesh.") and value > 1]
+    return {
+        "layout": f"{' x '.join(axes) or 'one device'}, remat {keys['model.remat']}",
+        "Microbatch a chip": dict(candidate.features)["rows"],
+        "A step": figures["step_seconds"],
+        "MFU": figures["mfu"],
+        "Tokens/s": None if candidate.seconds == math.inf else round(1 / candidate.seconds),
+        "GiB": candidate.compiled.total_bytes / GIB if candidate.compiled else None,
+        "Exposed": figures["step_seconds"] and figures["exposed_communication_seconds"] / figures["step_seconds"],
+    }
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+# The largest model
+
+
+def largest_model(loaded, topology, display) -> dict:
+    """Return a table of the widest model of the recipe's depth, and the deepest of its width, by sequence length."""
+    rows = []
+    for length in sorted({*LENGTHS, loaded.config.train.sequence_length}):
+        for what, sizes in (("widest", _widths(loaded.config)), ("deepest", _depths(loaded.config))):
+            rows.append({"Sequence": length, "size": what} | _largest(loaded, topology, display, length, sizes))
+    return {
+        "title": f"the largest model like {loaded.recipe} on {topology.name}, batch and remat as in the recipe",
+        "columns": ["Sequence", "size", "Layers", "Width", "Heads", "Parameters", "GiB", "A step", "MFU"],
+        "rows": rows,
+        "notes": ["each fits by compilation, and is the largest that the prediction of memory gave in "
+                  f"{TRIES} tries; widths go in steps of one head and of {topology.chips} chips' share"],
+    }  # fmt: skip
+
+
+def _widths(config) -> list[dict]:
+    """Return the recipe at other widths: heads as wide as its own, the MLP in proportion."""
+    model = config.model
+    head_dim, grouped = model.head_dim or model.embed_dim // model.num_heads, model.num_heads // model.num_kv_heads
+    ratio, found = model.mlp_dim / model.embed_dim, []
+    for kv_heads in range(1, 257):
+        heads = kv_heads * grouped
+        width = heads * head_dim
+        mlp = max(256, round(ratio * width / 256) * 256)
+        found.append(
+            {"model.embed_dim": width, "model.num_heads": heads, "model.num_kv_heads": kv_heads, "model.mlp_dim": mlp}
+        )
+    return found
+
+
+def _depths(config) -> list[dict]:
+    step = max(1, config.model.global_every)
+    return [{"model.num_layers": n * step} for n in range(1, 513)]
+
+
+def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
+    """Return the largest of growing sizes that is found to fit: predicted, compiled, and the prediction corrected."""
+    base = {"train.sequence_length": length, "model.max_length": max(length, loaded.config.model.max_length)}
+    factor, best, tried = 1.0, None, set()
+    configs = [config for config in (_changed(loaded, topology, base | size) for size in sizes) if config]
+    for _ in range(TRIES):
+        fitting = [n for n, c in enumerate(configs) if factor * sizing.predict(c).total <= topology.hbm_gib * GIB]
+        index = fitting[-1] if fitting else 0
+        if index in tried or not configs:
+            break
+        tried.add(index)
+        compiled = display.compile(configs[index], topology)
+        factor = compiled.total_bytes / sizing.predict(configs[index]).total
+        if compiled.fits and (best is None or index > best[0]):
+            best = index, compiled
+    if best is None:
+        return {}
+    figures, model = estimate(best[1]), best[1].config.model
+    return {
+        "Layers": model.num_layers, "Width": model.embed_dim, "Heads": model.num_heads,
+        "Parameters": figures["num_parameters"], "GiB": figures["hbm_gib"]["total"],
+        "A step": figures["step_seconds"], "MFU": figures["mfu"],
+    }  # fmt: skip
+
+
+def _changed(loaded, topology, keys: dict):
+    config = loaded.config.copy_and_resolve_references()
+    for key, value in keys.items():
+        assign(config, key, value)
+    shards = topology.chips
+    if config.model.embed_dim % shards:  # fsdp splits the width
+        return None
+    try:
+        validation.validate(config, topology.chips)
+    except ConfigError:
+        return None
+    return config

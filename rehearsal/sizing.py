@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory a step of a decoder would take, by arithmetic alone: it spares compilations that cannot fit.
+
+The terms are what the compiled programs hold; the factors in WORKING were fitted to compilations by the TPU compiler
+(benchmarks/rehearsal.py prints how far the sums are from its own). It has no say in a verdict: that is the compiler's.
+Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
+"""
+
+import dataclasses
+import math
+
+BFLOAT16, FLOAT32 = 2, 4
+LANES = 128  # a head narrower than this takes as much memory as one of this width
+MOMENTS = {"adamw": 2, "adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps a weight
+WORKING = {  # how often each is held at the highest point, beside what is kept for the backward pass
+    "stream": 8.5,  # [tokens, D] in bfloat16
+    "wide": 6.0,  # [tokens, F]
+    "heads": 3.5,  # queries, keys and values
+    "layer": 1.25,  # the gathered weights of a layer
+    "copies": 1.2,  # this device's weights in bfloat16
+    "head": 2.2,  # the head, whole, in float32
+    "accumulated": 2.4,  # float32 gradients, where there are microbatches
+}
+WITHOUT_REMAT = {"stream": 20, "wide": 1.5}  # kept of each layer, beside what "dots" keeps
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Bytes of one device by class, as in rehearsal/memory.py."""
+
+    parameters: float
+    optimizer: float
+    gradients: float
+    saved_activations: float
+    temporaries: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(dataclasses.astuple(self))
+
+
+def num_parameters(model) -> int:
+    """Return the number of parameters of models/decoder_lm.py, small biases aside."""
+    D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
+    head_dim = model.head_dim or D // model.num_heads
+    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 3 * D * F + 2 * D
+    return model.num_layers * layer + V * D * (1 if model.tie_embeddings else 2) + D
+
+
+def predict(config) -> Sizes:
+    """Return what one device would hold; the mesh has to be resolved."""
+    model, mesh, train = config.model, config.mesh, config.train
+    D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
+    number, microbatches = num_parameters(model), train.gradient_accumulation or 1
+    weights = number * FLOAT32 / (mesh.fsdp * mesh.model)
+    rows = train.global_batch / (mesh.data * mesh.fsdp * mesh.expert * microbatches)
+    tokens = rows * train.sequence_length / mesh.context
+    padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
+    a_head = tokens * padded * BFLOAT16 / mesh.model
+    held = {
+        "stream": tokens * D * BFLOAT16,
+        "wide": tokens * F * BFLOAT16 / mesh.model,
+        "heads": (model.num_heads + 2 * model.num_kv_heads) * a_head,
+        "layer": (number - 2 * V * D) / model.num_layers * BFLOAT16 / mesh.model,
+        "copies": weights * BFLOAT16 / FLOAT32,
+        "head": V * D * FLOAT32 / mesh.model,
+        "accumulated": weights if microbatches > 1 else 0,
+    }
+    attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # and its logarithm of the softmax's sum
+    kept = {"full": 0, "attention": held["heads"] + attended}
+    kept["dots"] = kept["attention"] + 2 * held["wide"]
+    kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
+    return Sizes(
+        parameters=weights,
+        optimizer=weights * (MOMENTS.get(config.optimizer.name, 2) + bool(config.optimizer.ema_decay)),
+        gradients=weights,
+        saved_activations=model.num_layers * (held["stream"] + kept[model.remat]),
+        temporaries=sum(often * held[name] for name, often in WORKING.items()),
+    )

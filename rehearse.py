@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rehearse a step before renting: python rehearse.py --config=configs/llama2_7b.py --topology=v4-32
+
+Compiles train.py's own step for the topology on this machine, by the compiler that the topology would use, and tells
+whether it fits, how fast it would be, where the time goes, what it costs and what to change.
+"""
+
+import sys
+
+import command_line
+from command_line import FLAGS, flags
+
+MODES = ("same_batch", "any_batch", "model")
+flags.DEFINE_string("json", "", "write the report to this file as JSON")
+flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
+flags.DEFINE_string("hlo", "", "write the optimised, scheduled HLO text to this file")
+flags.DEFINE_enum(
+    "search", None, MODES, "find the fastest mesh, microbatch and remat that fit, at the same_batch (also without a "
+    "value) or any_batch, or the largest model that fits",
+)  # fmt: skip
+flags.DEFINE_list("compare", [], "rehearse on each of these topologies, with commas: which is the cheapest per token")
+flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: how the rate of a chip holds")
+flags.DEFINE_integer(
+    "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", lower_bound=0
+)
+flags.DEFINE_integer("processes", 2, "compilations at once, of about 4 GiB and a core each", lower_bound=1)
+flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology's list price")
+
+if __name__ == "__main__":
+    sys.argv = [{"--search": "--search=same_batch"}.get(argument, argument) for argument in sys.argv]
+    LOADED = command_line.parse_configuration(__doc__)
+
+import dataclasses
+import json
+import pathlib
+
+from configs import loading, topologies, validation
+from configs.base import ConfigError
+from configs.loading import Loaded
+from input_pipeline.cache import cache_folder
+from rehearsal import advice, compare, report, search
+from rehearsal.compiler import Compiler, check_compiler
+
+
+def main(loaded: Loaded) -> None:
+    """Do what the flags ask for."""
+    check_flags(loaded)
+    cache = cache_folder(loaded.config.data.cache_dir) / "rehearsals"
+    display = report.Display(Compiler(cache, FLAGS.processes))
+    if FLAGS.compare:
+        wanted = [priced(name) for name in FLAGS.compare]
+        return show(compare.slices(load_for, wanted, display), display)
+    topology = priced(loaded.topology.name)
+    if FLAGS.scaling:
+        return show(compare.scaling(loaded, topology, display), display)
+    validation.validate(loaded.config, topology.chips)
+    if FLAGS.search == "model":
+        return show(search.largest_model(loaded, topology, display), display)
+    if FLAGS.search:
+        return show(search.fastest(loaded, topology, display, any_batch=FLAGS.search == "any_batch"), display)
+    return rehearse(loaded, topology, display)
+
+
+def load_for(name: str) -> Loaded:
+    """Return the configuration of the command line for another topology."""
+    return loading.load(FLAGS.config, name, command_line.split_overrides(sys.argv)[0])
+
+
+def check_flags(loaded: Loaded) -> None:
+    """Raise ConfigError for what cannot be rehearsed, before anything is compiled."""
+    if FLAGS.workdir:
+        raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
+    asked = [name for name in ("search", "compare", "scaling") if FLAGS[name].value]
+    if len(asked) > 1:
+        raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
+    if not loaded.topology and not FLAGS.compare:
+        raise ConfigError(f"say for which slice: --topology=v4-32 (there are {', '.join(topologies.SLICES)})")
+    single = [name for name in ("html", "hlo") if FLAGS[name].value and asked]
+    if single:
+        raise ConfigError(f"--{single[0]} is of one rehearsal; leave out --{asked[0]}")
+    if FLAGS.price is not None and FLAGS.price < 0:
+        raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
+    for name in ("json", "html", "hlo"):
+        folder = pathlib.Path(FLAGS[name].value or ".").expanduser().parent
+        if not folder.is_dir():
+            raise ConfigError(f"--{name}={FLAGS[name].value}: there is no folder {folder}")
+
+
+def priced(name: str) -> topologies.Topology:
+    """Return a topology, its price that of --price where given."""
+    topology = topologies.get(name)
+    check_compiler(topology)
+    return topology if FLAGS.price is None else dataclasses.replace(topology, price_per_chip_hour=FLAGS.price)
+
+
+def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
+    """Compile one configuration and report on it."""
+    compiled = display.compile(loaded.config, topology)
+    figures = report.figures(loaded, compiled)
+    display.report(figures)
+    figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
+    display.advice(figures)
+    write(figures, compiled)
+
+
+def write(figures: dict, compiled) -> None:
+    """Write the files that were asked for, each whole."""
+    if FLAGS.json:
+        report.write_file(FLAGS.json, json.dumps(figures, indent=1))
+    if FLAGS.html:
+        from rehearsal.page import page
+
+        report.write_file(FLAGS.html, page(figures))
+    if FLAGS.hlo and compiled.facts["out_of_memory"]:
+        raise ConfigError(f"--hlo={FLAGS.hlo}: there is no program, since the step does not fit")
+    if FLAGS.hlo:
+        report.write_file(FLAGS.hlo, compiled.program())
+
+
+def show(result: dict, display) -> None:
+    """Print a table, and write it where --json was given."""
+    display.table(result)
+    if FLAGS.json:
+        report.write_file(FLAGS.json, json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main(LOADED)

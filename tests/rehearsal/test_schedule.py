@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A schedule is replayed to the times that its table of prices implies, worked out by hand."""
+
+import pytest
+
+from rehearsal import hlo, memory, schedule
+from rehearsal.assumptions import Assumptions
+
+# 1 GHz, so that 1000 cycles are 1 us; rings at 1 GB/s and permutes at 0.5 GB/s, so that 1000 bytes are 1 and 2 us.
+GIVEN = Assumptions(
+    peak_flops=1e12, memory_bandwidth=1e12, ring_bandwidth=1e9, permute_bandwidth=0.5e9, clock_hz=1e9,
+    kernel_efficiency=0.5,
+)  # fmt: skip
+MESH = {"data": 2, "fsdp": 4}
+US = pytest.approx
+
+
+def work(name: str, cycles: int, operand: str = "a") -> str:
+    return f'  %{name} = f32[250] negate(%{operand}), backend_config={{"estimated_cycles":"{cycles}"}}\n'
+
+
+def replay(body: str, computations: str = "") -> schedule.Replayed:
+    text = f"{computations}ENTRY %m (a: f32[250]) -> f32[250] {{\n  %a = f32[250] parameter(0)\n{body}}}\n"
+    return schedule.replay(hlo.parse(text), GIVEN, MESH)
+
+
+GATHER = "  %s = (f32[250], f32[1000]) all-gather-start(%a), replica_groups=[2,4]<=[8], dimensions={0}\n"
+GATHERED = "  %d = f32[1000] all-gather-done(%s)\n"
+
+
+def test_instructions_follow_one_another():
+    assert replay(work("x", 1000) + work("y", 500)).seconds * 1e6 == US(1.5)
+
+
+@pytest.mark.parametrize(("cycles", "seconds", "exposed"), [(1000, 3.0, 2.0), (3000, 3.0, 0.0), (5000, 5.0, 0.0)])
+def test_an_asynchronous_gather_runs_beside_the_core(cycles, seconds, exposed):
+    """Each of 4 devices sends 3 times its 1000 bytes: 3 us."""
+    found = replay(GATHER + work("x", cycles) + GATHERED)
+    assert found.seconds * 1e6 == US(seconds)
+    assert found.exposed_seconds * 1e6 == US(exposed)
+    assert [c.axes for c in found.costs if c.category == "collective"] == ["fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("collective", "seconds", "axes"),
+    [
+        ("all-reduce(%a), replica_groups=[2,4]<=[8]", 2 * 3 / 4, "fsdp"),
+        ("all-reduce(%a), replica_groups={}", 2 * 7 / 8, "data*fsdp"),
+        ("reduce-scatter(%a), replica_groups=[4,2]<=[2,4]T(1,0)", 1 / 2, "data"),
+        ("all-to-all(%a), replica_groups={{0,1,2,3},{4,5,6,7}}", 3 / 4, "fsdp"),
+    ],
+)
+def test_a_synchronous_collective_stops_the_core(collective, seconds, axes):
+    found = replay(f"  %c = f32[250] {collective}, dimensions={{0}}\n" + work("x", 1000))
+    assert found.seconds * 1e6 == US(1 + seconds)
+    assert found.exposed_seconds * 1e6 == US(seconds)
+    assert found.costs[0].axes == axes
+
+
+def permute(name: str, step: int) -> str:
+    pairs = ",".join(f"{{{n},{(n + step) % 8}}}" for n in range(8))
+    return f"  %{name} = (f32[250], f32[250]) collective-permute-start(%a), source_target_pairs={{{pairs}}}\n"
+
+
+@pytest.mark.parametrize(("steps", "seconds"), [((1, -1), 2.0), ((1, 1), 4.0)])
+def test_permutes_of_one_direction_queue(steps, seconds):
+    """1000 bytes take 2 us on a link; the other way round is another link."""
+    body = permute("p", steps[0]) + permute("q", steps[1])
+    body += "  %pd = f32[250] collective-permute-done(%p)\n  %qd = f32[250] collective-permute-done(%q)\n"
+    assert replay(body).seconds * 1e6 == US(seconds)
+
+
+LOOP = """%b (p: (s32[], f32[250])) -> (s32[], f32[250]) {{
+  %p = (s32[], f32[250]) parameter(0)
+  %a = f32[250] get-tuple-element(%p), index=1
+  %i = s32[] get-tuple-element(%p), index=0
+  %one = s32[] constant(1)
+{body}  %n = s32[] add(%i, %one), backend_config={{"estimated_cycles":"0"}}
+  ROOT %o = (s32[], f32[250]) tuple(%n, %a)
+}}
+
+%c (q: (s32[], f32[250])) -> pred[] {{
+  %q = (s32[], f32[250]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %limit = s32[] constant({trips})
+  ROOT %l = pred[] compare(%j, %limit), direction=LT
+}}
+
+"""
+WHILE = """  %zero = s32[] constant(0)
+  %t = (s32[], f32[250]) tuple(%zero, %a)
+  %w = (s32[], f32[250]) while(%t), condition=%c, body=%b, metadata={op_name="jit(s)/jvp()/while"}
+"""
+
+
+def test_a_loop_is_its_body_so_many_times():
+    found = replay(WHILE, LOOP.format(body=GATHER + work("x", 1000) + GATHERED, trips=100))
+    assert found.seconds * 1e6 == US(300)
+    assert found.exposed_seconds * 1e6 == US(200)
+    gather = next(c for c in found.costs if c.category == "collective")
+    assert (gather.count, gather.seconds * 1e6) == (100, US(300))
+    [(seconds, events)] = found.timelines.values()
+    assert seconds * 1e6 == US(300)
+    assert {(e.lane, round(e.start * 1e6, 6), round(e.seconds * 1e6, 6)) for e in events if e.seconds} == {
+        ("rings fsdp", 0.0, 3.0), ("core", 0.0, 1.0),
+    }  # fmt: skip
+
+
+def test_what_queues_from_one_iteration_to_the_next_is_not_forgotten():
+    """A gather of 3 us is waited for at once, but the ring is still busy with another that is never waited for."""
+    late = GATHER.replace("%s", "%u")
+    found = replay(WHILE, LOOP.format(body=GATHER + GATHERED + late, trips=10))
+    assert found.seconds * 1e6 == US(3 + 9 * 6)
+
+
+KERNEL = """  %q = bf16[2,4,256,64] parameter(1)
+  %k = bf16[2,2,256,64] parameter(2)
+  %splash_{name}.1 = bf16[2,4,256,64] custom-call(%q, %k, %k), custom_call_target="tpu_custom_call"{more}
+"""
+FORWARD = 2 * 2 * 4 * 256 * 256 * 64
+
+
+@pytest.mark.parametrize(("name", "flops"), [("fwd", FORWARD), ("dkv", 2.5 * FORWARD), ("dq", 1.5 * FORWARD)])
+def test_attention_kernels_are_booked_at_half_of_peak(name, flops):
+    """Forward 2 * batch * heads * length^2 * head dim, by the queries' heads where keys have fewer."""
+    found = replay(KERNEL.format(name=name, more=""))
+    assert found.flops == flops
+    assert found.seconds == US(flops / 0.5e12)
+
+
+def test_other_kernels_go_by_what_they_declare_or_stop_the_replay():
+    declared = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"1000000"}}}'
+    text = KERNEL.replace("splash_{name}", "grouped")
+    assert replay(text.format(more=declared)).flops == 1_000_000
+    with pytest.raises(ValueError, match=r"the kernel grouped\.1 tells neither FLOPs nor bytes"):
+        replay(text.format(more=""))
+
+
+def test_an_instruction_without_cycles_is_priced_by_the_bytes_that_it_moves():
+    assert replay("  %x = f32[250] negate(%a)\n").seconds == US(2000 / 1e12)
+
+
+STEP = """%fused (x: f32[1024,1024]) -> f32[1024,1024] {
+  %x = f32[1024,1024] parameter(0)
+  ROOT %y = f32[1024,1024] negate(%x)
+}
+
+ENTRY %m (p: f32[1024,1024], b: s32[8]) -> f32[1024,1024] {
+  %p = f32[1024,1024] parameter(0), metadata={op_name="state.params[\\'w\\']"}
+  %o = f32[1024,1024] parameter(1), metadata={op_name="state.optimizer[0].mu[\\'w\\']"}
+  %h = f32[2048,1024] broadcast(%b), metadata={op_name="jit(s)/jvp()/mlp/up"}
+  %g = f32[1024,1024] add(%h, %p), metadata={op_name="jit(s)/transpose(jvp())/dot"}
+  %f = f32[1024,1024] fusion(%g), kind=kLoop, calls=%fused
+  %b = s32[8] parameter(2), metadata={op_name="batch[\\'tokens\\']"}
+  ROOT %r = f32[1024,1024] add(%f, %o)
+}
+"""
+
+
+def test_buffers_live_from_their_instruction_to_their_last_use():
+    """4 MiB each of parameters, moment and gradient, 8 MiB that end with the gradient's product."""
+    found = hlo.parse(STEP.replace("  %b = s32[8] parameter(2)", "  %b2 = s32[8] parameter(2)").replace("(%b)", "(%p)"))
+    used = memory.usage(found, dict.fromkeys(found.instructions["m"], 1.0))
+    mib = {kind: size / 2**20 for kind, size in used.by_class().items() if size}
+    assert mib == {"parameters": 4, "optimizer": 4, "gradients": 4, "temporaries": 8}
+    assert [(b.kind, b.name) for b in used.largest(2)] == [("temporaries", "mlp/up"), ("parameters", "w")]
+    assert [round(sum(by.values()) / 2**20) for _, by in used.over_time] == [4, 8, 16, 20, 8, 8, 12]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rehearse.py as its users meet it: real processes and the real TPU compiler, on small models."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+import assembly
+import train
+from configs import base, topologies, validation
+from configs.base import ConfigError
+from rehearsal import compiler
+from tests.support import ROOT
+
+CONTRACT = {
+    "fits", "hbm_gib", "step_seconds", "mfu", "tokens_per_second", "tokens_per_second_per_device", "collectives",
+    "exposed_communication_seconds", "flops_model", "flops_hardware", "cost_per_billion_tokens", "advice",
+}  # fmt: skip
+SMALL = (
+    "--config=configs/tiny.py", "--config.model.num_layers=2", "--config.model.embed_dim=256",
+    "--config.model.num_heads=2", "--config.model.num_kv_heads=2", "--config.model.mlp_dim=512",
+    "--config.model.vocab_size=512", "--config.train.sequence_length=128", "--config.train.global_batch=8",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rehearse(tmp_path_factory):
+    """Run rehearse.py with a cache of this module; returns (status, stdout, stderr)."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+        done = subprocess.run(
+            [sys.executable, "rehearse.py", *arguments], cwd=ROOT, env=environment | {"XDG_CACHE_HOME": str(cache)},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    run.cache = cache
+    return run
+
+
+@pytest.fixture(scope="module")
+def rehearsed(rehearse, tmp_path_factory):
+    """A small model on v4-8, with all files asked for: (folder, stdout)."""
+    folder = tmp_path_factory.mktemp("report")
+    files = [f"--{name}={folder}/r.{name}" for name in ("json", "html", "hlo")]
+    status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", *files)
+    assert status == 0, err
+    return folder, out
+
+
+def test_the_report_keeps_its_contract(rehearsed):
+    report = json.loads((rehearsed[0] / "r.json").read_text())
+    hbm = report["hbm_gib"]
+    assert report.keys() >= CONTRACT
+    assert hbm.keys() >= {"parameters", "optimizer", "activations_and_temporaries", "total", "capacity"}
+    assert report["fits"] is True
+    assert hbm["capacity"] == 32
+    parts = hbm["parameters"] + hbm["optimizer"] + hbm["batch"] + hbm["activations_and_temporaries"]
+    assert parts == pytest.approx(hbm["total"])
+    assert hbm["parameters"] == pytest.approx(4 * report["num_parameters"] / 4 / 2**30, rel=0.01)  # float32 on 4 chips
+    assert 0 < report["mfu"] <= report["hardware_utilisation"] < 1
+    assert report["flops_model"] / report["step_seconds"] / 275e12 == pytest.approx(report["mfu"])
+    assert report["tokens_per_second"] == pytest.approx(8 * 128 / report["step_seconds"])
+    dollars = 4 * 3.22 / 3600 * 1e9 / report["tokens_per_second"]
+    assert report["cost_per_billion_tokens"] == pytest.approx(dollars)
+    assert {c["axes"] for c in report["collectives"]} == {"fsdp"}
+    assert any(o["source"].startswith("layers/mlp.py:") for o in report["operations"])
+
+
+def test_all_time_is_accounted_for(rehearsed):
+    report = json.loads((rehearsed[0] / "r.json").read_text())
+    assert sum(report["seconds_by_category"].values()) == pytest.approx(report["step_seconds"], rel=1e-6)
+
+
+def test_the_program_is_the_scheduled_one_with_the_attention_kernel(rehearsed):
+    text = (rehearsed[0] / "r.hlo").read_text()
+    assert "is_scheduled=true" in text.splitlines()[0]
+    assert "tpu_custom_call" in text and "splash" in text
+
+
+def test_what_is_printed_says_what_a_stranger_needs(rehearsed):
+    out = rehearsed[1]
+    for words in ("FITS:", "of 32 GiB a chip", "TIME:", "an estimate from the schedule of the TPU compiler", "COST: $"):
+        assert words in out
+    assert "<svg" in (rehearsed[0] / "r.html").read_text()
+
+
+def test_the_second_time_comes_from_the_cache(rehearse, rehearsed, tmp_path):
+    before = sorted(rehearse.cache.rglob("facts.json"))
+    start = time.monotonic()
+    status, out, _ = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", "--price=1", f"--json={tmp_path}/r.json")
+    assert time.monotonic() - start < 3 * 3  # alone it takes under a second; here other tests may run beside it
+    assert status == 0 and out.startswith("tiny on v4-8") and "as given by --price" in out
+    assert sorted(rehearse.cache.rglob("facts.json")) == before
+
+
+def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
+    """Out of memory in the compiler is an answer: status 0, the amount, and the smallest changes in their order."""
+    large = ("--config.train.global_batch=65536", "--config.model.remat=dots")
+    files = [f"--{name}={tmp_path}/r.{name}" for name in ("json", "html")]
+    status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", *files, *large)
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert status == 0, err
+    assert report["fits"] is False and report["hbm_gib"]["total"] > 32 and report["step_seconds"] is None
+    assert "DOES NOT FIT" in out
+    assert [next(iter(r["keys"])) for r in report["remedies"]][:2] == ["train.gradient_accumulation", "model.remat"]
+    assert not any(r["verified"] for r in report["remedies"])  # in no time
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--topology=v4-33"], "--topology=v4-33 is unknown; nearest: v4-32"),
+        ([], "say for which slice: --topology=v4-32"),
+        (["--topology=v4-8", "--config.mesh.fsdp=3"], "mesh fsdp=3 needs 3 devices, there are 4"),
+        (
+            ["--topology=v4-8", "--config.train.global_batch=6"],
+            "train.global_batch=6 is not a multiple of its 4 shards",
+        ),
+        (
+            ["--topology=v4-8", "--config.model.embed_dim=254", "--config.model.head_dim=128"],
+            "mesh.fsdp=4 does not divide",
+        ),
+        (["--topology=v4-8", "--search=fast"], "--search=fast: value should be one of"),
+        (["--topology=v4-8", "--search", "--scaling"], "--search and --scaling ask different questions"),
+        (["--topology=v4-8", "--compare=v4-8", "--html=x.html"], "--html is of one rehearsal"),
+        (["--topology=v4-8", "--compare=v4-8,v4-99"], "--topology=v4-99 is unknown"),
+        (["--topology=v4-8", "--price=-1"], "--price=-1.0 must be 0 or greater"),
+        (["--topology=v4-8", "--json=/nowhere/r.json"], "--json=/nowhere/r.json: there is no folder /nowhere"),
+        (["--topology=v4-8", "--workdir=x"], "--workdir is not read here"),
+        (["--topology=v4-8", "--processes=0"], "--processes"),
+        (["v4-8"], "stray argument 'v4-8'"),
+    ],
+)
+def test_a_mistake_is_one_line(rehearse, arguments, says):
+    status, _, err = rehearse(*SMALL, *arguments)
+    assert status == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_missing_compiler_is_told_with_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"libtpu, which is not installed here; `make setup` installs it"):
+        compiler.check_compiler(topologies.get("v4-8"))
+
+
+def configuration(**keys):
+    config = base.get_config()
+    config.model.update(num_layers=1, embed_dim=32, num_heads=2, num_kv_heads=2, mlp_dim=48, vocab_size=300)
+    config.train.update(global_batch=8, sequence_length=32, steps=2, eval_every=0)
+    config.data.update(source="synthetic", tokenizer="byte")
+    config.evaluation.sample_tokens = 0
+    config.model.update(keys)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("raise SystemExit(print('Traceback:\\n  File x\\nValueError: broken kernel\\nmore') or 1)",
+         "ended with status 1: ValueError: broken kernel"),
+        ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it said nothing"),
+    ],
+)  # fmt: skip
+def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch, tmp_path, script, says):
+    """The first line that says what is wrong, not the 300 that lead to it."""
+    (tmp_path / "python").write_text(f"#!{sys.executable}\n{script}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "python"))
+    config = configuration()
+    validation.resolve_mesh(config, 4)
+    with pytest.raises(compiler.CompileError, match=says):
+        compiler.Compiler(tmp_path / "cache").compile(config, topologies.get("v4-8"))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_compilations_that_are_given_up_leave_no_process_and_no_file(tmp_path):
+    config = configuration()
+    validation.resolve_mesh(config, 4)
+    found = compiler.Compiler(tmp_path).compile(config, topologies.get("v4-8"), until=time.monotonic() + 0.3)
+    assert found is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "gib"),
+    [
+        (
+            "Ran out of memory on HBM, the total memory required for HLO temporaries (39.90G) exceeds available HBM",
+            40.9,
+        ),
+        ("Ran out of memory in memory space hbm. Used 35.14G of 30.75G hbm. Exceeded hbm capacity by 4.39G.", 35.14),
+        ("Used 35.1G of 30.7G hbm.\n\nTotal hbm usage >= 36.39G:\n    reserved 1.25G", 36.39),
+        ("the total memory required for HLO temporaries (512.00M) exceeds", 1.5),
+    ],
+)
+def test_the_missing_amount_is_read_from_the_compilers_message(message, gib):
+    assert compiler._needed_bytes(message, 2**30) == pytest.approx(gib * 2**30)
+
+
+def test_what_is_compiled_is_the_step_that_train_runs(monkeypatch, tmp_path):
+    """train.train and the compiler of rehearsals hand the same program to XLA, through the same function."""
+    texts = []
+    compile_step = assembly.Run.compile
+
+    def spy(run, topology=None):
+        with assembly.mesh_context(run.mesh):
+            texts.append(run.train_step.lower(run.abstract_state, run.abstract_batch).as_text())
+        return compile_step(run, topology)
+
+    monkeypatch.setattr(assembly.Run, "compile", spy)
+    config = configuration()
+    validation.validate(config, 8)
+    train.train(config, pathlib.Path(tmp_path) / "run")
+    facts = compiler._compile(config.copy_and_resolve_references(), topologies.get("cpu-8"), tmp_path)
+    assert len(texts) == 2 and texts[0] == texts[1]
+    assert facts["num_parameters"] > 0
