@@ -16,8 +16,8 @@ def get_config():
     config.model.num_heads = 16
     config.model.num_kv_heads = 16
     config.model.mlp_dim = 2816
-    config.model.remat = "dots"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 500
     config.train.steps = 30_000
+    config.train.global_batch = 128
     return config

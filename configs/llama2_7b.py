@@ -22,7 +22,7 @@ def get_config():
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 2000
     config.train.steps = 500_000
-    config.train.global_batch = 1024
+    config.train.global_batch = 32  # the paper's: 1024, with train.gradient_accumulation=32 on a v4-32
     config.train.sequence_length = 4096
     config.train.save_every = 1000
     return config

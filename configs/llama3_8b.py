@@ -16,6 +16,5 @@ def get_config():
     config.model.vocab_size = 128_256
     config.model.max_length = 8192
     config.model.rope_theta = 500_000.0
-    config.train.global_batch = 512
     config.train.sequence_length = 8192
     return config

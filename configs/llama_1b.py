@@ -18,10 +18,10 @@ def get_config():
     config.model.mlp_dim = 8192
     config.model.vocab_size = 32_000
     config.model.max_length = 2048
-    config.model.remat = "dots"
+    config.model.remat = "attention"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 1000
     config.train.steps = 20_000
-    config.train.global_batch = 512
+    config.train.global_batch = 256
     config.train.sequence_length = 2048
     return config

@@ -18,6 +18,7 @@ def get_config():
     config.model.mlp_dim = 2048
     config.model.vocab_size = 32_000
     config.model.max_length = 1024
+    config.model.remat = "dots"
     config.optimizer.learning_rate = 6e-4
     config.optimizer.warmup_steps = 200
     config.train.steps = 10_000
