@@ -23,7 +23,7 @@ flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1,
 flags.DEFINE_integer(
     "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", lower_bound=0
 )
-flags.DEFINE_integer("processes", 2, "compilations at once, of about 4 GiB and a core each", lower_bound=1)
+flags.DEFINE_integer("processes", None, "compilations at once; default: one for two cores", lower_bound=1)
 flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology's list price")
 
 if __name__ == "__main__":
@@ -32,6 +32,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import os
 import pathlib
 
 from configs import loading, topologies, validation
@@ -46,7 +47,7 @@ def main(loaded: Loaded) -> None:
     """Do what the flags ask for."""
     check_flags(loaded)
     cache = cache_folder(loaded.config.data.cache_dir) / "rehearsals"
-    display = report.Display(Compiler(cache, FLAGS.processes))
+    display = report.Display(Compiler(cache, FLAGS.processes or max(1, os.cpu_count() // 2)))
     if FLAGS.compare:
         wanted = [priced(name) for name in FLAGS.compare]
         return show(compare.slices(load_for, wanted, display), display)

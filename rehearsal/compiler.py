@@ -95,7 +95,7 @@ class Compiler:
       processes: at once.
     """
 
-    def __init__(self, cache: pathlib.Path, processes: int = 2):
+    def __init__(self, cache: pathlib.Path, processes: int = 1):
         self.cache, self.processes = cache, processes
         self.spent: list[float] = []  # seconds of each compilation done here
 

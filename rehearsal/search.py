@@ -23,7 +23,8 @@ REMAT = ("none", "dots", "attention", "full")
 RECOMPUTED = {"none": 0.0, "dots": 0.03, "attention": 0.22, "full": 0.33}  # of the model's FLOPs
 MAX_COMPILATIONS = 24
 ROUND = 4
-MARGIN = 1.04  # a candidate predicted to be this much slower than the best found is not worth a compilation
+MARGIN = 1.35  # a candidate predicted to be this much slower than the best found is not worth a compilation
+UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled
 MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
 USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak
 LENGTHS = (512, 1024, 2048)
@@ -124,15 +125,18 @@ def _predicted_seconds(config, topology) -> float:
 
 
 def _most_promising(candidates: list[Candidate], tried: list[Candidate], topology) -> list[Candidate]:
-    """Return what is worth compiling next, the most promising first."""
+    """Return what is worth compiling next, the most promising first, one of each mesh before a second of any."""
     slower = _correction(tried, lambda c: math.log(c.seconds / c.predicted_seconds) if c.seconds < math.inf else None)
     larger = _correction(tried, lambda c: math.log(c.compiled.total_bytes / c.predicted_bytes) if c.compiled else None)
     capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else 1.02)
     done = [candidate.keys for candidate in tried]
     rest = [c for c in candidates if c.keys not in done and c.predicted_bytes * larger(c) <= capacity]
     best = min((c.seconds for c in tried), default=math.inf)
-    expected = {id(c): c.predicted_seconds * slower(c) for c in rest}
-    return sorted((c for c in rest if expected[id(c)] < best * MARGIN), key=lambda c: expected[id(c)])
+    meshes = {c.features[0] for c in tried}
+    hoped = {id(c): c.predicted_seconds * slower(c) * (1 if c.features[0] in meshes else UNTRIED) for c in rest}
+    worth = sorted((c for c in rest if hoped[id(c)] < best * MARGIN), key=lambda c: hoped[id(c)])
+    first = {c.features[0]: c for c in reversed(worth)}.values()
+    return sorted(worth, key=lambda c: (c not in first, hoped[id(c)])) if not tried else worth
 
 
 def _correction(tried: list[Candidate], error: Callable) -> Callable[[Candidate], float]:

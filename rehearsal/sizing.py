@@ -2,7 +2,7 @@
 """How much memory a step of a decoder would take, by arithmetic alone: it spares compilations that cannot fit.
 
 The terms are what the compiled programs hold; the factors in WORKING were fitted to compilations by the TPU compiler
-(benchmarks/rehearsal.py prints how far the sums are from its own). It has no say in a verdict: that is the compiler's.
+(benchmarks/rehearsals.py prints how far the sums are from its own). It has no say in a verdict: that is the compiler's.
 Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 """
 

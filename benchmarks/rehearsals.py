@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long does a rehearsal take, how good is the arithmetic of memory, and does the search find the best layout?
+
+With --exhaustive it instead compiles every layout of llama2_7b on v4-32 that may fit, for most of an hour, and records
+them beside this file; the other runs compare the search with that record.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import support
+
+from configs import loading, validation
+from input_pipeline.cache import cache_folder
+from rehearsal import search, sizing
+from rehearsal.compiler import Compiler
+from rehearsal.estimate import estimate
+
+RECIPE, TOPOLOGY = "llama2_7b", "v4-32"
+RECORD = pathlib.Path(__file__).with_name("exhaustive_llama2_7b_v4-32.json")
+REPORTS = (("llama2_7b", "v4-32"), ("llama2_7b", "v4-64"), ("large", "v4-8"))
+CONFIGURATIONS = (  # of the arithmetic of memory: recipe, topology, what is changed
+    ("small", "v5e-8", {}),
+    ("medium", "v4-8", {}),
+    ("large", "v4-8", {}),
+    ("large", "v4-8", {"model.remat": "full", "train.gradient_accumulation": 4}),
+    ("llama_1b", "v4-32", {}),
+    ("llama_1b", "v4-8", {"train.global_batch": 8, "model.remat": "none"}),
+    ("llama_1b", "v4-8", {"train.global_batch": 16, "mesh.fsdp": 2, "mesh.model": 2, "model.remat": "dots"}),
+    ("llama2_7b", "v4-32", {}),
+    ("llama2_7b", "v4-32", {"mesh.data": 2, "mesh.fsdp": 8, "model.remat": "full"}),
+    ("llama2_7b", "v5p-32", {"model.remat": "dots"}),
+    ("llama2_13b", "v4-64", {}),
+    ("llama3_8b", "v4-64", {"train.sequence_length": 4096}),
+)
+
+
+def load(recipe: str, topology: str, changes: dict | None = None) -> loading.Loaded:
+    """Return a validated configuration."""
+    typed = {key: str(value) for key, value in (changes or {}).items()}
+    loaded = loading.load(f"configs/{recipe}.py", topology, typed)
+    validation.validate(loaded.config, loaded.topology.chips)
+    return loaded
+
+
+def rehearse(cache: str, *arguments: str) -> tuple[float, str]:
+    """Run rehearse.py with a cache; return (seconds, what it printed)."""
+    start = time.perf_counter()
+    command = [sys.executable, "rehearse.py", *arguments, f"--config.data.cache_dir={cache}"]
+    done = subprocess.run(command, cwd=support.ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr[-500:]}")
+    return time.perf_counter() - start, done.stdout
+
+
+def reports(wanted) -> dict[str, float]:
+    """Return the seconds of a full report, and of the same again from the cache."""
+    figures = {}
+    for recipe, topology in wanted:
+        with tempfile.TemporaryDirectory() as cache:
+            arguments = (f"--config=configs/{recipe}.py", f"--topology={topology}", f"--html={cache}/r.html")
+            first, text = rehearse(cache, *arguments)
+            again, _ = rehearse(cache, *arguments)
+        print(text)
+        name = f"{recipe}_{topology.replace('-', '_')}"
+        figures |= {f"{name}_seconds": round(first, 1), f"{name}_cached_seconds": round(again, 2)}
+        print(f"{recipe} on {topology}: {first:.0f} s, again {again:.2f} s", flush=True)
+    return figures
+
+
+def memory(compiler: Compiler, wanted) -> dict[str, float]:
+    """Return how far the arithmetic is from the compiler's total."""
+    loaded = [load(*configuration) for configuration in wanted]
+    errors = []
+    for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
+        predicted = sizing.predict(loaded[index].config).total
+        errors.append(predicted / compiled.total_bytes - 1)
+        print(f"{wanted[index]}: {compiled.total_bytes / 2**30:.2f} GiB, by arithmetic {errors[-1]:+.1%}", flush=True)
+    return {
+        "configurations": len(errors),
+        "largest_error": round(max(map(abs, errors)), 3),
+        "mean_error": round(sum(map(abs, errors)) / len(errors), 3),
+    }
+
+
+def searched() -> dict:
+    """Return how long the search takes, and how its layout compares with the best of the record."""
+    record = json.loads(RECORD.read_text())
+    with tempfile.TemporaryDirectory() as cache:
+        arguments = (f"--config=configs/{RECIPE}.py", f"--topology={TOPOLOGY}", "--search", f"--json={cache}/r.json")
+        seconds, text = rehearse(cache, *arguments)
+        found = json.loads((pathlib.Path(cache) / "r.json").read_text())
+    print(text)
+    best = max(row["tokens_per_second"] for row in record["layouts"] if row["fits"])
+    return {
+        "search_minutes": round(seconds / 60, 1),
+        "search_compilations": len(found["tried"]),
+        "exhaustive_compilations": len(record["layouts"]),
+        "slower_than_the_best": round(best / max(row["Tokens/s"] or 0 for row in found["tried"]) - 1, 4),
+    }
+
+
+def exhaustive(compiler: Compiler) -> None:
+    """Compile every layout that may fit, the most promising first, and write down what came of each."""
+    loaded = load(RECIPE, TOPOLOGY)
+    capacity = loaded.topology.hbm_gib * 2**30 * search.MEMORY_MARGIN
+    layouts = [c for c in search.layouts(loaded, loaded.topology, any_batch=False) if c.predicted_bytes <= capacity]
+    layouts.sort(key=lambda candidate: candidate.predicted_seconds)
+    rows = {}
+    for index, compiled in compiler.compile_all([(candidate.config, loaded.topology) for candidate in layouts]):
+        found = estimate(compiled)
+        kept = ("fits", "step_seconds", "tokens_per_second", "mfu", "exposed_communication_seconds")
+        rows[index] = {"keys": layouts[index].keys, "gib": found["hbm_gib"]["total"]} | {k: found[k] for k in kept}
+        print(f"{len(rows)} of {len(layouts)}: {rows[index]}", flush=True)
+    record = {"recipe": RECIPE, "topology": TOPOLOGY, "layouts": [rows[index] for index in sorted(rows)]}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Time, compare, and say."""
+    if "--exhaustive" in sys.argv:
+        return exhaustive(Compiler(cache_folder("") / "rehearsals"))
+    with tempfile.TemporaryDirectory() as cache:
+        if support.QUICK:
+            figures = reports([("tiny", "v4-8")]) | memory(Compiler(pathlib.Path(cache)), CONFIGURATIONS[:1])
+        else:
+            figures = reports(REPORTS) | memory(Compiler(pathlib.Path(cache)), CONFIGURATIONS) | searched()
+    return support.finish("rehearsals", figures)
+
+
+if __name__ == "__main__":
+    main()

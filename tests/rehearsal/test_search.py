@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search ends near the best of all layouts after few compilations; memory's arithmetic knows the recipes."""
+
+import contextlib
+import importlib
+import math
+import random
+import types
+
+import jax
+import pytest
+
+import assembly
+from configs import loading, validation
+from configs.base import ConfigError
+from rehearsal import advice, compare, search, sizing
+from rehearsal.compiler import GIB, CompileError
+from tests.support import RECIPES
+
+MODELS = {name: importlib.import_module(f"configs.{name}").get_config().model.name for name in RECIPES}
+TRANSFORMERS = [name for name, model in MODELS.items() if model == "decoder_lm"]
+
+
+def load(recipe: str = "llama2_7b", topology: str = "v4-32", **typed):
+    loaded = loading.load(f"configs/{recipe}.py", topology, {k.replace("__", "."): str(v) for k, v in typed.items()})
+    validation.validate(loaded.config, loaded.topology.chips)
+    return loaded
+
+
+class Imagined:
+    """A display whose compiler takes no time: a step is as fast and as large as `truth(config)` says."""
+
+    def __init__(self, truth):
+        self.compiler, self.truth, self.compiled, self.lines = self, truth, [], []
+
+    @contextlib.contextmanager
+    def working(self, what):
+        yield lambda text: None
+
+    def line(self, text):
+        self.lines.append(text)
+
+    def compile_all(self, pairs, waiting=None, until=None):
+        for index, (config, topology) in enumerate(pairs):
+            self.compiled.append(config)
+            yield index, self._result(config, topology)
+
+    def compile(self, config, topology):
+        return next(iter(self.compile_all([(config, topology)])))[1]
+
+    def _result(self, config, topology):
+        seconds, size = self.truth(config)
+        fits = size <= topology.hbm_gib * GIB
+        tokens = config.train.global_batch * config.train.sequence_length
+        figures = {
+            "fits": fits, "step_seconds": seconds if fits else None, "mfu": 0.5 if fits else None,
+            "tokens_per_second": tokens / seconds if fits else None,
+            "tokens_per_second_per_device": tokens / seconds / topology.chips if fits else None,
+            "exposed_communication_seconds": 0.1 * seconds if fits else None, "num_parameters": 1,
+            "hbm_gib": {"total": size / GIB, "parameters": 1.0, "optimizer": 2.0},
+        }  # fmt: skip
+        return types.SimpleNamespace(
+            config=config, topology=topology, total_bytes=size, fits=fits, figures=figures, facts={"mesh": {}}
+        )
+
+
+@pytest.fixture
+def imagined(monkeypatch):
+    for room in (search, advice, compare):
+        monkeypatch.setattr(room, "estimate", lambda compiled: compiled.figures)
+    return Imagined
+
+
+def truth(seed: int, topology):
+    """Return a world in which meshes, policies and microbatches are slower and larger than predicted, each by its own."""
+    draws = {}
+
+    def effect(name, value, spread):
+        return draws.setdefault((name, value), random.Random(f"{seed} {name} {value}").gauss(0, spread))
+
+    def of(config):
+        mesh = (config.mesh.data, config.mesh.fsdp, config.mesh.model)
+        tokens = config.train.global_batch * config.train.sequence_length
+        seconds = search._predicted_seconds(config, topology) * tokens
+        off = effect("mesh", mesh, 0.15) + effect("remat", config.model.remat, 0.1)
+        off += effect("rows", config.train.gradient_accumulation, 0.1) + effect("itself", str(config), 0.01)
+        return seconds * math.exp(off), sizing.predict(config).total * math.exp(effect("size", mesh, 0.05))
+
+    return of
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_ends_within_3_percent_of_all_layouts(imagined, seed):
+    loaded = load()
+    world = truth(seed, loaded.topology)
+    display = imagined(world)
+    found = search.fastest(loaded, loaded.topology, display, any_batch=False)
+    every = [world(c.config) for c in search.layouts(loaded, loaded.topology, any_batch=False)]
+    best = min(seconds for seconds, size in every if size <= loaded.topology.hbm_gib * GIB)
+    assert len(display.compiled) <= search.MAX_COMPILATIONS < len(every) / 5
+    assert min(row["A step"] for row in found["tried"] if row["A step"]) <= 1.03 * best
+
+
+def test_every_layout_keeps_the_global_batch_and_the_chips():
+    loaded = load()
+    for candidate in search.layouts(loaded, loaded.topology, any_batch=False):
+        assert math.prod(candidate.config.mesh.values()) == 16
+        assert candidate.config.train.global_batch == 32
+
+
+def test_the_command_of_the_winner_has_all_that_was_typed(imagined):
+    loaded = load(model__remat="full", optimizer__name="lion")
+    found = search.fastest(loaded, loaded.topology, imagined(truth(0, loaded.topology)), any_batch=True)
+    command = found["notes"][-1]
+    assert "python train.py --config=configs/llama2_7b.py --topology=v4-32" in command
+    assert command.count("--config.model.remat=") == 1 and "--config.optimizer.name=lion" in command
+    assert "--config.train.global_batch=" in command
+
+
+def test_where_nothing_fits_it_says_so(imagined):
+    loaded = load(train__sequence_length=4096, model__num_layers=2048)
+    with pytest.raises(ConfigError, match="no layout of llama2_7b fits v4-32"):
+        search.fastest(loaded, loaded.topology, imagined(truth(0, loaded.topology)), any_batch=False)
+
+
+def test_the_largest_model_fits_and_the_next_does_not(imagined):
+    loaded = load("small", "v4-8")
+
+    def world(config):
+        return 1.0, 1.1 * sizing.predict(config).total
+
+    rows = search.largest_model(loaded, loaded.topology, imagined(world))["rows"]
+    assert {row["Sequence"] for row in rows} == {512, 1024, 2048}
+    for row in rows:
+        assert 0.9 * 32 < row["GiB"] <= 32
+    widest = [row["Width"] for row in rows if row["size"] == "widest"]
+    assert widest == sorted(widest, reverse=True)  # longer sequences leave less room
+
+
+def test_slices_are_compared_by_what_a_token_costs(imagined):
+    def world(config):
+        return 1.0, 1.0
+
+    def load_for(name):
+        return loading.load("configs/llama_1b.py", name, {})
+
+    wanted = [load_for(name).topology for name in ("v4-8", "v5e-8", "v4-32")]
+    found = compare.slices(load_for, wanted, imagined(world))
+    assert [row["topology"] for row in found["rows"]] == ["v5e-8", "v4-8", "v4-32"]
+    assert found["best"] == "v5e-8"
+    tokens = 256 * 2048
+    assert found["rows"][0]["$ a billion tokens"] == pytest.approx(8 * 1.2 / 3600 * 1e9 / tokens)
+
+
+def test_a_slice_that_the_configuration_cannot_run_on_says_why(imagined):
+    def load_for(name):
+        return loading.load("configs/llama_1b.py", name, {"train.global_batch": "8"})
+
+    wanted = [load_for(name).topology for name in ("v4-8", "v4-32")]
+    rows = compare.slices(load_for, wanted, imagined(lambda config: (1.0, 1.0)))["rows"]
+    assert rows[-1]["topology"] == "v4-32" and "train.global_batch=8" in rows[-1]["verdict"]
+
+
+def test_scaling_keeps_the_batch_of_a_chip(imagined):
+    loaded = load("llama_1b", "v4-8")
+    display = imagined(lambda config: (1.0, 1.0))
+    rows = compare.scaling(loaded, loaded.topology, display)["rows"]
+    assert [(row["Data"], row["Fsdp"]) for row in rows] == [(d, f) for f in (1, 2, 4) for d in (1, 2, 4, 8)]
+    assert {c.train.global_batch // (c.mesh.data * c.mesh.fsdp) for c in display.compiled} == {64}
+
+
+@pytest.mark.parametrize("recipe", TRANSFORMERS)
+def test_parameters_are_counted_by_arithmetic(recipe):
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    validation.resolve_mesh(config, 1)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    assert sizing.num_parameters(config.model) == run.num_parameters
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"train__global_batch": 64}, {"model__remat": "dots"}, {"optimizer__ema_decay": 0.9}, {"model__num_layers": 40},
+     {"mesh__data": 2, "mesh__fsdp": 8}],
+)  # fmt: skip
+def test_what_needs_more_memory_is_predicted_to(more):
+    assert sizing.predict(load(**more).config).total > sizing.predict(load().config).total
+
+
+def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
+    loaded = load(train__global_batch=256, model__remat="dots")
+    display = imagined(lambda config: (1.0, sizing.predict(config).total))
+    compiled = display.compile(loaded.config, loaded.topology)
+    rows = advice._remedies(compiled, display, until=math.inf)
+    assert [row["what"].partition(",")[0] for row in rows] == [
+        "smaller microbatches", "keeping less for the backward pass", "shorter sequences",
+    ]  # fmt: skip
+    keys = rows[0]["keys"]
+    assert list(keys) == ["train.gradient_accumulation"] and rows[0]["fits"] and rows[0]["verified"]
+    fewer = advice.changed(compiled, {"train.gradient_accumulation": keys["train.gradient_accumulation"] // 2})
+    assert sizing.predict(fewer).total > 32 * GIB
+    assert rows[0]["gives_gib"] == pytest.approx(compiled.total_bytes / GIB - rows[0]["total_gib"])
+
+
+def before(**more) -> dict:
+    return {
+        "step_seconds": 2.0, "tokens_per_second": 32 * 4096 / 2.0, "exposed_communication_seconds": 0.4,
+        "recomputed_seconds": 0.2, "collectives": [{"source": "layers/cross_entropy.py:9", "exposed_seconds": 0.1}],
+    } | more  # fmt: skip
+
+
+def test_advice_is_what_was_compiled_and_faster_the_best_first(imagined):
+    loaded = load()
+
+    def world(config):
+        faster = 0.2 * (config.mesh.fsdp == 8 and config.mesh.data == 2) + 0.1 * (config.train.loss_chunk_tokens > 0)
+        slower = 0.5 * (config.mesh.model > 1)
+        return 2.0 - faster + slower, 20 * GIB
+
+    display = imagined(world)
+    compiled = display.compile(loaded.config, loaded.topology)
+    rows = advice._faster(compiled, before(), display, until=math.inf)
+    assert [row["keys"] for row in rows] == [
+        {"mesh.data": 2, "mesh.fsdp": 8}, {"train.loss_chunk_tokens": 8192},
+    ]  # fmt: skip
+    assert rows[0]["gain"] == pytest.approx(2.0 / 1.8 - 1) and rows[0]["verified"]
+
+
+def test_advice_that_was_not_compiled_says_so(imagined):
+    loaded = load()
+    display = imagined(lambda config: (2.0, 20 * GIB))
+    compiled = display.compile(loaded.config, loaded.topology)
+    rows = advice._faster(compiled, before(), display, until=-math.inf)
+    assert rows and not any(row["verified"] or row["gain"] for row in rows)
+
+
+def test_a_change_that_the_compiler_refuses_is_no_advice(imagined, monkeypatch):
+    loaded = load()
+    display = imagined(lambda config: (2.0, 20 * GIB))
+    compiled = display.compile(loaded.config, loaded.topology)
+    monkeypatch.setattr(display, "_result", lambda config, topology: CompileError("no"))
+    assert advice._faster(compiled, before(), display, until=math.inf) == []
