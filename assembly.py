@@ -16,8 +16,9 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import simulation, topologies
+from configs import simulation
 from configs.base import MESH_AXES
+from configs.topologies import TPU_OPTIONS
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
@@ -28,7 +29,8 @@ from training.step import make_eval_step, make_gradient, make_train_step
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
-LOSS_CHUNK_BYTES = 64 * 2**20  # of float32 logits per device
+# Of float32 logits per device: on CPU what is fast, elsewhere few chunks, for each sums the head's gradient anew.
+LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
 WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole on a device between microbatches
 
 
@@ -61,12 +63,11 @@ class Run:
         """Return the model with these parameters."""
         return nnx.merge(self.graph, params)
 
-    def compile(self, topology: topologies.Topology | None = None):
-        """Return `train_step` compiled for the run's state and batch, on a TPU with its topology's compiler options."""
-        options = topology.compiler_options if topology and _platform(self.mesh) == "tpu" else {}
+    def compile(self):
+        """Return `train_step` compiled for the run's state and batch."""
         with mesh_context(self.mesh):
             lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
-            return lowered.compile(compiler_options=dict(options))
+            return lowered.compile(compiler_options=TPU_OPTIONS if _platform(self.mesh) == "tpu" else {})
 
     @property
     def eval_rows(self) -> int:
@@ -99,7 +100,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, _weights(config, abstract_model))
     optimizer = optimizers.make(direction, config.optimizer, schedule)
-    loss = objective.make_loss(num_chunks=_loss_chunks(config, num_microbatches), z_loss=config.train.z_loss)
+    loss = objective.make_loss(num_chunks=_loss_chunks(config, num_microbatches, mesh), z_loss=config.train.z_loss)
     batch = _abstract_batch(config, mesh)
 
     def make_state():
@@ -275,11 +276,11 @@ def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
     return next(fitting, rows)
 
 
-def _loss_chunks(config, num_microbatches: int) -> int:
+def _loss_chunks(config, num_microbatches: int, mesh) -> int:
     """Return the fewest parts of the length whose logits stay within the limit per device."""
     length = config.train.sequence_length // config.mesh.context
     rows = config.train.global_batch // (_batch_shards(config) * num_microbatches)
-    automatic = LOSS_CHUNK_BYTES // (4 * config.model.vocab_size // config.mesh.model)
+    automatic = LOSS_CHUNK_BYTES[_platform(mesh)] // (4 * config.model.vocab_size // config.mesh.model)
     limit = config.train.loss_chunk_tokens or automatic
     fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)
     return next(fitting, length)

@@ -79,7 +79,7 @@ def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, reco
     ):
         batches = training_batches(run, corpus, batches, record["examples"] if record else 0, last_step - start)
         state = checkpoints.restore(start, run.abstract_state) if record else run.init()
-        train_step = run.compile(topology)
+        train_step = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, train_step, last_step - start, peak))
         train_step = in_thread(train_step, signals) if run.slow else train_step

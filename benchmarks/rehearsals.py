@@ -112,6 +112,8 @@ def exhaustive(compiler: Compiler) -> None:
     layouts.sort(key=lambda candidate: candidate.predicted_seconds)
     rows = {}
     for index, compiled in compiler.compile_all([(candidate.config, loaded.topology) for candidate in layouts]):
+        if isinstance(compiled, Exception):
+            sys.exit(f"{layouts[index].keys}: {compiled}")
         found = estimate(compiled)
         kept = ("fits", "step_seconds", "tokens_per_second", "mfu", "exposed_communication_seconds")
         rows[index] = {"keys": layouts[index].keys, "gib": found["hbm_gib"]["total"]} | {k: found[k] for k in kept}

@@ -202,8 +202,7 @@ class _Process:
 def _request(config, topology: topologies.Topology) -> dict:
     """Return all that a compilation depends on but code and libraries."""
     keys = {key: value for key, value in loading.flat(config).items() if key.partition(".")[0] not in NOT_COMPILED}
-    options = dict(topology.compiler_options)
-    return {"config": keys, "topology": topology.name, "chips": topology.chips, "options": options}
+    return {"config": keys, "topology": topology.name, "chips": topology.chips, "options": topologies.TPU_OPTIONS}
 
 
 def _environment(topology: topologies.Topology) -> dict[str, str]:
@@ -247,8 +246,7 @@ def _first_line(text: str) -> str:
 def compile_request(folder: pathlib.Path) -> None:
     """Compile what `request.json` in a folder asks for; write facts and program beside it."""
     request = json.loads((folder / "request.json").read_text())
-    given = {"chips": request["chips"], "compiler_options": request["options"]}
-    topology = dataclasses.replace(topologies.get(request["topology"]), **given)
+    topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
         facts = _compile(loading.from_flat(request["config"]), topology, folder)
     except ConfigError as error:
@@ -281,7 +279,7 @@ def _compile(config, topology, folder: pathlib.Path) -> dict:
     }
     began = time.monotonic()
     try:
-        compiled = run.compile(topology)
+        compiled = run.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             message = _first_line(f"{type(error).__name__}: {error}")

@@ -10,6 +10,8 @@ import json
 import pathlib
 from collections import defaultdict
 
+import numpy as np
+
 from rehearsal import assumptions, hlo, memory, schedule
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 
@@ -53,6 +55,7 @@ def _estimate(compiled: Compiled) -> dict:
         "mesh": facts["mesh"],
         "flops_model": facts["flops_per_step"] / topology.chips,
         "compile_seconds": facts.get("compile_seconds"),
+        "longest_hops": _longest_hops(facts["mesh"], facts["device_coordinates"]),
     }
     if facts["out_of_memory"]:
         return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": []}
@@ -131,6 +134,15 @@ def _pass(cost: schedule.Cost) -> str:
     if "transpose(" in name:
         return "backward"
     return "forward" if "jvp(" in name else "update"
+
+
+def _longest_hops(mesh: dict[str, int], coordinates: list[list[int]]) -> dict[str, int]:
+    """Return for each mesh axis the most chips between neighbours on its ring; {} where chips have no place."""
+    if not coordinates[0]:
+        return {}
+    places = np.array(coordinates).reshape(*mesh.values(), -1)
+    steps = {axis: np.roll(places, 1, number) - places for number, axis in enumerate(mesh) if mesh[axis] > 1}
+    return {axis: int(np.abs(step).sum(axis=-1).max()) for axis, step in steps.items()}
 
 
 def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:

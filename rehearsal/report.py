@@ -223,11 +223,11 @@ def _time(report: dict) -> list:
         lines.append(
             Text.assemble("  ", ("█ ", COLOURS[name]), f"{what:22s} {seconds_text(seconds):>9s} {seconds / step:6.1%}")
         )
-    return [
-        *lines,
-        f"  communication hidden behind computation: {seconds_text(report['hidden_communication_seconds'])}",
-        "",
-    ]
+    lines.append(f"  communication hidden behind computation: {seconds_text(report['hidden_communication_seconds'])}")
+    far = ", ".join(f"{axis} up to {hops}" for axis, hops in report["longest_hops"].items() if hops > 1)
+    if far:
+        lines.append(f"  the estimate takes neighbours on an axis to be one hop apart; here some are further: {far}")
+    return [*lines, ""]
 
 
 def _collectives(report: dict) -> list:

@@ -18,6 +18,7 @@ from rehearsal import assumptions, sizing
 from rehearsal.compiler import GIB, Compiled
 from rehearsal.estimate import estimate
 from rehearsal.report import options
+from training.display import duration
 
 REMAT = ("none", "dots", "attention", "full")
 RECOMPUTED = {"none": 0.0, "dots": 0.03, "attention": 0.22, "full": 0.33}  # of the model's FLOPs
@@ -65,9 +66,15 @@ def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
         chosen = _most_promising(candidates, tried, topology)[:ROUND]
         if not chosen:
             break
-        _compile(chosen, topology, display, f"{len(tried)} of at most {MAX_COMPILATIONS} tried")
+        _compile(chosen, topology, display, _progress(len(tried), display.compiler))
         tried += chosen
     return _table(loaded, topology, candidates, tried)
+
+
+def _progress(tried: int, compiler) -> str:
+    """Return how far the search is, and the longest that it may take."""
+    left = (MAX_COMPILATIONS - tried) * sum(compiler.spent) / max(1, len(compiler.spent)) / compiler.processes
+    return f"{tried} of at most {MAX_COMPILATIONS} tried" + (f", at most {duration(left)} left" if left else "")
 
 
 def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:

@@ -211,10 +211,10 @@ def test_what_is_compiled_is_the_step_that_train_runs(monkeypatch, tmp_path):
     texts = []
     compile_step = assembly.Run.compile
 
-    def spy(run, topology=None):
+    def spy(run):
         with assembly.mesh_context(run.mesh):
             texts.append(run.train_step.lower(run.abstract_state, run.abstract_batch).as_text())
-        return compile_step(run, topology)
+        return compile_step(run)
 
     monkeypatch.setattr(assembly.Run, "compile", spy)
     config = configuration()

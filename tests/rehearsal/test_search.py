@@ -32,6 +32,7 @@ class Imagined:
 
     def __init__(self, truth):
         self.compiler, self.truth, self.compiled, self.lines = self, truth, [], []
+        self.spent, self.processes = [], 1
 
     @contextlib.contextmanager
     def working(self, what):
@@ -72,7 +73,7 @@ def imagined(monkeypatch):
 
 
 def truth(seed: int, topology):
-    """Return a world in which meshes, policies and microbatches are slower and larger than predicted, each by its own."""
+    """Return a world in which meshes, policies and microbatches are off their prediction, each by its own factor."""
     draws = {}
 
     def effect(name, value, spread):
