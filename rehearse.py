@@ -107,7 +107,7 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
 def write(figures: dict, compiled) -> None:
     """Write the files that were asked for, each whole."""
     if FLAGS.json:
-        report.write_file(FLAGS.json, json.dumps(figures, indent=1))
+        report.write_file(FLAGS.json, json.dumps(figures, indent=1, allow_nan=False))
     if FLAGS.html:
         from rehearsal.page import page
 
@@ -122,7 +122,7 @@ def show(result: dict, display) -> None:
     """Print a table, and write it where --json was given."""
     display.table(result)
     if FLAGS.json:
-        report.write_file(FLAGS.json, json.dumps(result, indent=1))
+        report.write_file(FLAGS.json, json.dumps(result, indent=1, allow_nan=False))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from rehearsal.estimate import estimate
 
 RECIPE, TOPOLOGY = "llama2_7b", "v4-32"
 RECORD = pathlib.Path(__file__).with_name("exhaustive_llama2_7b_v4-32.json")
+WIDEST = 4  # mesh.model up to which every layout is compiled
 REPORTS = (("llama2_7b", "v4-32"), ("llama2_7b", "v4-64"), ("large", "v4-8"))
 CONFIGURATIONS = (  # of the arithmetic of memory: recipe, topology, what is changed
     ("small", "v5e-8", {}),
@@ -105,11 +106,16 @@ def searched() -> dict:
 
 
 def exhaustive(compiler: Compiler) -> None:
-    """Compile every layout that may fit, the most promising first, and write down what came of each."""
+    """Compile every layout that may fit, the most promising first, and write down what came of each.
+
+    Of those that split a layer over 8 or 16 chips, which cannot hide that communication, the most promising one each.
+    """
     loaded = load(RECIPE, TOPOLOGY)
     capacity = loaded.topology.hbm_gib * 2**30 * search.MEMORY_MARGIN
     layouts = [c for c in search.layouts(loaded, loaded.topology, any_batch=False) if c.predicted_bytes <= capacity]
     layouts.sort(key=lambda candidate: candidate.predicted_seconds)
+    several = [c for c in layouts if c.config.mesh.model <= WIDEST]
+    layouts = several + [next(c for c in layouts if c.config.mesh.model == n) for n in (2 * WIDEST, 4 * WIDEST)]
     rows = {}
     for index, compiled in compiler.compile_all([(candidate.config, loaded.topology) for candidate in layouts]):
         if isinstance(compiled, Exception):

@@ -3,6 +3,7 @@
 
 import ctypes.util
 import glob
+import importlib.util
 import os
 import pathlib
 import re
@@ -66,6 +67,12 @@ def prepare_platform(topology: Topology | None, accelerator: str, cache: pathlib
                 f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
                 f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
             )
+        if (
+            accelerator == "gpu"
+            and importlib.util.find_spec("jax_cuda12_plugin")
+            and not os.environ.get("JAX_PLATFORMS")
+        ):
+            os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # or jax would first look for TPUs, since libtpu is installed
         return None
     num_devices = topology.chips if topology else simulated_devices()
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -6,6 +6,7 @@ appears whole or not at all. This file imports jax only in the process that comp
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import gzip
 import hashlib
@@ -131,6 +132,7 @@ class Compiler:
           until: time.monotonic() after which what is not done is given up.
         """
         queue, running, began = list(enumerate(wanted)), {}, time.monotonic()
+        self._clear_abandoned()
         try:
             while queue or running:
                 while queue and len(running) < self.processes:
@@ -153,6 +155,14 @@ class Compiler:
             for process in running.values():
                 process.stop()
 
+    def _clear_abandoned(self) -> None:
+        """Remove what processes left that were killed."""
+        for folder in self.cache.glob("unfinished-*"):
+            try:
+                os.kill(int(folder.name.split("-")[1]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(folder, ignore_errors=True)
+
 
 def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
     facts = json.loads((folder / "facts.json").read_text())
@@ -167,7 +177,7 @@ class _Process:
     def __init__(self, config, topology, folder: pathlib.Path):
         self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{os.getpid()}-", dir=folder.parent))
         (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
         with open(self.scratch / "log.txt", "wb") as log:
             self.process = subprocess.Popen(
@@ -338,5 +348,13 @@ def _needed_bytes(message: str, arguments: float) -> float:
     return float(used.group(1)) * units[used.group(2)]
 
 
+def _end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, however that ended."""
+    end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     compile_request(pathlib.Path(sys.argv[1]))

@@ -190,6 +190,31 @@ def test_compilations_that_are_given_up_leave_no_process_and_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_killed_rehearsal_leaves_no_process_and_the_next_one_clears_its_files(rehearse, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    killed = subprocess.Popen(
+        [sys.executable, "rehearse.py", *SMALL, "--topology=v4-8"], cwd=ROOT, stdout=subprocess.DEVNULL,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+    folders = tmp_path / "torus" / "rehearsals"
+    wait_until(lambda: list(folders.glob("unfinished-*/request.json")))
+    time.sleep(0.5)  # the compiling process is under way
+    killed.kill()
+    killed.wait()
+    commands = list(pathlib.Path("/proc").glob("[0-9]*/cmdline"))
+    wait_until(lambda: not [c for c in commands if c.exists() and str(folders).encode() in c.read_bytes()])
+    compiler.Compiler(folders)._clear_abandoned()
+    assert list(folders.iterdir()) == []
+
+
+def wait_until(holds, seconds: float = 60) -> None:
+    """Wait for something to come true."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("message", "gib"),
     [

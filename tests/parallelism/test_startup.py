@@ -123,3 +123,14 @@ def test_a_passed_through_device_is_a_tpu_where_google_made_one(machine, tmp_pat
     files = {"/dev/vfio/[0-9]*": ["/dev/vfio/0"], "/sys/bus/pci/devices/*/vendor": [str(tmp_path / "vendor")]}
     machine.setattr(startup.glob, "glob", lambda pattern: files.get(pattern, []))
     assert startup.attached_accelerator() == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "left"), [("", True, "cuda,cpu"), ("gpu", True, "gpu"), ("", False, "")]
+)
+def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
+    """libtpu is installed for rehearsals; with JAX_PLATFORMS unset jax would try it first, and complain."""
+    machine.setenv("JAX_PLATFORMS", asked)
+    machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert startup.prepare_platform(None, "gpu", pathlib.Path("/cache")) is None
+    assert os.environ["JAX_PLATFORMS"] == left
