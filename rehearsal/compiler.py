@@ -2,11 +2,10 @@
 """Compiles train.py's own step for a topology on a machine without it, in processes of their own, cached by content.
 
 A folder of the cache holds what a compilation gave: `facts.json`, and `program.txt.gz`, the scheduled program. It
-appears whole or not at all. This file imports jax only in the process that compiles.
+appears whole or not at all. The process is rehearsal/compilation.py, which imports jax; this file does not.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import gzip
 import hashlib
@@ -25,10 +24,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from configs import loading, topologies
-from configs.base import MESH_AXES, ConfigError
+from configs.base import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMPILED_CODE = ("assembly.py", "layers", "models", "objectives", "parallelism", "training", "rehearsal/compiler.py")
+COMPILED_CODE = ("assembly.py", "layers", "models", "objectives", "parallelism", "training", "rehearsal/compilation.py")
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "libtpu")
 NOT_COMPILED = ("data", "checkpoint", "evaluation", "logging")  # sections that the step does not read
 GIB = 2**30
@@ -128,29 +127,26 @@ class Compiler:
         """Yield (index, Compiled or the error) of (configuration, topology) pairs as they are done.
 
         Args:
-          waiting: called about five times a second with the seconds since the first process began.
+          waiting: called some times a second with the seconds since the first process began.
           until: time.monotonic() after which what is not done is given up.
         """
-        queue, running, began = list(enumerate(wanted)), {}, time.monotonic()
         self._clear_abandoned()
+        cached = [index for index, one in enumerate(wanted) if self.is_cached(*one)]
+        for index in cached:
+            yield index, _load(*wanted[index], self.folder(*wanted[index]))
+        queue = [index for index in range(len(wanted)) if index not in cached]
+        running, began = {}, time.monotonic()
         try:
-            while queue or running:
+            while (queue or running) and (until is None or time.monotonic() < until):
                 while queue and len(running) < self.processes:
-                    index, (config, topology) = queue.pop(0)
-                    folder = self.folder(config, topology)
-                    if (folder / "facts.json").exists():
-                        yield index, _load(config, topology, folder)
-                    else:
-                        running[index] = _Process(config, topology, folder)
+                    index = queue.pop(0)
+                    running[index] = _Process(*wanted[index], self.folder(*wanted[index]))
                 for index in [i for i, process in running.items() if process.ended()]:
                     process = running.pop(index)
                     self.spent.append(process.seconds)
                     yield index, process.result()
-                if until and time.monotonic() > until:
-                    return
-                if running:
-                    waiting(time.monotonic() - began)
-                    time.sleep(0.2 if waiting else 0.05)
+                waiting(time.monotonic() - began)
+                time.sleep(0.1)
         finally:
             for process in running.values():
                 process.stop()
@@ -181,7 +177,7 @@ class _Process:
         (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
         with open(self.scratch / "log.txt", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.compiler", str(self.scratch)], cwd=ROOT, stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "rehearsal.compilation", str(self.scratch)], cwd=ROOT, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, env=_environment(topology), start_new_session=True,
             )  # fmt: skip
 
@@ -194,7 +190,7 @@ class _Process:
 
     def result(self) -> Compiled | Exception:
         if not (self.scratch / "facts.json").exists():
-            line, status = _first_line((self.scratch / "log.txt").read_text(errors="replace")), self.process.returncode
+            line, status = first_line((self.scratch / "log.txt").read_text(errors="replace")), self.process.returncode
             shutil.rmtree(self.scratch)
             return CompileError(f"the compiler's process ended with status {status}: {line}")
         with contextlib.suppress(OSError):  # another process was faster
@@ -243,118 +239,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
     """Return the first line that says what is wrong: that of the exception, not the way to it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
     return (said or lines[-1:] or ["it said nothing"])[-1][:400]
-
-
-# What follows runs in the process that compiles.
-
-
-def compile_request(folder: pathlib.Path) -> None:
-    """Compile what `request.json` in a folder asks for; write facts and program beside it."""
-    request = json.loads((folder / "request.json").read_text())
-    topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
-    try:
-        facts = _compile(loading.from_flat(request["config"]), topology, folder)
-    except ConfigError as error:
-        facts = {"error": {"kind": "ConfigError", "message": str(error)}}
-    unfinished = folder / "facts.unfinished"
-    unfinished.write_text(json.dumps(facts))
-    unfinished.rename(folder / "facts.json")
-
-
-def _compile(config, topology, folder: pathlib.Path) -> dict:
-    import jax
-
-    from assembly import assemble
-    from training import throughput
-
-    if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
-        automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
-        config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
-        config.train.gradient_accumulation = config.train.gradient_accumulation or 1
-    config.train.steps = config.train.steps or 1000
-    run = assemble(config, devices=_devices(topology))
-    facts = {
-        "mesh": {axis: config.mesh[axis] for axis in MESH_AXES},
-        "state": _state_bytes(run),
-        "num_parameters": run.num_parameters,
-        "num_microbatches": run.num_microbatches,
-        "flops_per_step": run.flops_per_step,
-        "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
-        "out_of_memory": None,
-    }
-    began = time.monotonic()
-    try:
-        compiled = run.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            message = _first_line(f"{type(error).__name__}: {error}")
-            return {"error": {"kind": "CompileError", "message": message}}
-        return facts | {"out_of_memory": _needed_bytes(str(error), sum(facts["state"].values()))}
-    memory = compiled.memory_analysis()
-    facts["memory"] = {
-        "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
-        "outputs": memory.output_size_in_bytes, "aliased": memory.alias_size_in_bytes,
-    }  # fmt: skip
-    facts["compile_seconds"] = time.monotonic() - began
-    if topology.accelerator == "cpu":
-        facts["measured_peak_flops"] = throughput.measured_matmul_peak()
-    with gzip.open(folder / "program.txt.gz", "wt", compresslevel=3) as file:
-        file.write(compiled.as_text())
-    return facts
-
-
-def _devices(topology):
-    import jax
-    from jax.experimental.topologies import get_topology_desc
-
-    if topology.accelerator != "tpu":
-        return jax.devices()
-    # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
-    two_cores = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
-    more = two_cores if topology.compiler_name.startswith(("v4:", "v5p:")) else {}
-    return get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more).devices[: topology.chips]
-
-
-def _state_bytes(run) -> dict[str, int]:
-    import math
-
-    import jax
-
-    def of_device(tree) -> int:
-        leaves = jax.tree.leaves(tree)
-        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
-    state = run.abstract_state
-    parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
-    sizes = {name: of_device(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
-    return {"parameters": sizes.pop("params"), **sizes}
-
-
-def _needed_bytes(message: str, arguments: float) -> float:
-    """Return the bytes that a program refused for its memory needs, by what the compiler says."""
-    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
-        return float(total.group(1)) * units[total.group(2)]
-    if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
-        return float(temporaries.group(1)) * units[temporaries.group(2)] + arguments
-    used = re.search(r"Used ([\d.]+)([KMGT]) of", message)
-    if used is None:
-        raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
-    return float(used.group(1)) * units[used.group(2)]
-
-
-def _end_with_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone, however that ended."""
-    end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _end_with_parent()
-    compile_request(pathlib.Path(sys.argv[1]))

@@ -49,7 +49,9 @@ def _estimate(compiled: Compiled) -> dict:
     figures = {
         "fits": compiled.fits,
         "compiled": not facts["out_of_memory"],
-        "basis": "schedule of the TPU compiler" if topology.accelerator == "tpu" else "roofline of a local compilation",
+        "basis": "the schedule of the TPU compiler"
+        if topology.accelerator == "tpu"
+        else "a roofline over a compilation for this CPU, a lower bound",
         "num_parameters": facts["num_parameters"],
         "num_microbatches": facts["num_microbatches"],
         "mesh": facts["mesh"],
@@ -115,7 +117,7 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
         "tokens_per_second": tokens / step,
         "tokens_per_second_per_device": tokens / step / chips,
         "exposed_communication_seconds": replayed.exposed_seconds,
-        "hidden_communication_seconds": sum(cost.seconds for cost in joined) - replayed.exposed_seconds,
+        "hidden_communication_seconds": sum(max(0.0, cost.seconds - cost.waited_seconds) for cost in joined),
         "flops_hardware": replayed.flops,
         "peak_flops": given.peak_flops,
         "seconds_by_category": dict(categories),

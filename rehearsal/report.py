@@ -215,7 +215,7 @@ def _time(report: dict) -> list:
     rate = f"{report['tokens_per_second']:,.0f} tokens/s ({report['tokens_per_second_per_device']:,.0f} a chip)"
     lines = [
         Text(f"TIME: {seconds_text(step)} a step, MFU {report['mfu']:.1%}, {rate}", style="bold"),
-        f"  an estimate from the {report['basis']}; hardware utilisation {report['hardware_utilisation']:.1%}",
+        f"  an estimate from {report['basis']}; hardware utilisation {report['hardware_utilisation']:.1%}",
         _bar(report["seconds_by_category"], step),
     ]  # fmt: skip
     for name, seconds in sorted(report["seconds_by_category"].items(), key=lambda item: -item[1]):

@@ -14,7 +14,7 @@ import assembly
 import train
 from configs import base, topologies, validation
 from configs.base import ConfigError
-from rehearsal import compiler
+from rehearsal import compilation, compiler
 from tests.support import ROOT
 
 CONTRACT = {
@@ -228,7 +228,7 @@ def wait_until(holds, seconds: float = 60) -> None:
     ],
 )
 def test_the_missing_amount_is_read_from_the_compilers_message(message, gib):
-    assert compiler._needed_bytes(message, 2**30) == pytest.approx(gib * 2**30)
+    assert compilation.needed_bytes(message, 2**30) == pytest.approx(gib * 2**30)
 
 
 def test_what_is_compiled_is_the_step_that_train_runs(monkeypatch, tmp_path):
@@ -245,6 +245,6 @@ def test_what_is_compiled_is_the_step_that_train_runs(monkeypatch, tmp_path):
     config = configuration()
     validation.validate(config, 8)
     train.train(config, pathlib.Path(tmp_path) / "run")
-    facts = compiler._compile(config.copy_and_resolve_references(), topologies.get("cpu-8"), tmp_path)
+    facts = compilation.compile_step(config.copy_and_resolve_references(), topologies.get("cpu-8"), tmp_path)
     assert len(texts) == 2 and texts[0] == texts[1]
     assert facts["num_parameters"] > 0

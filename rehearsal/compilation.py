@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that compiles: python -m rehearsal.compilation FOLDER, with a `request.json` there.
+
+It assembles the run on the devices of a topology description, and compiles it as train.py does.
+"""
+
+import ctypes
+import dataclasses
+import gzip
+import json
+import math
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import jax
+from jax.experimental.topologies import get_topology_desc
+
+from assembly import assemble
+from configs import loading, topologies
+from configs.base import MESH_AXES, ConfigError
+from rehearsal.compiler import first_line
+from training import throughput
+
+
+def compile_request(folder: pathlib.Path) -> None:
+    """Compile what `request.json` in a folder asks for; write facts and program beside it."""
+    request = json.loads((folder / "request.json").read_text())
+    topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
+    try:
+        facts = compile_step(loading.from_flat(request["config"]), topology, folder)
+    except ConfigError as error:
+        facts = {"error": {"kind": "ConfigError", "message": str(error)}}
+    unfinished = folder / "facts.unfinished"
+    unfinished.write_text(json.dumps(facts))
+    unfinished.rename(folder / "facts.json")
+
+
+def compile_step(config, topology, folder: pathlib.Path) -> dict:
+    if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
+        automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
+        config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
+        config.train.gradient_accumulation = config.train.gradient_accumulation or 1
+    config.train.steps = config.train.steps or 1000
+    run = assemble(config, devices=_devices(topology))
+    facts = {
+        "mesh": {axis: config.mesh[axis] for axis in MESH_AXES},
+        "state": _state_bytes(run),
+        "num_parameters": run.num_parameters,
+        "num_microbatches": run.num_microbatches,
+        "flops_per_step": run.flops_per_step,
+        "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
+        "out_of_memory": None,
+    }
+    began = time.monotonic()
+    try:
+        compiled = run.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            message = first_line(f"{type(error).__name__}: {error}")
+            return {"error": {"kind": "CompileError", "message": message}}
+        return facts | {"out_of_memory": needed_bytes(str(error), sum(facts["state"].values()))}
+    memory = compiled.memory_analysis()
+    facts["memory"] = {
+        "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
+        "outputs": memory.output_size_in_bytes, "aliased": memory.alias_size_in_bytes,
+    }  # fmt: skip
+    facts["compile_seconds"] = time.monotonic() - began
+    if topology.accelerator == "cpu":
+        facts["measured_peak_flops"] = throughput.measured_matmul_peak()
+    with gzip.open(folder / "program.txt.gz", "wt", compresslevel=3) as file:
+        file.write(compiled.as_text())
+    return facts
+
+
+def _devices(topology):
+    if topology.accelerator != "tpu":
+        return jax.devices()
+    # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
+    two_cores = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+    more = two_cores if topology.compiler_name.startswith(("v4:", "v5p:")) else {}
+    return get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more).devices[: topology.chips]
+
+
+def _state_bytes(run) -> dict[str, int]:
+    def of_device(tree) -> int:
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    state = run.abstract_state
+    parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
+    sizes = {name: of_device(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
+    return {"parameters": sizes.pop("params"), **sizes}
+
+
+def needed_bytes(message: str, arguments: float) -> float:
+    """Return the bytes that a program refused for its memory needs, by what the compiler says."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
+        return float(total.group(1)) * units[total.group(2)]
+    if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
+        return float(temporaries.group(1)) * units[temporaries.group(2)] + arguments
+    used = re.search(r"Used ([\d.]+)([KMGT]) of", message)
+    if used is None:
+        raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
+    return float(used.group(1)) * units[used.group(2)]
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, however that ended."""
+    end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _end_with_parent()
+    compile_request(pathlib.Path(sys.argv[1]))
