@@ -32,6 +32,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 
@@ -49,9 +50,11 @@ def main(loaded: Loaded) -> None:
     cache = cache_folder(loaded.config.data.cache_dir) / "rehearsals"
     display = report.Display(Compiler(cache, FLAGS.processes or max(1, os.cpu_count() // 2)))
     if FLAGS.compare:
-        wanted = [priced(name) for name in FLAGS.compare]
+        wanted = [priced(name) for name in dict.fromkeys(FLAGS.compare)]
         return show(compare.slices(load_for, wanted, display), display)
     topology = priced(loaded.topology.name)
+    if topology.accelerator == "cpu" and (FLAGS.search or FLAGS.scaling):
+        raise ConfigError(f"--topology={topology.name}: layouts are searched for slices of TPUs and GPUs alone")
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips)
@@ -79,12 +82,16 @@ def check_flags(loaded: Loaded) -> None:
     single = [name for name in ("html", "hlo") if FLAGS[name].value and asked]
     if single:
         raise ConfigError(f"--{single[0]} is of one rehearsal; leave out --{asked[0]}")
-    if FLAGS.price is not None and FLAGS.price < 0:
+    if FLAGS["compare"].present and not FLAGS.compare:
+        raise ConfigError("--compare wants topologies, with commas: --compare=v4-32,v5e-16")
+    if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
     for name in ("json", "html", "hlo"):
-        folder = pathlib.Path(FLAGS[name].value or ".").expanduser().parent
-        if not folder.is_dir():
-            raise ConfigError(f"--{name}={FLAGS[name].value}: there is no folder {folder}")
+        path = pathlib.Path(FLAGS[name].value).expanduser()
+        if FLAGS[name].value and not path.parent.is_dir():
+            raise ConfigError(f"--{name}={path}: there is no folder {path.parent}")
+        if FLAGS[name].value and path.is_dir():
+            raise ConfigError(f"--{name}={path} is a folder; name a file in it")
 
 
 def priced(name: str) -> topologies.Topology:
@@ -113,8 +120,8 @@ def write(figures: dict, compiled) -> None:
 
         report.write_file(FLAGS.html, page(figures))
     if FLAGS.hlo and compiled.facts["out_of_memory"]:
-        raise ConfigError(f"--hlo={FLAGS.hlo}: there is no program, since the step does not fit")
-    if FLAGS.hlo:
+        print(f"--hlo={FLAGS.hlo} is not written: what does not fit has no program")
+    elif FLAGS.hlo:
         report.write_file(FLAGS.hlo, compiled.program())
 
 

@@ -27,11 +27,13 @@ ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the othe
 class Loaded:
     """A configuration and its history.
 
-    `origins` gives for each dotted key that differs from configs/base.py what set it last.
+    `recipe` is the name of the file `path`; `origins` gives for each dotted key that differs from configs/base.py what
+    set it last.
     """
 
     config: ConfigDict
     recipe: str
+    path: str
     topology: topologies.Topology | None
     typed: dict[str, object]
     origins: dict[str, str]
@@ -79,7 +81,7 @@ def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loa
     for key, value in typed.items():
         assign(config, key, value)
         origins[key] = "command line"
-    return Loaded(config, pathlib.Path(recipe_path).stem, topology, typed, origins)
+    return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins)
 
 
 def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
@@ -108,7 +110,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     for key, value in (stored | typed).items():
         assign(config, key, value)
     origins = dict.fromkeys(stored, str(path)) | dict.fromkeys(typed, "command line")
-    return Loaded(config, workdir.name, None, typed, origins)
+    return Loaded(config, workdir.name, str(path), None, typed, origins)
 
 
 def parse_value(key: str, text: str, current: dict[str, object]):

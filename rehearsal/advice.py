@@ -7,7 +7,6 @@ it is told apart.
 
 import hashlib
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from configs import validation
 from configs.base import ConfigError
 from configs.loading import assign
 from rehearsal import report, sizing
-from rehearsal.compiler import GIB, Compiled
-from rehearsal.estimate import code_digest, estimate
+from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.estimate import code_digest, estimate, kept
 
 LIGHTER = {"full": ("attention", "dots", "none"), "attention": ("dots", "none"), "dots": ("none",), "none": ()}
 HEAVIER = {"none": ("dots", "attention", "full"), "dots": ("attention", "full"), "attention": ("full",), "full": ()}
@@ -32,16 +31,17 @@ def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dic
       figures: the report on `compiled`.
       seconds: for compiling changes; 0: none is compiled.
     """
-    key = hashlib.sha256(f"{compiled.topology.hbm_gib} {seconds}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{capacity_gib(compiled.topology)} {seconds}".encode()).hexdigest()[:12]
     path = compiled.folder / f"advice-{key}-{code_digest('advice', 'sizing')}.json"
-    if not path.exists():
+
+    def make() -> dict:
         until = time.monotonic() + seconds
-        found = {
+        return {
             "remedies": [] if figures["fits"] else _remedies(compiled, display, until),
             "advice": _faster(compiled, figures, display, until) if figures["fits"] else [],
         }
-        report.write_file(str(path), json.dumps(found))
-    return json.loads(path.read_text())
+
+    return kept(path, make)
 
 
 def changed(compiled: Compiled, keys: dict):
@@ -62,15 +62,6 @@ def _predicted_bytes(compiled: Compiled, config) -> float:
     return known * sizing.predict(config).total
 
 
-def _compiled_changes(compiled: Compiled, wanted: list[dict], display, until: float, what: str) -> Iterator[tuple]:
-    """Yield (change, Compiled or None) of the changes that could be compiled in time, as they end."""
-    wanted = list(wanted)
-    pairs = [(changed(compiled, change["keys"]), compiled.topology) for change in wanted]
-    with display.working(f"compiling {len(pairs)} changes that {what}") as update:
-        for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until):
-            yield wanted[index], None if isinstance(result, Exception) else result
-
-
 # What would make it fit
 
 
@@ -80,15 +71,26 @@ def _remedies(compiled: Compiled, display, until: float) -> list[dict]:
     for what, changes in _levers(compiled).items():
         rows = [{"keys": keys, "what": what, **_expected(compiled, keys)} for keys in changes]
         first = next((n for n, row in enumerate(rows) if row["fits"]), len(rows) - 1)
-        if rows:
-            found.append(rows[first])
-    capacity = compiled.topology.hbm_gib
-    for row, result in _compiled_changes(compiled, found, display, until, "would make it fit"):
-        if result is not None:
-            total = result.total_bytes / GIB
-            gives = compiled.total_bytes / GIB - total
-            row.update(total_gib=total, gives_gib=gives, fits=result.fits and total <= capacity, verified=True)
+        for row in rows[first:]:
+            row.update(_tried(compiled, row["keys"], display, until))
+            if row["fits"] or not row["verified"]:
+                break
+        found += [row] if rows else []
     return found
+
+
+def _tried(compiled: Compiled, keys: dict, display, until: float) -> dict:
+    """Return what the compiler says of a change; {} where there is no time left, or it refuses it."""
+    if time.monotonic() >= until:
+        return {}
+    pair = changed(compiled, keys), compiled.topology
+    with display.working(f"compiling {report.options(keys)}") as update:
+        for _, result in display.compiler.compile_all([pair], waiting=lambda s: update(f"{s:.0f} s"), until=until):
+            if not isinstance(result, Exception):
+                total = result.total_bytes / GIB
+                gives = compiled.total_bytes / GIB - total
+                return {"total_gib": total, "gives_gib": gives, "fits": result.fits, "verified": True}
+    return {}
 
 
 def _levers(compiled: Compiled) -> dict[str, list[dict]]:
@@ -114,7 +116,7 @@ def _expected(compiled: Compiled, keys: dict) -> dict:
     total = _predicted_bytes(compiled, changed(compiled, keys)) / GIB
     return {
         "total_gib": total, "gives_gib": compiled.total_bytes / GIB - total,
-        "fits": total <= compiled.topology.hbm_gib, "verified": False,
+        "fits": total <= capacity_gib(compiled.topology), "verified": False,
     }  # fmt: skip
 
 
@@ -123,27 +125,56 @@ def _expected(compiled: Compiled, keys: dict) -> dict:
 
 def _faster(compiled: Compiled, figures: dict, display, until: float) -> list[dict]:
     """Return changes with what they give: first those compiled, the best first, then those that were not."""
+    ideas = sorted(_ideas(compiled, figures), key=lambda idea: -idea["expected"])
     wanted = [
-        change | {"gain": None, "step_seconds": None, "total_gib": None, "fits": None, "verified": False}
-        for change in sorted(_ideas(compiled, figures), key=lambda change: -change["expected"])
-        if _is_possible(compiled, change["keys"])
+        idea | {"gain": None, "step_seconds": None, "total_gib": None, "fits": None, "verified": False}
+        for idea in ideas
+        if idea["expected"] > WORTH and _is_possible(compiled, idea["keys"])
     ]
-    if time.monotonic() >= until or not wanted:
-        return wanted
-    for row, result in _compiled_changes(compiled, wanted, display, until, "could make it faster"):
-        if result is None:
-            wanted.remove(row)
-            continue
-        row.update(_measured(result, figures))
-    worth = [row for row in wanted if row["verified"] and row["fits"] and row["gain"] > WORTH]
-    return sorted(worth, key=lambda row: -row["gain"]) + [row for row in wanted if not row["verified"]]
+    refused = _compile(compiled, wanted, figures, display, until)
+    both = _best_together([row for row in wanted if _is_worth(row)])
+    if both and _is_possible(compiled, both["keys"]):
+        wanted.append(both)
+        refused += _compile(compiled, [both], figures, display, until)
+    worth = sorted((row for row in wanted if _is_worth(row)), key=lambda row: -row["gain"])
+    return worth + [row for row in wanted if not row["verified"] and row not in refused]
+
+
+def _compile(compiled: Compiled, wanted: list[dict], figures: dict, display, until: float) -> list[dict]:
+    """Compile changes as long as there is time, and note what each gives; return those that the compiler refuses."""
+    if not wanted or time.monotonic() >= until:
+        return []
+    refused, pairs = [], [(changed(compiled, row["keys"]), compiled.topology) for row in wanted]
+    with display.working(f"compiling up to {len(pairs)} changes that could make it faster") as update:
+        for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until):
+            if isinstance(result, Exception):
+                refused.append(wanted[index])
+            else:
+                wanted[index].update(_measured(result, figures))
+    return refused
+
+
+def _is_worth(row: dict) -> bool:
+    return bool(row["verified"] and row["fits"] and row["gain"] > WORTH)
+
+
+def _best_together(worth: list[dict]) -> dict | None:
+    """Return the two best changes that are of different keys as one; None where there are no two."""
+    ranked = sorted(worth, key=lambda row: -row["gain"])
+    pairs = (pair for pair in itertools.combinations(ranked, 2) if not pair[0]["keys"].keys() & pair[1]["keys"].keys())
+    first, second = next(pairs, (None, None))
+    if first is None:
+        return None
+    gain = first["gain"] + second["gain"]
+    both = {"keys": first["keys"] | second["keys"], "expected": gain, "why": "both of the best changes together"}
+    return both | {"gain": None, "step_seconds": None, "total_gib": None, "fits": None, "verified": False}
 
 
 def _measured(result: Compiled, before: dict) -> dict:
     after = estimate(result)
     tokens = result.config.train.global_batch * result.config.train.sequence_length
     step = after["step_seconds"]
-    gain = tokens / step / before["tokens_per_second"] - 1 if step else None
+    gain = tokens / step / before["tokens_per_second"] - 1 if step else 0.0
     return {
         "gain": gain, "step_seconds": step, "total_gib": after["hbm_gib"]["total"], "fits": after["fits"],
         "verified": True,
@@ -152,9 +183,8 @@ def _measured(result: Compiled, before: dict) -> dict:
 
 def _is_possible(compiled: Compiled, keys: dict) -> bool:
     config = changed(compiled, keys)
-    if config is None or compiled.topology.hbm_gib is None:
-        return config is not None
-    return _predicted_bytes(compiled, config) <= compiled.topology.hbm_gib * GIB
+    capacity = capacity_gib(compiled.topology) * GIB
+    return config is not None and _predicted_bytes(compiled, config) <= capacity
 
 
 def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
@@ -166,6 +196,12 @@ def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
         yield {
             "keys": {"model.remat": policy}, "expected": recomputed * (saved + 1) / 3,
             "why": f"{recomputed:.0%} of the step computes again what this keeps",
+        }  # fmt: skip
+    passes = figures["seconds_by_category"].get("element-wise", 0.0) / step
+    for policy in HEAVIER[config.model.remat][:1]:
+        yield {
+            "keys": {"model.remat": policy}, "expected": passes / 10,
+            "why": f"{passes:.0%} of the step are passes over memory, of which keeping less may spare some",
         }  # fmt: skip
     now = config.train.gradient_accumulation or 1
     for fewer in [n for n in range(1, now) if now % n == 0][-1:]:

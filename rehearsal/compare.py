@@ -71,7 +71,7 @@ def _compiled(load: Callable, wanted: list[presets.Topology], display) -> list[t
 def scaling(loaded, topology: presets.Topology, display) -> dict:
     """Return a table of meshes data x fsdp on as many chips of the topology's kind, with the same batch a chip."""
     rows_per_chip = max(1, loaded.config.train.global_batch // topology.chips)
-    meshes = [(data, fsdp) for fsdp in FSDP for data in DATA]
+    meshes = [(data, fsdp) for fsdp in FSDP for data in DATA if _part_of(topology, data * fsdp)]
     pairs = []
     for data, fsdp in meshes:
         config = loaded.config.copy_and_resolve_references()
@@ -88,16 +88,19 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         "title": f"{loaded.recipe} on chips like {topology.name}'s, {rows_per_chip} sequences each",
         "columns": ["Data", "Fsdp", "Chips", "Tokens/s a chip", STATE, "GiB", "Exposed", "verdict"],
         "rows": rows,
-        "notes": ["exposed: part of the step that waits for communication; times are estimates"],
+        "notes": [
+            "exposed: part of the step that waits for communication; times are estimates; meshes of more "
+            "chips than the largest slice of the kind in configs/topologies.py are left out"
+        ],
     }
 
 
-def _part_of(topology: presets.Topology, chips: int) -> presets.Topology:
-    """Return the smallest slice of the same kind with so many chips; where only a larger one exists, a part of it."""
+def _part_of(topology: presets.Topology, chips: int) -> presets.Topology | None:
+    """Return the smallest slice of the same kind with so many chips, or a part of it; None where all are smaller."""
     kind = topology.name.partition("-")[0]
     same = [presets.get(name) for name, (chip, *_) in presets.SLICES.items() if chip == kind]
-    slice_ = min((t for t in same if t.chips >= chips), key=lambda t: t.chips)
-    return dataclasses.replace(slice_, chips=chips)
+    slice_ = min((t for t in same if t.chips >= chips), key=lambda t: t.chips, default=None)
+    return slice_ and dataclasses.replace(slice_, chips=chips)
 
 
 def _scaling_row(mesh: tuple[int, int], result: Compiled | Exception) -> dict:

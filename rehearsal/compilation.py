@@ -21,7 +21,7 @@ from jax.experimental.topologies import get_topology_desc
 from assembly import assemble
 from configs import loading, topologies
 from configs.base import MESH_AXES, ConfigError
-from rehearsal.compiler import first_line
+from rehearsal.compiler import PROGRAM, first_line
 from training import throughput
 
 
@@ -39,6 +39,7 @@ def compile_request(folder: pathlib.Path) -> None:
 
 
 def compile_step(config, topology, folder: pathlib.Path) -> dict:
+    """Compile; write the program into the folder; return the facts, or {"error": ...}."""
     if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
         automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
         config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
@@ -70,9 +71,9 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     facts["compile_seconds"] = time.monotonic() - began
     if topology.accelerator == "cpu":
         facts["measured_peak_flops"] = throughput.measured_matmul_peak()
-    with gzip.open(folder / "program.txt.gz", "wt", compresslevel=3) as file:
+    with gzip.open(folder / PROGRAM, "wt", compresslevel=3) as file:
         file.write(compiled.as_text())
-    return facts
+    return facts | {"program_bytes": (folder / PROGRAM).stat().st_size}
 
 
 def _devices(topology):

@@ -7,6 +7,7 @@ appears whole or not at all. The process is rehearsal/compilation.py, which impo
 
 import contextlib
 import dataclasses
+import fcntl
 import gzip
 import hashlib
 import importlib.metadata
@@ -27,10 +28,17 @@ from configs import loading, topologies
 from configs.base import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMPILED_CODE = ("assembly.py", "layers", "models", "objectives", "parallelism", "training", "rehearsal/compilation.py")
+COMPILED_CODE = (
+    "assembly.py", "configs/base.py", "configs/topologies.py", "layers", "models", "objectives", "parallelism",
+    "training", "rehearsal/compilation.py",
+)  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "libtpu")
-NOT_COMPILED = ("data", "checkpoint", "evaluation", "logging")  # sections that the step does not read
+NOT_COMPILED = (  # keys that the step does not read
+    "data.", "checkpoint.", "evaluation.", "logging.", "train.log_every", "train.eval_every", "train.save_every",
+)  # fmt: skip
+ABANDONED_SECONDS = 3600  # a folder that nobody has locked for so long is nobody's
 GIB = 2**30
+PROGRAM = "program.txt.gz"
 
 
 class CompileError(RuntimeError):
@@ -53,7 +61,7 @@ class Compiled:
 
     def program(self) -> str:
         """Return the optimised, scheduled HLO text."""
-        with gzip.open(self.folder / "program.txt.gz", "rt") as file:
+        with gzip.open(self.folder / PROGRAM, "rt") as file:
             return file.read()
 
     @property
@@ -106,7 +114,7 @@ class Compiler:
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
         """Whether it was compiled before."""
-        return (self.folder(config, topology) / "facts.json").exists()
+        return _is_whole(self.folder(config, topology))
 
     def compile(self, config, topology, *, waiting: Callable = lambda seconds: None, until: float | None = None):
         """Return the Compiled of one configuration; None where it is not done at `until`, by time.monotonic().
@@ -154,10 +162,20 @@ class Compiler:
     def _clear_abandoned(self) -> None:
         """Remove what processes left that were killed."""
         for folder in self.cache.glob("unfinished-*"):
-            try:
-                os.kill(int(folder.name.split("-")[1]), 0)
-            except ProcessLookupError:
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it ended, or is locked by whom it belongs to
+                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS or (folder / "lock").exists():
+                    with open(folder / "lock", "w") as lock:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(folder)
+
+
+def _is_whole(folder: pathlib.Path) -> bool:
+    """Whether a compilation is there, its program as long as it was written."""
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+        return not facts.get("program_bytes") or (folder / PROGRAM).stat().st_size == facts["program_bytes"]
+    except (OSError, ValueError):
+        return False
 
 
 def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
@@ -173,7 +191,10 @@ class _Process:
     def __init__(self, config, topology, folder: pathlib.Path):
         self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{os.getpid()}-", dir=folder.parent))
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
+        self.scratch.chmod(0o755)  # others may read what they share a cache with
+        self.lock = open(self.scratch / "lock", "w")  # noqa: SIM115 - held until the process has ended
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
         (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
         with open(self.scratch / "log.txt", "wb") as log:
             self.process = subprocess.Popen(
@@ -191,29 +212,37 @@ class _Process:
     def result(self) -> Compiled | Exception:
         if not (self.scratch / "facts.json").exists():
             line, status = first_line((self.scratch / "log.txt").read_text(errors="replace")), self.process.returncode
-            shutil.rmtree(self.scratch)
+            self._clear()
             return CompileError(f"the compiler's process ended with status {status}: {line}")
+        if not _is_whole(self.folder):
+            shutil.rmtree(self.folder, ignore_errors=True)  # a damaged one
+        (self.scratch / "lock").unlink()
         with contextlib.suppress(OSError):  # another process was faster
             self.scratch.rename(self.folder)
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._clear()
         return _load(self.config, self.topology, self.folder)
 
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._clear()
+
+    def _clear(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
+        self.lock.close()
 
 
 def _request(config, topology: topologies.Topology) -> dict:
     """Return all that a compilation depends on but code and libraries."""
-    keys = {key: value for key, value in loading.flat(config).items() if key.partition(".")[0] not in NOT_COMPILED}
-    return {"config": keys, "topology": topology.name, "chips": topology.chips, "options": topologies.TPU_OPTIONS}
+    keys = {key: value for key, value in loading.flat(config).items() if not key.startswith(NOT_COMPILED)}
+    slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
+    return {"config": keys, **slice_, "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
 
 
 def _environment(topology: topologies.Topology) -> dict[str, str]:
     devices = 1 if topology.accelerator == "tpu" else topology.chips
-    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     return kept | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",

@@ -4,11 +4,15 @@
 Every figure is of one chip and one step unless its name says otherwise. The result is kept beside the compilation.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
+import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -30,11 +34,17 @@ def estimate(compiled: Compiled) -> dict:
     """
     facts = hashlib.sha256(repr(dataclasses.replace(compiled.topology, price_per_chip_hour=None)).encode()).hexdigest()
     path = compiled.folder / f"estimate-{facts[:8]}-{code_digest()}.json"
-    if not path.exists():
-        figures = _estimate(compiled)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(figures))
-        unfinished.rename(path)
+    return kept(path, lambda: _estimate(compiled))
+
+
+def kept(path: pathlib.Path, make: Callable[[], dict]) -> dict:
+    """Return what a file of the cache holds; where there is none, or a damaged one, make it."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    made = make()
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(made, file)
+    os.rename(file.name, path)
     return json.loads(path.read_text())
 
 
@@ -57,10 +67,9 @@ def _estimate(compiled: Compiled) -> dict:
         "mesh": facts["mesh"],
         "flops_model": facts["flops_per_step"] / topology.chips,
         "compile_seconds": facts.get("compile_seconds"),
-        "longest_hops": _longest_hops(facts["mesh"], facts["device_coordinates"]),
     }
     if facts["out_of_memory"]:
-        return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": []}
+        return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": [], "notes": []}
     module = hlo.parse(compiled.program())
     given = assumptions.of_topology(topology, facts.get("measured_peak_flops"))
     replayed = schedule.replay(module, given, facts["mesh"])
@@ -125,7 +134,22 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
         "collectives": _collectives(module, joined),
         "operations": _operations(module, replayed, given),
         "timelines": _timelines(replayed),
+        "notes": _notes(compiled, categories),
     }
+
+
+def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[str]:
+    """Return what a reader would not expect."""
+    found = []
+    if compiled.topology.accelerator == "tpu" and not seconds_by_category["attention kernel"]:
+        found.append(
+            "attention runs without its TPU kernel, which wants train.sequence_length / mesh.context to be a multiple "
+            "of 128"
+        )
+    far = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])
+    if said := ", ".join(f"{axis} up to {hops}" for axis, hops in far.items() if hops > 1):
+        found.append(f"the estimate takes neighbours on a mesh axis to be one hop apart; here some are further: {said}")
+    return found
 
 
 def _pass(cost: schedule.Cost) -> str:
@@ -151,11 +175,10 @@ def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
     """Return collectives by kind, mesh axes, line and whether they run beside the core, the longest first."""
     sums: dict[tuple, dict] = {}
     for cost in costs:
-        kind = hlo.collective_kind(cost.instruction) or cost.instruction.opcode
-        beside, source = cost.instruction.opcode.endswith("-start"), module.source(cost.instruction)
+        beside, source = cost.beside, module.source(cost.instruction)
         row = sums.setdefault(
-            (kind, cost.axes, beside, source),
-            {"kind": kind, "axes": cost.axes, "asynchronous": beside, "source": source, "count": 0, "gib": 0.0,
+            (cost.kind, cost.axes, beside, source),
+            {"kind": cost.kind, "axes": cost.axes, "asynchronous": beside, "source": source, "count": 0, "gib": 0.0,
              "seconds": 0.0, "exposed_seconds": 0.0},
         )  # fmt: skip
         row["count"] += round(cost.count)
@@ -187,7 +210,7 @@ def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[
         row["share"] = row["seconds"] / replayed.seconds
         row["flops_per_second"] = row["flops"] / row["seconds"] if row["seconds"] else 0.0
         row["intensity"] = min(intensity, 1e6)
-        row["bound"] = "compute" if row["flops"] and intensity >= ridge else "memory"
+        row["bound"] = "chip" if not row["bytes"] else "compute" if intensity >= ridge else "memory"
     return heaviest
 
 

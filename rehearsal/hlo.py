@@ -24,7 +24,10 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)((?::[^}]*)?)\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_CALLED = re.compile(r"(calls|body|condition|to_apply|called_computations|branch_computations)=(\{[^}]*\}|%?[\w.\-]+)")
+_CALLED = re.compile(
+    r"(calls|body|condition|to_apply|called_computations|branch_computations|true_computation|false_computation)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,11 @@ class Module:
         """Return the instructions whose results it takes."""
         return [self.instructions[instruction.computation][name] for name in instruction.operands]
 
+    def inside(self, instruction: Instruction) -> list[Instruction]:
+        """Return all instructions of what a fusion calls, of fusions within it too."""
+        found = [i for name in instruction.called.get("calls", []) for i in self.computations[name]]
+        return found + [deeper for i in found for deeper in self.inside(i)]
+
     def root(self, computation: str) -> Instruction:
         """Return the instruction whose result is that of the computation."""
         return next(i for i in reversed(self.computations[computation]) if i.root)
@@ -164,7 +172,9 @@ def _instruction(line: str, started: re.Match, computation: str) -> Instruction:
 @functools.cache
 def _shape(dtype: str, dims: str, order: str, tiling: str) -> Shape:
     sizes = tuple(int(d) for d in dims.split(",")) if dims else ()
-    item = ITEM_BYTES.get(dtype, 4)
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"arrays of the type {dtype} are not known here, so their bytes cannot be counted")
+    item = ITEM_BYTES[dtype]
     padded = list(sizes)
     tile = re.search(r"T\(([\d,]+)\)", tiling)
     if tile and sizes:
@@ -213,7 +223,7 @@ def _counted(module: Module, loop: Instruction) -> int:
     end = _initial(module, loop, int(limit.attribute(r"index=(\d+)"))) if limit.operands else limit
     if index < 0 or start.opcode != "constant" or end.opcode != "constant":
         raise ValueError(f"the loop {loop.name} counts from or to what is no constant; its trips cannot be counted")
-    step = _step(module, module.root(loop.called["body"][0]), index)
+    step = _step(module, loop, index)
     return max(0, math.ceil((_constant(end) - _constant(start)) / step))
 
 
@@ -225,20 +235,25 @@ def _initial(module: Module, loop: Instruction, index: int) -> Instruction:
     return instruction
 
 
-def _step(module: Module, root: Instruction, index: int) -> int:
+def _step(module: Module, loop: Instruction, index: int) -> int:
     """Return what a loop's body adds to its counter."""
-    update = module.operands(root)[index]
+    update = module.operands(module.root(loop.called["body"][0]))[index]
     while update.opcode == "copy":
         update = module.operands(update)[0]
     added = [_constant(i) for i in module.operands(update) if i.opcode == "constant"]
-    return added[0] if update.opcode == "add" and added else 1
+    if update.opcode != "add" or not added:
+        raise ValueError(f"the counter of the loop {loop.name} grows by {update.opcode}; its trips cannot be counted")
+    return added[0]
 
 
 def _constant(instruction: Instruction) -> int:
     return int(instruction.rest.partition(")")[0])
 
 
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all")
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all",
+    "collective-broadcast",
+)  # fmt: skip
 
 
 def collective_kind(instruction: Instruction) -> str:

@@ -2,6 +2,7 @@
 """What a rehearsal says: the dictionary of --json, and the same on the terminal."""
 
 import contextlib
+import os
 import pathlib
 import sys
 
@@ -66,7 +67,7 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
 def write_file(name: str, text: str) -> None:
     """Write a file whole or not at all; ConfigError where it cannot be written."""
     path = pathlib.Path(name).expanduser()
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         unfinished.write_text(text)
         unfinished.rename(path)
@@ -129,7 +130,7 @@ class Display:
         self.console.print(Text(result["title"], style="bold"))
         self.console.print(table)
         for text in result["notes"]:
-            self.line(text)
+            self.console.print(text, markup=False, soft_wrap=True)
 
 
 def seconds_text(seconds: float) -> str:
@@ -205,7 +206,10 @@ def _memory(report: dict) -> list:
     for name, size in parts.items():
         if size >= 0.005:
             lines.append(Text.assemble("  ", ("█ ", COLOURS[name]), f"{name.replace('_', ' '):18s} {size:7.2f} GiB"))
-    return [*lines, ""]
+    table = _table("largest buffers", "class", "line", "GiB")
+    for row in report["largest_buffers"]:
+        table.add_row(row["name"], row["class"], row["source"], f"{row['gib']:.3f}")
+    return [*lines, table if report["largest_buffers"] else "", ""]
 
 
 def _time(report: dict) -> list:
@@ -224,17 +228,17 @@ def _time(report: dict) -> list:
             Text.assemble("  ", ("█ ", COLOURS[name]), f"{what:22s} {seconds_text(seconds):>9s} {seconds / step:6.1%}")
         )
     lines.append(f"  communication hidden behind computation: {seconds_text(report['hidden_communication_seconds'])}")
-    far = ", ".join(f"{axis} up to {hops}" for axis, hops in report["longest_hops"].items() if hops > 1)
-    if far:
-        lines.append(f"  the estimate takes neighbours on an axis to be one hop apart; here some are further: {far}")
+    lines += [f"  {note}" for note in report["notes"]]
     return [*lines, ""]
 
 
 def _collectives(report: dict) -> list:
-    if not report["collectives"]:
+    rows = report["collectives"]
+    if not rows:
         return []
-    table = _table("collective", "axes", "line", "runs", "Count", "GiB", "Time", "Exposed")
-    for row in report["collectives"][:SHOWN_ROWS]:
+    shown = f"collectives ({min(SHOWN_ROWS, len(rows))} of {len(rows)})"
+    table = _table(shown, "axes", "line", "runs", "Count", "GiB", "Time", "Exposed")
+    for row in rows[:SHOWN_ROWS]:
         how, gib = "beside" if row["asynchronous"] else "alone", f"{row['gib']:.2f}"
         table.add_row(
             row["kind"], row["axes"] or "-", row["source"], how, f"{row['count']:,}", gib, seconds_text(row["seconds"]),
@@ -246,8 +250,10 @@ def _collectives(report: dict) -> list:
 def _operations(report: dict) -> list:
     if report["step_seconds"] is None:
         return []
-    table = _table("heaviest operations", "pass", "line", "Time", "Share", "TFLOP/s", "bound by")
-    for row in report["operations"][:SHOWN_ROWS]:
+    rows = report["operations"]
+    shown = f"heaviest operations ({min(SHOWN_ROWS, len(rows))} of {len(rows)})"
+    table = _table(shown, "pass", "line", "Time", "Share", "TFLOP/s", "bound by")
+    for row in rows[:SHOWN_ROWS]:
         table.add_row(
             row["name"], row["pass"], row["source"], seconds_text(row["seconds"]), f"{row['share']:.1%}",
             f"{row['flops_per_second'] / 1e12:.0f}", row["bound"],
@@ -267,7 +273,10 @@ def _cost(report: dict) -> list:
     if run["days"] is not None:
         dollars = "" if run["dollars"] is None else f", ${run['dollars']:,.2f}"
         lines.append(f"  the configured run of {run['steps']:,} steps: {duration(86_400 * run['days'])}{dollars}")
-    return [*lines, ""]
+    table = _table("what the estimate assumes", "value", "source")
+    for row in report["assumptions"]:
+        table.add_row(*row)
+    return [*lines, table]
 
 
 def options(keys: dict) -> str:
@@ -301,5 +310,5 @@ def _advice(advice: list[dict]) -> list:
     unverified = [row for row in advice if not row["verified"]]
     if unverified:
         lines.append(Text("Not verified (give more --advice_seconds to compile it):", style="bold"))
-        lines += [f"  {options(row['keys'])}  {row['why']}" for row in unverified]
+        lines += [f"  {options(row['keys'])}  perhaps {row['expected']:+.1%}: {row['why']}" for row in unverified]
     return lines

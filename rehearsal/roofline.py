@@ -17,6 +17,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all",
     "opt-barrier", "optimization-barrier", "iota", "get-dimension-size", "add-dependency", "domain",
 }  # fmt: skip
+PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs are not to be overlooked
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
 
@@ -44,6 +45,8 @@ def flops(module: Module, instruction: Instruction) -> float:
         return _dot_flops(module, instruction)
     if is_kernel(instruction):
         return kernel_flops(module, instruction)
+    if instruction.opcode == "custom-call" and PRODUCTS.search(target(instruction)):
+        raise ValueError(f"the FLOPs of the custom call {instruction.name}, {target(instruction)}, are not known here")
     inside = (called for names in instruction.called.values() for called in names)
     return sum(flops(module, i) for name in inside for i in module.computations[name])
 
@@ -51,8 +54,8 @@ def flops(module: Module, instruction: Instruction) -> float:
 def kernel_flops(module: Module, instruction: Instruction) -> float:
     """Return the FLOPs of a kernel: causal attention from its shapes, any other by its own declaration.
 
-    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a backward pass that
-    computes all three gradients 2.5 times that, one for the queries' alone 1.5 times.
+    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim, less by what a sliding window
+    leaves out; a backward pass of keys and values, or of all three, 2.5 times that, one of the queries alone 1.5 times.
 
     Raises:
       ValueError: it is no attention and does not tell its FLOPs.
@@ -76,10 +79,23 @@ def is_attention(instruction: Instruction) -> bool:
 def _attention_flops(module: Module, instruction: Instruction) -> float:
     arrays = [o.shapes[0] for o in module.operands(instruction) if o.shapes]
     query, key, *_ = [a.dims for a in arrays if a.dtype in ("bf16", "f32", "f16") and len(a.dims) >= 3]
-    forward = 2.0 * math.prod(query[:-1]) * key[-2] * query[-1]
-    if re.search("dkv|bwd|backward", instruction.name):
+    backward = bool(re.search("dkv|bwd|backward", instruction.name))
+    whole = 4.0 * math.prod(query[:-1]) * key[-2] * query[-1]
+    forward = whole * min(0.5, _unmasked(module, instruction, query[-2] if backward else key[-2], backward))
+    if backward:
         return 2.5 * forward
     return 1.5 * forward if "dq" in instruction.name else forward
+
+
+def _unmasked(module: Module, instruction: Instruction, length: int, backward: bool) -> float:
+    """Return the part of queries (of keys, in the backward pass) whose blocks splash attention visits for a row.
+
+    Its tables of blocks, int8 [heads, queries, keys], are as long as the longest row that a sliding window leaves.
+    """
+    tables = [o.shapes[0].dims for o in module.operands(instruction) if o.shapes and o.shapes[0].dtype == "s8"]
+    name = "block_q_dkv" if backward else "block_kv_dq" if "dq" in instruction.name else "block_kv"
+    block = instruction.attribute(rf'{name}\\*": (\d+)')
+    return tables[0][-2 if backward else -1] * int(block) / length if tables and block else 1.0
 
 
 def traffic(module: Module, instruction: Instruction) -> float:

@@ -17,6 +17,7 @@ from rehearsal.hlo import Instruction, Module, collective_kind, groups
 
 SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
 SHORT_LOOP = 8  # iterations up to which all are played, and shown within what surrounds them
+SCATTERING = "AllReduceScatterFusion"  # what the compiler calls the program of such a fusion
 COPIES = ("copy-start", "slice-start", "async-start")
 
 
@@ -31,7 +32,9 @@ class Cost:
     count: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
+    kind: str = ""  # of a collective, one of hlo.COLLECTIVES
     axes: str = ""  # mesh axes of a collective, "fsdp" or "data*fsdp"
+    beside: bool = False  # it runs beside the core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,19 @@ class Replayed:
         return sum(cost.waited_seconds for cost in self.costs if cost.category == "collective")
 
 
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A collective within a fusion.
+
+    One that goes on over several fusions is in each of them, with the same channel; `mark` is AsyncCollectiveStart in
+    the first and AsyncCollectiveDone in the last.
+    """
+
+    instruction: Instruction
+    channel: str
+    mark: str
+
+
 class Prices:
     """How long an instruction takes on a chip, alone."""
 
@@ -76,6 +92,8 @@ class Prices:
         self.module, self.assumptions, self.mesh = module, assumptions, mesh
         self.num_devices = int(np.prod(list(mesh.values())))
         self.known: dict[tuple[str, str], tuple] = {}
+        self.joined: dict[tuple[str, str], list[Joined]] = {}
+        self.within: dict[tuple[str, str], Instruction] = {}  # the fusion that a collective is part of
 
     def of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
         """Return (category, seconds, FLOPs, bytes through main memory, mesh axes or the queue)."""
@@ -84,9 +102,29 @@ class Prices:
             self.known[key] = self._of(instruction)
         return self.known[key]
 
+    def joined_in(self, fusion: Instruction) -> list["Joined"]:
+        """Return the collectives within a fusion."""
+        key = fusion.computation, fusion.name
+        if key not in self.joined:
+            inside = self.module.inside(fusion)
+            self.within |= {(i.computation, i.name): fusion for i in inside if collective_kind(i)}
+            marks = {name: roofline.target(i) for i in inside for name in i.operands if i.opcode == "custom-call"}
+            self.joined[key] = [
+                Joined(i, i.attribute(r"channel_id=(\d+)") or i.name, marks.get(i.name, ""))
+                for i in inside
+                if collective_kind(i)
+            ]
+        return self.joined[key]
+
+    def kind(self, instruction: Instruction) -> str:
+        """Return which collective it is; an all-reduce that the compiler fused with a slice only scatters the sums."""
+        fusion = self.within.get((instruction.computation, instruction.name))
+        scatters = fusion is not None and SCATTERING in fusion.rest
+        return "reduce-scatter" if scatters else collective_kind(instruction)
+
     def _of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
         given = self.assumptions
-        if kind := collective_kind(instruction):
+        if kind := self.kind(instruction):
             seconds, num_bytes, axes = self._collective(instruction, kind)
             return "collective", seconds, 0.0, num_bytes, axes
         if instruction.opcode in COPIES:
@@ -105,17 +143,24 @@ class Prices:
         return category, max(flops / given.peak_flops, by_memory), flops, num_bytes, ""
 
     def _collective(self, instruction: Instruction, kind: str) -> tuple[float, float, str]:
-        """Rings: each device sends (n - 1) / n of the whole, of an all-reduce twice; a permute sends it once."""
+        """Return (seconds, bytes that a device sends, mesh axes).
+
+        Rings: (n - 1) / n of the whole, of an all-reduce twice; a permute sends its operand once.
+        """
         joined = groups(instruction, self.num_devices)
         size = len(joined[0])
         axes = _mesh_axes(joined, self.mesh)
-        sent = sum(o.bytes for o in self.module.operands(instruction))
+        operands = self.module.operands(instruction)
+        sent = sum(o.bytes for o in operands)
         if kind == "collective-permute":
+            sent = operands[0].bytes  # what may follow is where it goes
             return sent / self.assumptions.permute_bandwidth, sent, axes + _direction(joined)
         if kind == "all-gather":
             sent *= size - 1
         elif kind == "all-reduce":
             sent *= 2 * (size - 1) / size
+        elif kind in ("all-to-all", "ragged-all-to-all"):
+            sent *= max(size / 4, (size - 1) / size)  # each part travels a quarter of the ring
         else:
             sent *= (size - 1) / size
         return sent / self.assumptions.ring_bandwidth, sent, axes
@@ -143,6 +188,7 @@ class _Player:
         self.now, self.times = 0.0, 1.0  # `times`: how often what is being played happens
         self.free_at: dict[str, float] = defaultdict(float)  # of each queue beside the core
         self.costs: dict[tuple[str, str], Cost] = {}
+        self.chains: dict[str, tuple[float, Cost]] = {}  # collectives under way over several fusions, by channel
         self.events: list[Event] = []
         self.timelines: dict[str, tuple[float, list[Event]]] = {}
 
@@ -155,19 +201,40 @@ class _Player:
             if opcode == "while":
                 self._loop(instruction)
             elif opcode == "conditional":
-                self._longest(instruction.called["branch_computations"])
+                self._longest([name for names in instruction.called.values() for name in names])
             elif opcode == "call":
                 self.run(instruction.called["to_apply"][0])
-            elif opcode.endswith("-done"):
-                self._wait(*pending[instruction.operands[0]])
-            elif opcode.endswith("-update"):
+            elif opcode.endswith(("-done", "-update")):
+                if instruction.operands[0] not in pending:
+                    raise ValueError(
+                        f"what {instruction.name} waits for did not start; the schedule cannot be replayed"
+                    )
                 pending[instruction.name] = pending[instruction.operands[0]]
+                if opcode.endswith("-done"):
+                    self._wait(*pending[instruction.name])
             elif opcode.endswith("-start"):
                 pending[instruction.name] = self._start(self._work_of(instruction))
+            elif opcode == "fusion" and self.prices.joined_in(instruction):
+                self._fused(instruction, self.prices.joined_in(instruction))
             elif not roofline.is_free(instruction):
                 self._execute(instruction)
             took[instruction.name] = self.now - start
         return took
+
+    def _fused(self, fusion: Instruction, joined: list[Joined]) -> None:
+        """Start what begins in a fusion, compute what it computes beside that, and wait for what ends in it."""
+        begun = [one for one in joined if one.channel not in self.chains]
+        for one in begun:
+            self.chains[one.channel] = self._start(one.instruction)
+        computes = fusion.cycles is not None or roofline.flops(self.module, fusion)
+        if computes:
+            self._execute(fusion)
+        for one in joined:
+            whole = one in begun and one.mark != "AsyncCollectiveStart"
+            if whole or one.mark == "AsyncCollectiveDone":
+                until, cost = self.chains.pop(one.channel)
+                cost.beside = cost.beside and not (whole and not computes)
+                self._wait(until, cost)
 
     def _work_of(self, instruction: Instruction) -> Instruction:
         """Return the collective that an `async-start` wraps, else the instruction."""
@@ -177,7 +244,9 @@ class _Player:
     def _cost(self, instruction: Instruction) -> tuple[Cost, float]:
         category, seconds, flops, num_bytes, axes = self.prices.of(instruction)
         key = instruction.computation, instruction.name
-        cost = self.costs.setdefault(key, Cost(instruction, category, axes=axes.rstrip("+-")))
+        shown = self.prices.within.get(key, instruction)
+        new = Cost(shown, category, kind=self.prices.kind(instruction), axes=axes.rstrip("+-"))
+        cost = self.costs.setdefault(key, new)
         cost.seconds += seconds * self.times
         cost.count += self.times
         cost.flops += flops * self.times
@@ -197,6 +266,7 @@ class _Player:
 
     def _start(self, instruction: Instruction) -> tuple[float, Cost]:
         cost, seconds = self._cost(instruction)
+        cost.beside = True
         queue = self._queue(instruction)
         start = max(self.now, self.free_at[queue])
         self.free_at[queue] = start + seconds

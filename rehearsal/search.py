@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from configs import validation
 from configs.base import ConfigError
-from configs.loading import assign
+from configs.loading import assign, flat
 from rehearsal import assumptions, sizing
 from rehearsal.compiler import GIB, Compiled
 from rehearsal.estimate import estimate
@@ -107,6 +107,8 @@ def _candidate(loaded, topology, keys: dict) -> Candidate | None:
         validation.validate(config, topology.chips)
     except ConfigError:
         return None
+    if any(flat(config)[key] != flat(loaded.config)[key] for key in keys if key in loaded.typed):
+        return None  # what was typed holds
     mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
     rows = config.train.global_batch // (mesh[0] * mesh[1] * config.train.gradient_accumulation)
     features = (("mesh", mesh), ("remat", keys["model.remat"]), ("rows", rows))
@@ -172,6 +174,7 @@ def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
                 chosen[index].compiled, chosen[index].figures = result, estimate(result)
             candidate = chosen[index]
             took = "does not fit" if candidate.seconds == math.inf else f"{1 / candidate.seconds:,.0f} tokens/s"
+            took = str(result) if isinstance(result, Exception) else took
             display.line(f"  {options(candidate.keys)}: {took}")
 
 
@@ -187,7 +190,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         if not any(o.seconds < c.seconds and o.compiled.total_bytes < c.compiled.total_bytes for o in fitting)
     ]  # fmt: skip
     best = fitting[0]
-    command = f"python train.py --config=configs/{loaded.recipe}.py --topology={topology.name} {options(best.keys)}"
+    command = f"python train.py --config={loaded.path} --topology={topology.name} {options(best.keys)}"
     typed = {key: value for key, value in loaded.typed.items() if key not in best.keys}
     return {
         "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",

@@ -14,7 +14,7 @@ import assembly
 import train
 from configs import base, topologies, validation
 from configs.base import ConfigError
-from rehearsal import compilation, compiler
+from rehearsal import compilation, compiler, hlo
 from tests.support import ROOT
 
 CONTRACT = {
@@ -101,6 +101,47 @@ def test_the_second_time_comes_from_the_cache(rehearse, rehearsed, tmp_path):
     assert sorted(rehearse.cache.rglob("facts.json")) == before
 
 
+@pytest.mark.parametrize("name", ["facts.json", "program.txt.gz", "estimate-*.json", "advice-*.json"])
+def test_a_damaged_file_of_the_cache_is_made_again(rehearse, rehearsed, name):
+    """Without a word: what is lost is time alone."""
+    whole = next(iter(rehearse.cache.rglob(name)))
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    for estimate in whole.parent.glob("estimate-*"):
+        estimate.write_text(estimate.read_text() if name == estimate.name else "{")
+    status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0")
+    assert status == 0, err
+    assert "FITS:" in out
+
+
+def collectives(text: str) -> dict[str, float]:
+    """Return how often each collective of a program runs in a step, one that goes on over several fusions once."""
+    module, runs = hlo.parse(text), {}
+
+    def count(computation: str, times: float) -> None:
+        for i in module.computations[computation]:
+            if hlo.collective_kind(i):
+                channel = i.attribute(r"channel_id=(\d+)") or i.name
+                runs[channel] = max(runs.get(channel, 0), times)
+            trips = module.trip_count(i) if i.opcode == "while" else 1
+            for kind, names in i.called.items():
+                for name in names if kind in ("calls", "body", "branch_computations") else ():
+                    count(name, times * trips)
+
+    count(module.entry, 1)
+    return runs
+
+
+@pytest.mark.parametrize("topology", ["v4-8", "v5e-8"])
+def test_no_collective_is_overlooked(rehearse, rehearsed, tmp_path, topology):
+    """Whatever the compiler makes of them: alone, asynchronous, in a fusion, or in a chain of fusions."""
+    files = [f"--{name}={tmp_path}/r.{name}" for name in ("json", "hlo")]
+    status, _, err = rehearse(*SMALL, f"--topology={topology}", "--advice_seconds=0", *files)
+    assert status == 0, err
+    report = json.loads((tmp_path / "r.json").read_text())
+    runs = collectives((tmp_path / "r.hlo").read_text())
+    assert sum(c["count"] for c in report["collectives"]) == sum(runs.values()) > 20
+
+
 def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
     """Out of memory in the compiler is an answer: status 0, the amount, and the smallest changes in their order."""
     large = ("--config.train.global_batch=65536", "--config.model.remat=dots")
@@ -133,6 +174,10 @@ def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
         (["--topology=v4-8", "--compare=v4-8", "--html=x.html"], "--html is of one rehearsal"),
         (["--topology=v4-8", "--compare=v4-8,v4-99"], "--topology=v4-99 is unknown"),
         (["--topology=v4-8", "--price=-1"], "--price=-1.0 must be 0 or greater"),
+        (["--topology=v4-8", "--price=nan"], "--price=nan must be 0 or greater"),
+        (["--topology=v4-8", "--compare="], "--compare wants topologies"),
+        (["--topology=v4-8", "--json=/tmp"], "--json=/tmp is a folder; name a file in it"),
+        (["--topology=cpu-8", "--search"], "layouts are searched for slices of TPUs and GPUs alone"),
         (["--topology=v4-8", "--json=/nowhere/r.json"], "--json=/nowhere/r.json: there is no folder /nowhere"),
         (["--topology=v4-8", "--workdir=x"], "--workdir is not read here"),
         (["--topology=v4-8", "--processes=0"], "--processes"),

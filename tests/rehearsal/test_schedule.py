@@ -47,7 +47,7 @@ def test_an_asynchronous_gather_runs_beside_the_core(cycles, seconds, exposed):
         ("all-reduce(%a), replica_groups=[2,4]<=[8]", 2 * 3 / 4, "fsdp"),
         ("all-reduce(%a), replica_groups={}", 2 * 7 / 8, "data*fsdp"),
         ("reduce-scatter(%a), replica_groups=[4,2]<=[2,4]T(1,0)", 1 / 2, "data"),
-        ("all-to-all(%a), replica_groups={{0,1,2,3},{4,5,6,7}}", 3 / 4, "fsdp"),
+        ("all-to-all(%a), replica_groups={{0,1,2,3},{4,5,6,7}}", 4 / 4, "fsdp"),
     ],
 )
 def test_a_synchronous_collective_stops_the_core(collective, seconds, axes):
@@ -68,6 +68,66 @@ def test_permutes_of_one_direction_queue(steps, seconds):
     body = permute("p", steps[0]) + permute("q", steps[1])
     body += "  %pd = f32[250] collective-permute-done(%p)\n  %qd = f32[250] collective-permute-done(%q)\n"
     assert replay(body).seconds * 1e6 == US(seconds)
+
+
+SCATTER = """%scatter (i: f32[250]) -> f32[125] {
+  %i = f32[250] parameter(0)
+  %r = f32[250] all-reduce(%i), replica_groups=[4,2]<=[2,4]T(1,0), channel_id=7
+  ROOT %d = f32[125] slice(%r), slice={[0:125]}
+}
+
+"""
+
+
+@pytest.mark.parametrize(("emitter", "kind", "seconds"), [("", "all-reduce", 1.0), ("X", "reduce-scatter", 0.5)])
+def test_a_collective_within_a_fusion_is_not_overlooked(emitter, kind, seconds):
+    """An all-reduce and a slice in one fusion only scatter where the compiler says that it is such a program."""
+    config = f', backend_config={{"emitter":"{emitter and "SingleInputAllReduceScatterFusion"}"}}'
+    found = replay(f"  %f = f32[125] fusion(%a), kind=kCustom, calls=%scatter{config}\n", SCATTER)
+    assert found.seconds * 1e6 == US(seconds)
+    assert [(c.kind, c.axes, c.beside) for c in found.costs] == [(kind, "data", False)]
+
+
+CHAIN = """%first (i: f32[250]) -> (f32[250], f32[1000]) {
+  %i = f32[250] parameter(0)
+  %g = f32[1000] all-gather(%i), replica_groups=[2,4]<=[8], channel_id=3
+  ROOT %s = (f32[250], f32[1000]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%middle (i: f32[250], x: f32[4,4]) -> f32[4,4] {
+  %i = f32[250] parameter(0)
+  %x = f32[4,4] parameter(1)
+  %g = f32[1000] all-gather(%i), replica_groups=[2,4]<=[8], channel_id=3
+  ROOT %m = f32[4,4] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%last (i: f32[250]) -> f32[1000] {
+  %i = f32[250] parameter(0)
+  %g = f32[1000] all-gather(%i), replica_groups=[2,4]<=[8], channel_id=3
+  ROOT %e = f32[1000] custom-call(%i, %g), custom_call_target="AsyncCollectiveDone"
+}
+
+"""
+
+
+@pytest.mark.parametrize(("cycles", "seconds", "exposed"), [(1000, 3.0, 2.0), (5000, 5.0, 0.0)])
+def test_a_collective_that_goes_on_over_several_fusions_is_one(cycles, seconds, exposed):
+    body = (
+        "  %x = f32[4,4] parameter(1)\n  %f = (f32[250], f32[1000]) fusion(%a), kind=kCustom, calls=%first\n"
+        "  %c = f32[4,4] fusion(%a, %x), kind=kOutput, calls=%middle, "
+        f'backend_config={{"estimated_cycles":"{cycles}"}}\n'
+        "  %d = f32[1000] fusion(%a), kind=kCustom, calls=%last\n"
+    )
+    found = replay(body, CHAIN)
+    assert found.seconds * 1e6 == US(seconds)
+    assert found.exposed_seconds * 1e6 == US(exposed)
+    [gather] = [c for c in found.costs if c.category == "collective"]
+    assert (gather.count, gather.kind, gather.beside) == (1, "all-gather", True)
+
+
+def test_what_never_started_is_named():
+    with pytest.raises(ValueError, match="what d waits for did not start"):
+        replay("  %d = f32[1000] all-gather-done(%a)\n")
 
 
 LOOP = """%b (p: (s32[], f32[250])) -> (s32[], f32[250]) {{
@@ -126,6 +186,20 @@ def test_attention_kernels_are_booked_at_half_of_peak(name, flops):
     found = replay(KERNEL.format(name=name, more=""))
     assert found.flops == flops
     assert found.seconds == US(flops / 0.5e12)
+
+
+WINDOWED = """  %t = s8[1,8,3] parameter(3)
+  %q = bf16[2,4,4096,64] parameter(1)
+  %k = bf16[2,2,4096,64] parameter(2)
+  %splash_fwd.1 = bf16[2,4,4096,64] custom-call(%t, %q, %k), custom_call_target="tpu_custom_call", f={kernel={
+"xprof_metadata":"{\\"block_q\\": 512, \\"block_kv\\": 256}"
+}}
+"""
+
+
+def test_a_sliding_window_spares_what_the_kernel_skips():
+    """3 blocks of 256 keys for a row of 16 blocks, where causal attention visits half of them."""
+    assert replay(WINDOWED).flops == 4 * 2 * 4 * 4096 * 4096 * 64 * 3 * 256 / 4096
 
 
 def test_other_kernels_go_by_what_they_declare_or_stop_the_replay():

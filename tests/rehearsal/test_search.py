@@ -118,6 +118,12 @@ def test_the_command_of_the_winner_has_all_that_was_typed(imagined):
     assert "--config.train.global_batch=" in command
 
 
+def test_what_was_typed_holds_in_the_search(imagined):
+    loaded = load(model__remat="full", mesh__fsdp=8, mesh__data=2)
+    found = search.layouts(loaded, loaded.topology, any_batch=False)
+    assert {(c.config.mesh.fsdp, c.config.mesh.data, c.config.model.remat) for c in found} == {(8, 2, "full")}
+
+
 def test_where_nothing_fits_it_says_so(imagined):
     loaded = load(train__sequence_length=4096, model__num_layers=2048)
     with pytest.raises(ConfigError, match="no layout of llama2_7b fits v4-32"):
@@ -170,6 +176,12 @@ def test_scaling_keeps_the_batch_of_a_chip(imagined):
     assert {c.train.global_batch // (c.mesh.data * c.mesh.fsdp) for c in display.compiled} == {64}
 
 
+def test_scaling_stops_at_the_largest_slice_of_a_kind(imagined):
+    loaded = load("llama_1b", "v6e-8")
+    rows = compare.scaling(loaded, loaded.topology, imagined(lambda config: (1.0, 1.0)))["rows"]
+    assert max(row["Chips"] for row in rows) == 8
+
+
 @pytest.mark.parametrize("recipe", TRANSFORMERS)
 def test_parameters_are_counted_by_arithmetic(recipe):
     config = loading.load(f"configs/{recipe}.py", "", {}).config
@@ -202,10 +214,24 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     assert rows[0]["gives_gib"] == pytest.approx(compiled.total_bytes / GIB - rows[0]["total_gib"])
 
 
+def test_a_remedy_that_the_compiler_finds_too_small_gives_way_to_the_next(imagined):
+    loaded = load(train__global_batch=128)
+
+    def world(config):
+        return 1.0, sizing.predict(config).total * (1.4 if config.train.gradient_accumulation else 1.0)
+
+    display = imagined(world)
+    compiled = display.compile(loaded.config, loaded.topology)
+    verified, predicted = (advice._remedies(compiled, display, until=until)[0] for until in (math.inf, -math.inf))
+    assert verified["verified"] and verified["fits"] and not predicted["verified"]
+    assert verified["keys"]["train.gradient_accumulation"] == 2 * predicted["keys"]["train.gradient_accumulation"]
+
+
 def before(**more) -> dict:
     return {
         "step_seconds": 2.0, "tokens_per_second": 32 * 4096 / 2.0, "exposed_communication_seconds": 0.4,
-        "recomputed_seconds": 0.2, "collectives": [{"source": "layers/cross_entropy.py:9", "exposed_seconds": 0.1}],
+        "recomputed_seconds": 0.2, "seconds_by_category": {"element-wise": 0.1},
+        "collectives": [{"source": "layers/cross_entropy.py:9", "exposed_seconds": 0.1}],
     } | more  # fmt: skip
 
 
@@ -220,10 +246,10 @@ def test_advice_is_what_was_compiled_and_faster_the_best_first(imagined):
     display = imagined(world)
     compiled = display.compile(loaded.config, loaded.topology)
     rows = advice._faster(compiled, before(), display, until=math.inf)
-    assert [row["keys"] for row in rows] == [
-        {"mesh.data": 2, "mesh.fsdp": 8}, {"train.loss_chunk_tokens": 8192},
-    ]  # fmt: skip
-    assert rows[0]["gain"] == pytest.approx(2.0 / 1.8 - 1) and rows[0]["verified"]
+    mesh, chunk = {"mesh.data": 2, "mesh.fsdp": 8}, {"train.loss_chunk_tokens": 8192}
+    assert [row["keys"] for row in rows] == [mesh | chunk, mesh, chunk]
+    assert [row["gain"] for row in rows] == [pytest.approx(2.0 / after - 1) for after in (1.7, 1.8, 1.9)]
+    assert all(row["verified"] for row in rows)
 
 
 def test_advice_that_was_not_compiled_says_so(imagined):
