@@ -51,9 +51,20 @@ def table(topology) -> list[tuple[str, str, str]]:
     if topology.accelerator == "tpu":
         rows += [
             ("ring collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "both directions of one ICI axis"),
+            ("queues", "collectives of the same mesh axes wait for each other", "others share links unseen"),
+            (
+                "sums fused with a slice",
+                "as a reduce-scatter: half an all-reduce",
+                "the compiler's name for the program",
+            ),
+            ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
             ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
             ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
-            ("attention kernels", f"{given.kernel_efficiency:.0%} of peak", "assumed; not known to the compiler"),
+            (
+                "attention kernels",
+                f"{given.kernel_efficiency:.0%} of peak, causal",
+                "assumed; not known to the compiler",
+            ),
             ("all else", "the compiler's own estimated cycles", "libtpu, compiled here"),
         ]
     else:

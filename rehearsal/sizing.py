@@ -10,20 +10,18 @@ import dataclasses
 import math
 
 BFLOAT16, FLOAT32 = 2, 4
-LOSS_CHUNK_BYTES = 2**30
 LANES = 128  # a head narrower than this takes as much memory as one of this width
 MOMENTS = {"adamw": 2, "adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps a weight
 WORKING = {  # how often each is held at the highest point, beside what is kept for the backward pass
-    "stream": 8.5,  # [tokens, D] in bfloat16
+    "stream": 7.5,  # [tokens, D] in bfloat16
     "wide": 6.0,  # [tokens, F]
-    "heads": 3.5,  # queries, keys and values
-    "layer": 1.25,  # the gathered weights of a layer
-    "copies": 1.2,  # this device's weights in bfloat16
-    "head": 2.2,  # the head, whole, in float32
-    "logits": 1.1,  # of a chunk, in float32
-    "accumulated": 2.4,  # float32 gradients, where there are microbatches
+    "heads": 1.8,  # queries, keys and values
+    "layer": 0.33,  # the gathered weights of a layer
+    "copies": 2.5,  # this device's weights in bfloat16
+    "head": 3.1,  # the head, whole, in float32
+    "accumulated": 2.0,  # float32 gradients, where there are microbatches
 }
-WITHOUT_REMAT = {"stream": 20, "wide": 1.5}  # kept of each layer, beside what "dots" keeps
+WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # kept of each layer, beside what "dots" keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,6 @@ def predict(config) -> Sizes:
         "layer": (number - 2 * V * D) / model.num_layers * BFLOAT16 / mesh.model,
         "copies": weights * BFLOAT16 / FLOAT32,
         "head": V * D * FLOAT32 / mesh.model,
-        "logits": min(LOSS_CHUNK_BYTES, tokens * V * FLOAT32 / mesh.model),
         "accumulated": weights if microbatches > 1 else 0,
     }
     attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # and its logarithm of the softmax's sum
