@@ -227,16 +227,15 @@ class _Walker:
                 buffer.name, buffer.source = self._written(writer, shape.dims)
 
     def _written(self, writer: Instruction, dims: tuple[int, ...]) -> tuple[str, str]:
-        """Return (label, source) of the row that is written into an array of `dims`."""
+        """Return (label, source) of the row that is written into an array of `dims`, by who computed it."""
+        if writer.opcode == "get-tuple-element":
+            writer = self.module.operands(writer)[0]
         size = math.prod(dims[1:])
-        while True:
-            rows = [o for o in self.module.operands(writer) if o.shapes and math.prod(o.shapes[0].dims) == size]
-            if not rows or writer.opcode == "convolution":
-                break
-            writer = rows[0]
-            if writer.op_name and writer.opcode not in ("bitcast", "copy"):
-                return label(writer), self.module.source(writer)
-        return "stream between layers", self.module.source(writer)
+        rows = [o for o in self.module.operands(writer) if o.shapes and math.prod(o.shapes[0].dims) == size]
+        for made in [writer, *reversed(self.module.inside(writer)), *rows]:
+            if made.op_name and "dynamic_update" not in made.op_name and self.module.source(made):
+                return label(made), self.module.source(made)
+        return "stream between layers", ""
 
 
 def _last_uses(body: list[Instruction]) -> dict[str, int]:
