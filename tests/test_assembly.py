@@ -64,13 +64,23 @@ def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch, ac
     assert seen == {step: 16 * step for step in range(1, 7)}  # tokens a row
 
 
+def mesh_of(platform: str):
+    """A mesh of which only the platform is asked."""
+    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)], object))
+
+
 def test_logits_are_cut_into_chunks_only_where_they_are_large():
+    """On CPU from 64 MiB on; on TPU, where each chunk sums the head's gradient over the mesh, from 1 GiB on."""
+    cpu, tpu = mesh_of("cpu"), mesh_of("tpu")
     config = small_config(sequence_length=1024, global_batch=8)
-    assert assembly._loss_chunks(config, 1) == 1
+    assert assembly._loss_chunks(config, 1, cpu) == 1
     config.model.vocab_size = 1 << 17
-    assert assembly._loss_chunks(config, 1) == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
+    assert assembly._loss_chunks(config, 1, cpu) == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
+    assert assembly._loss_chunks(config, 1, tpu) == 1
+    config.model.vocab_size = 1 << 19
+    assert assembly._loss_chunks(config, 1, tpu) == 2
     config.train.loss_chunk_tokens = 100
-    assert assembly._loss_chunks(config, 1) == 16
+    assert assembly._loss_chunks(config, 1, cpu) == assembly._loss_chunks(config, 1, tpu) == 16
 
 
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
