@@ -29,7 +29,8 @@ UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled
 MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
 USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak
 LENGTHS = (512, 1024, 2048)
-TRIES = 3  # compilations for each size of --search=model
+TRIES = 5  # compilations for each size of --search=model
+TOO_LARGE = 1.02  # a prediction corrected by what did not fit is raised by this
 
 
 @dataclasses.dataclass
@@ -264,21 +265,24 @@ def _depths(config) -> list[dict]:
 def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
     """Return the largest of growing sizes that is found to fit: predicted, compiled, and the prediction corrected."""
     base = {"train.sequence_length": length, "model.max_length": max(length, loaded.config.model.max_length)}
-    factor, best, tried = 1.0, None, set()
     configs = [config for config in (_changed(loaded, topology, base | size) for size in sizes) if config]
+    predicted = [sizing.predict(config).total for config in configs]
+    factor, best, fitting, too_large = 1.0, None, -1, len(configs)
     for _ in range(TRIES):
-        fitting = [n for n, c in enumerate(configs) if factor * sizing.predict(c).total <= topology.hbm_gib * GIB]
-        index = fitting[-1] if fitting else 0
-        if index in tried or not configs:
+        between = range(fitting + 1, too_large)
+        hoped = [n for n in between if factor * predicted[n] <= topology.hbm_gib * GIB]
+        if not hoped and (best or not between):
             break
-        tried.add(index)
+        index = hoped[-1] if hoped else between[len(between) // 2]
         compiled = display.compile(configs[index], topology)
-        factor = compiled.total_bytes / sizing.predict(configs[index]).total
-        if compiled.fits and (best is None or index > best[0]):
-            best = index, compiled
+        factor = compiled.total_bytes / predicted[index]
+        if compiled.fits:
+            best, fitting = compiled, index
+        else:
+            too_large, factor = index, factor * TOO_LARGE
     if best is None:
         return {}
-    figures, model = estimate(best[1]), best[1].config.model
+    figures, model = estimate(best), best.config.model
     return {
         "Layers": model.num_layers, "Width": model.embed_dim, "Heads": model.num_heads,
         "Parameters": figures["num_parameters"], "GiB": figures["hbm_gib"]["total"],

@@ -130,11 +130,13 @@ def test_where_nothing_fits_it_says_so(imagined):
         search.fastest(loaded, loaded.topology, imagined(truth(0, loaded.topology)), any_batch=False)
 
 
-def test_the_largest_model_fits_and_the_next_does_not(imagined):
+@pytest.mark.parametrize("grows", [0.0, 1 / 200])
+def test_the_largest_model_fits_and_the_next_does_not(imagined, grows):
+    """Also where the prediction is the further off the deeper the model."""
     loaded = load("small", "v4-8")
 
     def world(config):
-        return 1.0, 1.1 * sizing.predict(config).total
+        return 1.0, (1.1 + grows * config.model.num_layers) * sizing.predict(config).total
 
     rows = search.largest_model(loaded, loaded.topology, imagined(world))["rows"]
     assert {row["Sequence"] for row in rows} == {512, 1024, 2048}
