@@ -14,7 +14,7 @@ from configs.base import ConfigError
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
 TPU_OPTIONS = {  # of the compiler
     "xla_enable_async_all_gather": "true",
-    # Never cut matrix products into rings of permutes: by its own schedules slower, on all but v5p by 15 to 40 %.
+    # Never cut matrix products into rings of permutes: by its own schedules slower, or on v5p no different.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
 }
 

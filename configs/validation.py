@@ -8,7 +8,7 @@ import pathlib
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
-from configs.loading import ROOT, nearest
+from configs.loading import ROOT, assign, nearest
 
 CHOICES = {
     "model.remat": ("none", "dots", "attention", "full"),
@@ -55,6 +55,18 @@ def check_keys(config: ConfigDict) -> None:
     _check_values(config)
     _check_data(config.data)
     _check_model(config.model)
+
+
+def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
+    """Return a copy of a configuration with other values of some dotted keys; None where it is not consistent."""
+    copy = config.copy_and_resolve_references()
+    for key, value in keys.items():
+        assign(copy, key, value)
+    try:
+        validate(copy, num_devices)
+    except ConfigError:
+        return None
+    return copy
 
 
 def _value(config: ConfigDict, key: str):

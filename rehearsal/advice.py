@@ -11,15 +11,12 @@ import math
 import time
 from collections.abc import Iterator
 
-from configs import validation
-from configs.base import ConfigError
-from configs.loading import assign
+from configs.validation import CHOICES, changed
 from rehearsal import report, sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
 
-LIGHTER = {"full": ("attention", "dots", "none"), "attention": ("dots", "none"), "dots": ("none",), "none": ()}
-HEAVIER = {"none": ("dots", "attention", "full"), "dots": ("attention", "full"), "attention": ("full",), "full": ()}
+REMAT = CHOICES["model.remat"]  # from what keeps most for the backward pass to what keeps least
 WORTH = 0.003  # of the time of a step: a smaller gain is within what the estimate does not know
 SHORTEST_SEQUENCE = 512
 
@@ -44,16 +41,8 @@ def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dic
     return kept(path, make)
 
 
-def changed(compiled: Compiled, keys: dict):
-    """Return the configuration with other values of some keys; None where it is not consistent."""
-    config = compiled.config.copy_and_resolve_references()
-    for key, value in keys.items():
-        assign(config, key, value)
-    try:
-        validation.validate(config, compiled.topology.chips)
-    except ConfigError:
-        return None
-    return config
+def _changed(compiled: Compiled, keys: dict):
+    return changed(compiled.config, keys, compiled.topology.chips)
 
 
 def _predicted_bytes(compiled: Compiled, config) -> float:
@@ -83,7 +72,7 @@ def _tried(compiled: Compiled, keys: dict, display, until: float) -> dict:
     """Return what the compiler says of a change; {} where there is no time left, or it refuses it."""
     if time.monotonic() >= until:
         return {}
-    pair = changed(compiled, keys), compiled.topology
+    pair = _changed(compiled, keys), compiled.topology
     with display.working(f"compiling {report.options(keys)}") as update:
         for _, result in display.compiler.compile_all([pair], waiting=lambda s: update(f"{s:.0f} s"), until=until):
             if not isinstance(result, Exception):
@@ -99,7 +88,7 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
     rows = train.global_batch // (mesh.data * mesh.fsdp * mesh.expert)
     microbatches = [{"train.gradient_accumulation": n} for n in range(now + 1, rows + 1) if rows % n == 0]
-    remat = [{"model.remat": policy} for policy in HEAVIER[config.model.remat]]
+    remat = [{"model.remat": policy} for policy in REMAT[REMAT.index(config.model.remat) + 1 :]]
     more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
     fsdp = [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more]
     lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
@@ -109,11 +98,13 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
         "parameters split further": fsdp,
         "shorter sequences": [{"train.sequence_length": length} for length in lengths],
     }
-    return {what: [keys for keys in changes if changed(compiled, keys) is not None] for what, changes in levers.items()}
+    return {
+        what: [keys for keys in changes if _changed(compiled, keys) is not None] for what, changes in levers.items()
+    }
 
 
 def _expected(compiled: Compiled, keys: dict) -> dict:
-    total = _predicted_bytes(compiled, changed(compiled, keys)) / GIB
+    total = _predicted_bytes(compiled, _changed(compiled, keys)) / GIB
     return {
         "total_gib": total, "gives_gib": compiled.total_bytes / GIB - total,
         "fits": total <= capacity_gib(compiled.topology), "verified": False,
@@ -144,7 +135,7 @@ def _compile(compiled: Compiled, wanted: list[dict], figures: dict, display, unt
     """Compile changes as long as there is time, and note what each gives; return those that the compiler refuses."""
     if not wanted or time.monotonic() >= until:
         return []
-    refused, pairs = [], [(changed(compiled, row["keys"]), compiled.topology) for row in wanted]
+    refused, pairs = [], [(_changed(compiled, row["keys"]), compiled.topology) for row in wanted]
     with display.working(f"compiling up to {len(pairs)} changes that could make it faster") as update:
         for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until):
             if isinstance(result, Exception):
@@ -182,7 +173,7 @@ def _measured(result: Compiled, before: dict) -> dict:
 
 
 def _is_possible(compiled: Compiled, keys: dict) -> bool:
-    config = changed(compiled, keys)
+    config = _changed(compiled, keys)
     capacity = capacity_gib(compiled.topology) * GIB
     return config is not None and _predicted_bytes(compiled, config) <= capacity
 
@@ -192,13 +183,14 @@ def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
     config, step = compiled.config, figures["step_seconds"]
     exposed = figures["exposed_communication_seconds"] / step
     recomputed = figures["recomputed_seconds"] / step
-    for saved, policy in enumerate(LIGHTER[config.model.remat]):
+    at = REMAT.index(config.model.remat)
+    for saved, policy in enumerate(reversed(REMAT[:at])):
         yield {
             "keys": {"model.remat": policy}, "expected": recomputed * (saved + 1) / 3,
             "why": f"{recomputed:.0%} of the step computes again what this keeps",
         }  # fmt: skip
     passes = figures["seconds_by_category"].get("element-wise", 0.0) / step
-    for policy in HEAVIER[config.model.remat][:1]:
+    for policy in REMAT[at + 1 : at + 2]:
         yield {
             "keys": {"model.remat": policy}, "expected": passes / 10,
             "why": f"{passes:.0%} of the step are passes over memory, of which keeping less may spare some",

@@ -121,7 +121,7 @@ class _Walker:
             if instruction.opcode == "parameter":
                 found = arguments if arguments else [[self._argument(instruction)]]
             elif instruction.opcode == "while":
-                found = self._operand(arrays, instruction, 0)
+                found = arrays[instruction.operands[0]]
                 self._classify_carried(instruction, found)
                 inside = self._peak_inside(instruction.called["body"][0], found)
             else:
@@ -149,9 +149,6 @@ class _Walker:
         moment = re.search(r"\.(mu|nu|average)\b", instruction.op_name)
         name += f" ({moment.group(1)})" if moment else ""
         return Buffer(sum(s.padded_bytes for s in instruction.shapes), kind, name, "", instruction)
-
-    def _operand(self, arrays: dict, instruction: Instruction, number: int) -> list[list[Buffer]]:
-        return arrays[instruction.operands[number]]
 
     def _results(self, arrays, instruction: Instruction, live, uses, number: int) -> list[list[Buffer]]:
         operands = [arrays[name] for name in instruction.operands]

@@ -2,7 +2,6 @@
 """What a rehearsal says: the dictionary of --json, and the same on the terminal."""
 
 import contextlib
-import os
 import pathlib
 import sys
 
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from configs import topologies
 from configs.base import ConfigError
+from input_pipeline.cache import writing
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate
@@ -67,10 +67,9 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
 def write_file(name: str, text: str) -> None:
     """Write a file whole or not at all; ConfigError where it cannot be written."""
     path = pathlib.Path(name).expanduser()
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        unfinished.write_text(text)
-        unfinished.rename(path)
+        with writing(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from error
 

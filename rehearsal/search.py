@@ -11,16 +11,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from configs import validation
 from configs.base import ConfigError
-from configs.loading import assign, flat
+from configs.loading import flat
+from configs.validation import CHOICES, changed
 from rehearsal import assumptions, sizing
 from rehearsal.compiler import GIB, Compiled
 from rehearsal.estimate import estimate
 from rehearsal.report import options
 from training.display import duration
 
-REMAT = ("none", "dots", "attention", "full")
 RECOMPUTED = {"none": 0.0, "dots": 0.03, "attention": 0.22, "full": 0.33}  # of the model's FLOPs
 MAX_COMPILATIONS = 24
 ROUND = 4
@@ -88,7 +87,10 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
             mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
             shards = free // model * loaded.config.mesh.expert
             for batch in _batches(loaded.config, shards, any_batch):
-                found += [_candidate(loaded, topology, mesh | batch | {"model.remat": remat}) for remat in REMAT]
+                found += [
+                    _candidate(loaded, topology, mesh | batch | {"model.remat": remat})
+                    for remat in CHOICES["model.remat"]
+                ]
     return [candidate for candidate in found if candidate]
 
 
@@ -101,14 +103,8 @@ def _batches(config, shards: int, any_batch: bool) -> list[dict]:
 
 
 def _candidate(loaded, topology, keys: dict) -> Candidate | None:
-    config = loaded.config.copy_and_resolve_references()
-    for key, value in keys.items():
-        assign(config, key, value)
-    try:
-        validation.validate(config, topology.chips)
-    except ConfigError:
-        return None
-    if any(flat(config)[key] != flat(loaded.config)[key] for key in keys if key in loaded.typed):
+    config = changed(loaded.config, keys, topology.chips)
+    if config is None or any(flat(config)[key] != flat(loaded.config)[key] for key in keys if key in loaded.typed):
         return None  # what was typed holds
     mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
     rows = config.train.global_batch // (mesh[0] * mesh[1] * config.train.gradient_accumulation)
@@ -265,7 +261,8 @@ def _depths(config) -> list[dict]:
 def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
     """Return the largest of growing sizes that is found to fit: predicted, compiled, and the prediction corrected."""
     base = {"train.sequence_length": length, "model.max_length": max(length, loaded.config.model.max_length)}
-    configs = [config for config in (_changed(loaded, topology, base | size) for size in sizes) if config]
+    configs = [changed(loaded.config, base | size, topology.chips) for size in sizes]
+    configs = [c for c in configs if c and c.model.embed_dim % topology.chips == 0]  # which fsdp may split
     predicted = [sizing.predict(config).total for config in configs]
     factor, best, fitting, too_large = 1.0, None, -1, len(configs)
     for _ in range(TRIES):
@@ -288,17 +285,3 @@ def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
         "Parameters": figures["num_parameters"], "GiB": figures["hbm_gib"]["total"],
         "A step": figures["step_seconds"], "MFU": figures["mfu"],
     }  # fmt: skip
-
-
-def _changed(loaded, topology, keys: dict):
-    config = loaded.config.copy_and_resolve_references()
-    for key, value in keys.items():
-        assign(config, key, value)
-    shards = topology.chips
-    if config.model.embed_dim % shards:  # fsdp splits the width
-        return None
-    try:
-        validation.validate(config, topology.chips)
-    except ConfigError:
-        return None
-    return config

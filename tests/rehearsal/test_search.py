@@ -211,7 +211,9 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     ]  # fmt: skip
     keys = rows[0]["keys"]
     assert list(keys) == ["train.gradient_accumulation"] and rows[0]["fits"] and rows[0]["verified"]
-    fewer = advice.changed(compiled, {"train.gradient_accumulation": keys["train.gradient_accumulation"] // 2})
+    fewer = validation.changed(
+        loaded.config, {"train.gradient_accumulation": keys["train.gradient_accumulation"] // 2}, 16
+    )
     assert sizing.predict(fewer).total > 32 * GIB
     assert rows[0]["gives_gib"] == pytest.approx(compiled.total_bytes / GIB - rows[0]["total_gib"])
 
