@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import simulation
-from configs.base import MESH_AXES
+from configs.base import BATCH_AXES, MESH_AXES, batch_shards
 from configs.topologies import TPU_OPTIONS
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
@@ -91,7 +91,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
     Raises:
       ConfigError: a dimension that its mesh axis does not divide.
     """
-    mesh = make_mesh({axis: config.mesh[axis] for axis in MESH_AXES}, devices)
+    mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     objective = importlib.import_module(f"objectives.{config.train.objective}")
     flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
@@ -133,7 +133,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         eval_step=jax.jit(make_eval_step(graph, loss, objective.init_carry)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
-        batch_shards=_batch_shards(config),
+        batch_shards=batch_shards(config.mesh),
         num_microbatches=num_microbatches,
         slow=slow,
         num_parameters=_num_parameters(abstract_model),
@@ -219,7 +219,7 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
     Everything else is small, a count or a factor of second moments, and copied to every device.
     """
     copied = NamedSharding(mesh, PartitionSpec())
-    rows = NamedSharding(mesh, PartitionSpec(axis_rules.BATCH_AXES))
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     of_weight = flatten_dict(weights)
     shapes = {path: leaf.shape for path, leaf in flatten_dict(abstract_state.params).items()}
 
@@ -245,7 +245,7 @@ def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
 def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:
     """Return the mesh axes that gradients cross once a step, by size; fsdp where a device can hold a whole gradient."""
     whole_bytes = 4 * _num_parameters(abstract_model) / config.mesh.model
-    axes = ("data", "fsdp") if whole_bytes <= WHOLE_GRADIENT_BYTES else ("data",)
+    axes = ("dcn_data", "data", "fsdp") if whole_bytes <= WHOLE_GRADIENT_BYTES else ("dcn_data", "data")
     return {axis: config.mesh[axis] for axis in axes if config.mesh[axis] > 1}
 
 
@@ -262,13 +262,9 @@ def _scan(config, on_cpu: bool) -> bool:
     return config.model.layer_loop == "scan"
 
 
-def _batch_shards(config) -> int:
-    return math.prod(config.mesh[axis] for axis in axis_rules.BATCH_AXES)
-
-
 def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
     """1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
-    rows = config.train.global_batch // _batch_shards(config)
+    rows = config.train.global_batch // batch_shards(config.mesh)
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     if _platform(mesh) != "cpu":
         return 1
@@ -279,7 +275,7 @@ def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
 def _loss_chunks(config, num_microbatches: int, mesh) -> int:
     """Return the fewest parts of the length whose logits stay within the limit per device."""
     length = config.train.sequence_length // config.mesh.context
-    rows = config.train.global_batch // (_batch_shards(config) * num_microbatches)
+    rows = config.train.global_batch // (batch_shards(config.mesh) * num_microbatches)
     automatic = LOSS_CHUNK_BYTES[_platform(mesh)] // (4 * config.model.vocab_size // config.mesh.model)
     limit = config.train.loss_chunk_tokens or automatic
     fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)

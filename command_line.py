@@ -9,12 +9,15 @@ on; 1 anything else. Every other than 0 ends with one line on stderr.
 """
 
 import dataclasses
+import faulthandler
 import logging
+import math
 import os
 import pathlib
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -25,30 +28,36 @@ try:
     from configs import loading, simulation, topologies, validation
     from configs.base import ConfigError
     from input_pipeline.cache import cache_path
-    from parallelism import startup
+    from parallelism import identity, processes, startup
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
 FLAGS = flags.FLAGS
+_ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
+BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
+OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ from host to host
 
 flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")
+flags.DEFINE_integer("join_seconds", 300, "how long the processes of a run wait for each other at its start", 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
     """What was asked for: a validated configuration on a settled platform.
 
-    `scaled_down` maps each key that a simulation shrank to (old, new); None where nothing is simulated.
+    `group` is None for a process alone; `num_devices` are those of all processes, None where only jax knows;
+    `scaled_down` maps each key that a simulation shrank to (old, new), None where nothing is simulated.
     """
 
     loaded: loading.Loaded
     workdir: pathlib.Path
     accelerator: str
+    group: processes.Group | None
     num_devices: int | None
     scaled_down: dict[str, tuple] | None
 
@@ -58,14 +67,17 @@ class Command:
         return self.loaded.config
 
     def banner(self) -> list[str]:
-        """Return the lines that say what is simulated and what that shrank, old -> new."""
+        """Return the lines that say which variables are not read, what is simulated and what that shrank, old -> new."""
+        notes = startup.notes(os.environ, self.config.model.dtype)
         if self.scaled_down is None:
-            return []
-        name, chips = self.loaded.topology.name, self.num_devices
+            return notes
+        topology, mesh = self.loaded.topology, self.loaded.environment_mesh
+        what = topology.name if topology else f"TPU_MESH_CONFIG={','.join(map(str, mesh.values()))}"
         changes = [f"  {key} {old} -> {new}" for key, (old, new) in self.scaled_down.items()]
         return [
-            f"SIMULATION: no accelerator here, so {name} is {chips} simulated CPU devices, with the same mesh and",
-            "the sizes of the recipe scaled down; the speed says nothing about a TPU.",
+            *notes,
+            f"SIMULATION: no accelerator here, so {what} is {self.num_devices} simulated CPU devices, with the same",
+            "mesh and the sizes of the recipe scaled down; the speed says nothing about a TPU.",
             *changes,
         ]
 
@@ -100,17 +112,34 @@ def parse(
     """
     loaded = parse_configuration(description, stored=stored)
     accelerator = startup.attached_accelerator()
-    simulated = startup.is_simulation(loaded.topology, accelerator)
-    cache = cache_path(loaded.config.data.cache_dir)
-    num_devices = startup.prepare_platform(loaded.topology, accelerator, cache)
-    num_devices = 1 if one_device else num_devices
-    scaled_down = None
-    if num_devices is not None:
-        validation.resolve_mesh(loaded.config, num_devices)
+    startup.choose_platform(loaded.topology, accelerator, cache_path(loaded.config.data.cache_dir))
+    group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
+    chips = loaded.topology.chips if loaded.topology else math.prod(loaded.environment_mesh.values())
+    num_devices = scaled_down = None
+    if accelerator == "cpu":
+        simulated = startup.is_simulation(loaded.topology, accelerator) or bool(loaded.environment_mesh)
+        num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
+        num_devices = 1 if one_device else num_devices
+        validation.resolve_mesh(loaded.config, num_devices, loaded)
         if simulated:
             scaled_down = simulation.scale_down(loaded.config, loaded.typed)
-        validation.validate(loaded.config, num_devices)
-    return Command(loaded, _workdir(), accelerator, num_devices, scaled_down)
+        validation.validate(loaded.config, num_devices, loaded)
+    return Command(loaded, _workdir(), accelerator, group, num_devices, scaled_down)
+
+
+def join(command: Command) -> None:
+    """Join the other processes of the run, if it has any, before any device is touched.
+
+    Raises:
+      JoinError: not all came within --join_seconds.
+      ConfigError: they are not all the same in configuration, code, libraries or variables.
+    """
+    if command.group is None:
+        return
+    processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
+    configuration = {key: value for key, value in loading.flat(command.config).items() if key not in OF_THE_HOST}
+    processes.check_same(configuration, "their configuration")
+    identity.check_same()
 
 
 def parse_configuration(
@@ -124,7 +153,7 @@ def parse_configuration(
             raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
         loaded = loading.load_stored(_workdir(), overrides)
     else:
-        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides)
+        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -157,9 +186,9 @@ def config_text(loaded: loading.Loaded) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def log_to(folder: pathlib.Path, process_index: int) -> None:
-    """From now on write messages and tracebacks to `folder`/log-<process>.txt."""
-    handler = logging.FileHandler(folder / f"log-{process_index}.txt", delay=True)
+def log_to(workdir: pathlib.Path) -> None:
+    """From now on write messages and tracebacks to `workdir`/logs/train_worker_<process>.out."""
+    handler = logging.FileHandler(processes.log_file(workdir), delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.propagate = False
@@ -183,22 +212,48 @@ def _print_help(description: str) -> None:
 
 def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
-    status = getattr(error, "exit_status", INTERRUPTED if kind is KeyboardInterrupt else 1)
+    status = INTERRUPTED if kind is KeyboardInterrupt else getattr(error, "exit_status", None)
     message = " ".join(str(error).split()) or kind.__name__
     if kind is KeyboardInterrupt:
         line = "interrupted; run the same command to go on"
-    elif status == 1:
-        frame = traceback.extract_tb(trace)[-1]
+    elif status is None:
+        frame, status = traceback.extract_tb(trace)[-1], 1
         line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{_log_note()})"
-        for file in _log_files():
-            file.parent.mkdir(parents=True, exist_ok=True)
+        _make_log_folders()
         LOG.error("ended by", exc_info=(kind, error, trace))
+        if processes.count() > 1 and kind.__module__.startswith("jax"):
+            time.sleep(BLAME_SECONDS)  # where another's death is the cause, its notice ends this process meanwhile
     else:
         line = message if status == INTERRUPTED else f"error: {message}"
+    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all were asked and have saved
+        processes.leave()
+    else:
+        processes.fail(line, status)
+    _end(line, status)
+
+
+def _end_with_the_others(line: str, status: int) -> None:
+    """Another process has died or failed: keep where this one was, and end as the other did."""
+    _make_log_folders()
+    for file in _log_files():
+        with file.open("a") as log:
+            log.write(f"{line}; this process was here:\n")
+            log.flush()
+            faulthandler.dump_traceback(log, all_threads=True)
+    _end(line if status == INTERRUPTED else f"error: {line.removeprefix('error: ')}", status)
+
+
+def _end(line: str, status: int) -> None:
+    _ending.acquire()  # for good: one line is the last
     sys.stdout.flush()
     print(line, file=sys.stderr, flush=True)
     logging.shutdown()
     os._exit(status)  # without waiting for threads that the failure may have left hanging
+
+
+def _make_log_folders() -> None:
+    for file in _log_files():
+        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _log_note() -> str:

@@ -57,7 +57,7 @@ def main(loaded: Loaded) -> None:
         raise ConfigError(f"--topology={topology.name}: layouts are searched for slices of TPUs and GPUs alone")
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
-    validation.validate(loaded.config, topology.chips)
+    validation.validate(loaded.config, topology.chips, loaded)
     if FLAGS.search == "model":
         return show(search.largest_model(loaded, topology, display), display)
     if FLAGS.search:

@@ -11,6 +11,7 @@ command_line.flags.DEFINE_bool("evaluate_only", False, "evaluate the newest chec
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=lambda flags: flags.evaluate_only)
 
+import functools
 import math
 import pathlib
 from itertools import islice
@@ -19,21 +20,23 @@ import jax
 
 import assembly
 from configs import validation
-from configs.base import MESH_AXES
 from configs.loading import DATA_READ, flat
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
+from parallelism import processes
 from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, place
 from reasoning.sampling import continue_texts
-from training import preflight, step_log
+from training import preflight, replicas, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints
 from training.display import Display
 from training.evaluation import evaluate
+from training.heartbeat import Heartbeat
 from training.interruption import Interrupted, in_thread, interruption
 from training.metrics import MetricsWriter
 from training.step import every, is_finite
+from training.watchdog import watchdog
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TEMPERATURE = 0.7
@@ -57,52 +60,74 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
     preflight.check_state_fits(assembly.assemble(config))
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     with workdirs.exclusive(workdir), Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
-        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        check_resumable = functools.partial(
+            workdirs.check_resumable, checkpoints, flat(config), digest(corpus), workdir
+        )
+        record = processes.shared("record", check_resumable)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
             return
-        workdirs.open_workdir(workdir, flat(config), corpus)
+        if processes.index() == 0:
+            workdirs.open_workdir(workdir, flat(config), corpus)
         run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology)
 
 
 def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology) -> None:
     """Take the run from `record`, or from nothing, to its last step and its summary."""
     start, last_step = record["step"] if record else 0, config.train.steps
-    display = Display(last_step)
+    first = processes.index() == 0
+    display, heartbeat = Display(last_step, quiet=not first), Heartbeat(workdir)
     run = assembly.assemble(config, on_microbatch=display.microbatch)
     with (
-        MetricsWriter(workdir, tensorboard=config.logging.tensorboard) as writer,
+        MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
         display,
         interruption() as signals,
         mesh_context(run.mesh),
     ):
+        heartbeat.beat(start, "compiling")
         batches = training_batches(run, corpus, batches, record["examples"] if record else 0, last_step - start)
         state = checkpoints.restore(start, run.abstract_state) if record else run.init()
+        replicas.check(state, run.mesh)
         train_step = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, train_step, last_step - start, peak))
-        train_step = in_thread(train_step, signals) if run.slow else train_step
-        log = step_log.StepLog(run, writer, display, workdir=workdir, peak_flops=peak[0], record=record)
+        train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
+        log = step_log.StepLog(
+            run, writer, display, workdir=workdir, peak_flops=peak[0], record=record, on_end=heartbeat.beat
+        )
         save_every = 1 if run.slow else config.train.save_every
-        for step in range(start + 1, last_step + 1):
-            state, scalars = train_step(state, log.stopwatch.next(batches))
-            log.add(step, scalars)
-            if every(step, save_every) or step == last_step or signals.requested:
-                save(checkpoints, state, log, corpus, topology)
-            if signals.requested:
-                raise Interrupted(step)
-            if corpus and step < last_step and every(step, config.train.eval_every):
-                log.flush()
-                log.evaluation(step, evaluate_heldout(run, state, corpus, config.evaluation.batches, signals))
-        checkpoints.wait()
-        signals.at_once = True
-        close(run, state, corpus, log, workdir)
+        with watchdog(0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)) as signals.alive:
+            for step in range(start + 1, last_step + 1):
+                state, scalars = train_step(state, log.stopwatch.next(batches))
+                log.add(step, scalars)
+                stop = signals.agreed()
+                if every(step, save_every) or step == last_step or stop:
+                    save(checkpoints, state, log, corpus, topology)
+                if stop:
+                    raise Interrupted(step)
+                if corpus and step < last_step and every(step, config.train.eval_every):
+                    log.flush()
+                    heldout = evaluate_heldout(run, state, corpus, signals.agreed, config.evaluation.batches)
+                    log.evaluation(step, heldout)
+            checkpoints.wait()
+            signals.close()
+            close(run, state, corpus, log, workdir, signals.pass_on)
+        heartbeat.beat(last_step, "finished")
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
-    """Return the corpus that `config.data` describes, tokenised once and cached."""
-    return corpora.prepare(config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed)
+    """Return the corpus that `config.data` describes, tokenised once and cached, the same on all hosts.
+
+    Raises:
+      ConfigError: a host has other data.
+    """
+    announce = corpora.say if processes.index() == 0 else lambda line: None
+    corpus = corpora.prepare(
+        config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
+    )
+    processes.check_same({"digest": corpus.digest}, "their corpus")
+    return corpus
 
 
 def digest(corpus: corpora.Corpus | None) -> str:
@@ -138,10 +163,11 @@ def training_batches(run: assembly.Run, corpus, batches, first_example: int, num
     return place(batches, sharding, train.global_batch)
 
 
-def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None = None, signals=None):
-    """Return (nats per token, tokens) of the held-out documents; None where a signal stopped it.
+def evaluate_heldout(run: assembly.Run, state, corpus, stop=lambda: False, num_batches: int | None = None):
+    """Return (nats per token, tokens) of the held-out documents; None where it was stopped.
 
     Args:
+      stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
     """
     sharding = run.abstract_batch["tokens"].sharding
@@ -151,7 +177,7 @@ def evaluate_heldout(run: assembly.Run, state, corpus, num_batches: int | None =
         readers=run.config.data.readers, prefetch=run.config.data.prefetch,
     )  # fmt: skip
     batches = place(batches, sharding, run.eval_rows)
-    return evaluate(run, state.evaluated, batches, lambda: signals is not None and signals.requested)
+    return evaluate(run, state.evaluated, batches, stop)
 
 
 def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topology) -> None:
@@ -171,12 +197,12 @@ def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topolog
     log.stopwatch.skip()
 
 
-def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path) -> None:
+def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path, stop) -> None:
     """Evaluate all held-out documents, draw a sample, and print and keep the summary."""
     lines = [""]
     if corpus:
         log.display.phase("evaluating all held-out documents")
-        loss, tokens = evaluate_heldout(run, state, corpus)
+        loss, tokens = evaluate_heldout(run, state, corpus, stop)
         log.evaluation(int(state.step), (loss, tokens))
         lines += heldout_lines(loss, tokens, corpus)
     lines.append(f"speed: {log.average_tokens_per_second():,.0f} tokens/s over {log.total_tokens:,} tokens")
@@ -184,7 +210,8 @@ def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: path
     if corpus and corpus.tokenizer and run.config.evaluation.sample_tokens:
         lines += sample_lines(run, state.evaluated, corpus.tokenizer)
         lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
-    workdirs.write_summary(workdir, lines)
+    if processes.index() == 0:
+        workdirs.write_summary(workdir, lines)
     log.display.lines(lines)
 
 
@@ -220,32 +247,37 @@ def evaluate_only(config, workdir: pathlib.Path, other_data: bool) -> None:
         step = checkpoints.newest_or_error()
         state = checkpoints.restore(step, run.abstract_state)
         loss, tokens = evaluate_heldout(run, state, corpus)
-    print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
+    if processes.index() == 0:
+        print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
 
 
 def main(command: command_line.Command) -> None:
     """Settle what only the devices know, say where we are, and train or evaluate."""
     config = command.config
+    command_line.join(command)
+    command_line.log_to(command.workdir)
     if command.num_devices is None:
-        validation.validate(config, jax.device_count())
+        validation.validate(config, jax.device_count(), command.loaded)
     if command_line.FLAGS.evaluate_only:
-        return evaluate_only(config, command.workdir, any(command.loaded.typed.get(key) for key in DATA_READ))
-    print("\n".join([*command.banner(), *device_lines(config)]))
-    command_line.log_to(command.workdir, jax.process_index())
-    train(
-        config, command.workdir, topology=command.loaded.topology,
-        vocab_size_typed="model.vocab_size" in command.loaded.typed,
-    )  # fmt: skip
+        evaluate_only(config, command.workdir, any(command.loaded.typed.get(key) for key in DATA_READ))
+    else:
+        print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
+        train(
+            config, command.workdir, topology=command.loaded.topology,
+            vocab_size_typed="model.vocab_size" in command.loaded.typed,
+        )  # fmt: skip
+    processes.leave()
 
 
 def device_lines(config) -> list[str]:
     """Return what this process sees."""
+    axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
     return [
         f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
         f"Global devices: {jax.device_count()}",
         f"Process index: {jax.process_index()}",
         f"Process count: {jax.process_count()}",
-        "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in MESH_AXES),
+        "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in axes),
     ]
 
 

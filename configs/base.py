@@ -5,9 +5,12 @@ A recipe (configs/tiny.py, ...) is a function `get_config()` that takes this con
 recipe's and changes what differs. On the command line: `--config=configs/small.py --config.train.steps=500`.
 """
 
+import math
+
 from ml_collections import ConfigDict
 
-MESH_AXES = ("data", "fsdp", "context", "expert", "model")  # of config.mesh, the slowest to change first
+MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
+BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
 
 
 class ConfigError(ValueError):
@@ -49,11 +52,15 @@ def get_config() -> ConfigDict:
     model.remat = "none"  # saved for the backward pass: none (everything), dots, attention, full (nothing)
 
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
+    mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
     mesh.data = 1  # copies of the model, the batch split between them
     mesh.fsdp = -1  # the batch and the parameters split
     mesh.context = 1  # the sequence split
     mesh.expert = 1  # experts and the batch split
     mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
+
+    config.layout = layout = ConfigDict()
+    layout.axis_order = ",".join(MESH_AXES)  # of the mesh, the slowest to change first; dcn_data stays the first
 
     config.data = data = ConfigDict()
     data.source = "auto"  # a function of input_pipeline/sources.py; auto: by the suffix of path, python without one
@@ -97,10 +104,12 @@ def get_config() -> ConfigDict:
     train.log_every = 10  # steps
     train.eval_every = 250  # steps; 0: only at the end
     train.save_every = 500  # steps; the last step and an interruption are always saved
+    train.hang_seconds = 1800.0  # without a step ending: every process keeps its stacks in its log and ends; 0: never
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.resume = True  # false: refuse a workdir that has a checkpoint
     checkpoint.keep = 2  # newest checkpoints kept
+    checkpoint.restore = "read"  # by each copy of the model for itself; broadcast: by one, which sends it to the others
 
     config.evaluation = evaluation = ConfigDict()
     evaluation.batches = 8  # of the fixed held-out subset read during the run
@@ -110,3 +119,8 @@ def get_config() -> ConfigDict:
     logging.tensorboard = True  # event files in workdir/tensorboard
 
     return config.lock()
+
+
+def batch_shards(mesh: ConfigDict) -> int:
+    """Return the number of parts into which a resolved mesh splits the batch."""
+    return math.prod(mesh[axis] for axis in BATCH_AXES)

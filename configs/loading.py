@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe file, a topology and typed overrides to one configuration that says where each value is from."""
+"""From a recipe file, a topology, the environment and typed overrides to one configuration that knows its origins."""
 
 import dataclasses
 import difflib
@@ -8,15 +8,17 @@ import json
 import pathlib
 import traceback
 import types
+from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
 from configs import base, topologies
-from configs.base import ConfigError
+from configs.base import MESH_AXES, ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "model.remat", "model.layer_loop", "train.global_batch")
+FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "layout.", "model.remat", "model.layer_loop", "train.global_batch")
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
+EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
@@ -28,7 +30,7 @@ class Loaded:
     """A configuration and its history.
 
     `recipe` is the name of the file `path`; `origins` gives for each dotted key that differs from configs/base.py what
-    set it last.
+    set it last; `environment_mesh` is what TPU_MESH_CONFIG says, {axis: devices} in its order, {} where it is not set.
     """
 
     config: ConfigDict
@@ -37,6 +39,7 @@ class Loaded:
     topology: topologies.Topology | None
     typed: dict[str, object]
     origins: dict[str, str]
+    environment_mesh: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def flat(config: ConfigDict) -> dict[str, object]:
@@ -58,30 +61,81 @@ def from_flat(values: dict[str, object]) -> ConfigDict:
     return config
 
 
-def load(recipe_path: str, topology_name: str, overrides: dict[str, str]) -> Loaded:
-    """Apply recipe, then topology, then overrides, the later winning.
+def load(
+    recipe_path: str,
+    topology_name: str,
+    overrides: dict[str, str],
+    environment: Mapping[str, str] = types.MappingProxyType({}),
+) -> Loaded:
+    """Apply recipe, then topology, then environment, then overrides, the later winning.
 
     Args:
       recipe_path: a Python file with `get_config()`.
       topology_name: a preset of configs/topologies.py, or "" for the attached devices.
       overrides: text as typed, by dotted key.
+      environment: variables, of which TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
 
     Raises:
       ConfigError: a missing or broken recipe, an unknown topology or key, a value of the wrong type.
     """
     config, origins = _run_recipe(recipe_path)
     topology = topologies.get(topology_name) if topology_name else None
-    if topology:
-        axes = dict.fromkeys(config.mesh, 1) | topology.mesh
-        for axis, size in axes.items():
-            assign(config, f"mesh.{axis}", size)
-            origins[f"mesh.{axis}"] = f"--topology={topology_name}"
+    mesh = environment_mesh(environment)
+    for axes, origin in ((topology.mesh if topology else {}, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
+        for axis in MESH_AXES if axes else ():
+            assign(config, f"mesh.{axis}", axes.get(axis, 1))
+            origins[f"mesh.{axis}"] = origin
+    if mesh:
+        config.layout.axis_order = ",".join(dict.fromkeys(("dcn_data", *mesh, *MESH_AXES)))
+        origins["layout.axis_order"] = "TPU_MESH_CONFIG"
     typed = {key: parse_value(key, text, flat(config)) for key, text in overrides.items()}
     typed |= _put_out_of_force(typed, flat(config))
     for key, value in typed.items():
         assign(config, key, value)
         origins[key] = "command line"
-    return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins)
+    return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins, mesh)
+
+
+def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
+    """Return {axis: devices} by TPU_MESH_CONFIG="4,4,2" and TPU_AXIS_NAMES="data,model,fsdp", in this order.
+
+    {} where TPU_MESH_CONFIG is not set; three numbers without names are EARLIER_AXES.
+
+    Raises:
+      ConfigError: sizes that are no whole numbers greater than 0, names that are not one mesh axis for each of them.
+    """
+    sizes, names = (environment.get(name, "").strip() for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"))
+    if not sizes and names:
+        raise ConfigError(f"TPU_AXIS_NAMES={names} without TPU_MESH_CONFIG, a number of devices for each; set both")
+    if not sizes:
+        return {}
+    numbers = [part.strip() for part in sizes.split(",")]
+    wrong = [part for part in numbers if not (part.isascii() and part.isdigit() and int(part))]
+    if wrong:
+        raise ConfigError(f"TPU_MESH_CONFIG={sizes}: {wrong[0]!r} is not a whole number greater than 0, as in 4,4,2")
+    if not names and len(numbers) != len(EARLIER_AXES):
+        raise ConfigError(
+            f"TPU_MESH_CONFIG={sizes} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
+            f"only three numbers go without, as {','.join(EARLIER_AXES)}"
+        )
+    axes = [name.strip() for name in names.split(",")] if names else EARLIER_AXES
+    _check_axis_names(axes, len(numbers), f"TPU_MESH_CONFIG={sizes} TPU_AXIS_NAMES={names}")
+    return {axis: int(size) for axis, size in zip(axes, numbers, strict=True)}
+
+
+def _check_axis_names(axes: Sequence[str], count: int, said: str) -> None:
+    """Raise ConfigError, which begins with what was said, unless these are so many mesh axes, each once."""
+    unknown = [axis for axis in axes if axis not in MESH_AXES]
+    repeated = [axis for n, axis in enumerate(axes) if axis in axes[:n]]
+    if unknown:
+        near = nearest(unknown[0], MESH_AXES)
+        raise ConfigError(f"{said}: {unknown[0]!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
+    if repeated:
+        raise ConfigError(f"{said}: {repeated[0]} is named more than once; name each axis once")
+    if len(axes) != count:
+        raise ConfigError(f"{said}: {count} numbers, but {len(axes)} names; give a name for each number")
+    if "dcn_data" in axes[1:]:
+        raise ConfigError(f"{said}: dcn_data, the network between slices, changes slowest; name it first")
 
 
 def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
@@ -101,7 +155,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
-    stored |= dict.fromkeys((f"mesh.{axis}" for axis in config.mesh), 1) | {"mesh.fsdp": -1}
+    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout."))}
     if stored["data.tokenizer"] != "byte":
         stored["data.tokenizer"] = str(workdir / "tokenizer.model")
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}

@@ -10,7 +10,7 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.base import ConfigError
+from configs.base import ConfigError, batch_shards
 from configs.loading import assign, flat
 
 TARGETS = {  # largest value of each key in a simulation
@@ -69,7 +69,7 @@ def _units(config: ConfigDict) -> dict[str, int]:
         "model.mlp_dim": mesh.model,
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
-        "train.global_batch": mesh.data * mesh.fsdp * mesh.expert * microbatches,
+        "train.global_batch": batch_shards(mesh) * microbatches,
     }
 
 

@@ -35,6 +35,7 @@ class Topology:
     compiler_name: str = ""  # what the TPU compiler calls the slice
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     price_per_chip_hour: float | None = None
+    cores_per_chip: int = 1  # TensorCores; JAX shows a chip as one device
 
     @property
     def chips_per_host(self) -> int:
@@ -44,11 +45,11 @@ class Topology:
 
 CHIPS = {
     "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
-               link_bandwidth=45e9, clock_hz=1.05e9, price_per_chip_hour=3.22),
+               link_bandwidth=45e9, clock_hz=1.05e9, price_per_chip_hour=3.22, cores_per_chip=2),
     "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
                 link_bandwidth=45e9, clock_hz=1.5e9, price_per_chip_hour=1.20),
     "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
-                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=4.20),
+                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=4.20, cores_per_chip=2),
     "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
                 link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=2.70),
     "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
@@ -85,3 +86,9 @@ def get(name: str) -> Topology:
     return Topology(
         name=name, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]
     )
+
+
+def of_size(like: Topology, chips: int) -> str:
+    """Return the name of the preset that has so many of the same chips; "" where there is none."""
+    kind = SLICES[like.name][0]
+    return next((name for name, (chip, count, *_) in SLICES.items() if (chip, count) == (kind, chips)), "")

@@ -4,11 +4,13 @@
 import ast
 import math
 import pathlib
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs.base import ConfigError
-from configs.loading import ROOT, assign, nearest
+from configs import topologies
+from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards
+from configs.loading import ROOT, Loaded, assign, nearest
 
 CHOICES = {
     "model.remat": ("none", "dots", "attention", "full"),
@@ -17,6 +19,7 @@ CHOICES = {
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
     "model.biases": ("none", "qkv", "all"),
     "data.bad_documents": ("error", "skip"),
+    "checkpoint.restore": ("read", "broadcast"),
 }
 MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms
 FUNCTIONS = {"optimizer.name": "training/optimizers.py", "optimizer.schedule": "training/schedules.py"}
@@ -32,7 +35,7 @@ NOT_NEGATIVE = (
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
-    "train.eval_every", "train.save_every", "evaluation.sample_tokens",
+    "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
 )  # fmt: skip
 
 RANGES = (  # what is right, the rule in words, and where it holds
@@ -43,10 +46,10 @@ RANGES = (  # what is right, the rule in words, and where it holds
 )
 
 
-def validate(config: ConfigDict, num_devices: int) -> None:
+def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
     """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
     check_keys(config)
-    resolve_mesh(config, num_devices)
+    resolve_mesh(config, num_devices, loaded)
     _check_batch(config)
 
 
@@ -55,6 +58,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_values(config)
     _check_data(config.data)
     _check_model(config.model)
+    _check_axis_order(config.layout.axis_order)
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
@@ -115,8 +119,21 @@ def _one_of(key: str, value: str, choices) -> None:
         raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
 
 
-def resolve_mesh(config: ConfigDict, num_devices: int) -> None:
-    """Replace the -1 in config.mesh by what the other axes leave; the product must be the device count."""
+def _check_axis_order(order: str) -> None:
+    first, *others = order.split(",")
+    if first != MESH_AXES[0] or sorted(others) != sorted(MESH_AXES[1:]):
+        raise ConfigError(
+            f"layout.axis_order={order} must be {MESH_AXES[0]} and then {', '.join(MESH_AXES[1:])} in any order, "
+            f"each once and without spaces, as in {','.join(MESH_AXES)}"
+        )
+
+
+def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
+    """Replace the -1 in config.mesh by what the other axes leave; the product must be the device count.
+
+    Args:
+      loaded: where the configuration is from, for an error to say so.
+    """
     mesh = config.mesh
     free = [axis for axis, size in mesh.items() if size == -1]
     wrong = [axis for axis, size in mesh.items() if size < 1 and size != -1]
@@ -127,12 +144,60 @@ def resolve_mesh(config: ConfigDict, num_devices: int) -> None:
     product = math.prod(size for size in mesh.values() if size != -1)
     sizes = " * ".join(f"{axis}={size}" for axis, size in mesh.items() if size != 1)
     if product > num_devices or num_devices % product or (not free and product != num_devices):
+        if loaded and loaded.environment_mesh and not any(f"mesh.{axis}" in loaded.typed for axis in MESH_AXES):
+            raise ConfigError(_environment_misfit(loaded, num_devices))
         raise ConfigError(
             f"mesh {sizes} needs {product} devices{' or a multiple' if free else ''}, there are {num_devices}; "
             f"set the axes to a product of {num_devices}, one of them to -1, or give --topology"
         )
     if free:
         mesh[free[0]] = num_devices // product
+
+
+def _environment_misfit(loaded: Loaded, num_devices: int) -> str:
+    """Say what TPU_MESH_CONFIG needs, which slice has as much, and what would fit these devices."""
+    sizes, topology, reasons = tuple(loaded.environment_mesh.values()), loaded.topology, []
+    wanted, needed, fits = _shape_text(sizes), math.prod(sizes), _shape_text(nearest_shape(sizes, num_devices))
+    if topology and topology.chips == num_devices:
+        where, there = topology.name, f"{topology.name} has {num_devices} chips"
+        if other := topologies.of_size(topology, needed):
+            reasons.append(f"{wanted} is for a {other} ({needed} chips)")
+        if needed == topology.cores_per_chip * num_devices:
+            reasons.append(f"a {where} has {needed} TensorCores, but JAX shows a chip as one device")
+    else:
+        where, there = f"{num_devices} devices", f"there are {num_devices}"
+        if needed == 2 * num_devices:
+            reasons.append("a chip of v4 or v5p has 2 TensorCores, but JAX shows it as one device")
+    why = "".join(f"; {reason}" for reason in reasons)
+    return f"TPU_MESH_CONFIG={wanted} needs {needed} devices, {there}{why}; on {where} use {fits}"
+
+
+def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
+    """Return the mesh of so many devices that is most like `sizes`.
+
+    Axes above 1 stay so where they can; then the factors by which sizes change are small, and of the last axes.
+    """
+
+    def unlike(shape: tuple[int, ...]) -> tuple:
+        pairs = list(zip(sizes, shape, strict=True))
+        factors = [round(abs(math.log(old / new)), 6) for old, new in pairs]
+        return sum((old > 1) != (new > 1) for old, new in pairs), round(sum(factors), 6), factors
+
+    return min(_shapes(num_devices, len(sizes)), key=unlike)
+
+
+def _shapes(num_devices: int, num_axes: int) -> Iterator[tuple[int, ...]]:
+    """Yield every tuple of so many numbers whose product is the number of devices."""
+    if num_axes == 1:
+        yield (num_devices,)
+        return
+    for size in range(1, num_devices + 1):
+        if num_devices % size == 0:
+            yield from ((size, *rest) for rest in _shapes(num_devices // size, num_axes - 1))
+
+
+def _shape_text(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(str, sizes))
 
 
 def _check_model(model: ConfigDict) -> None:
@@ -187,10 +252,10 @@ def _check_rope(model: ConfigDict) -> None:
 
 def _check_batch(config: ConfigDict) -> None:
     train, mesh = config.train, config.mesh
-    shards = mesh.data * mesh.fsdp * mesh.expert
+    shards = batch_shards(mesh)
     microbatches = max(1, train.gradient_accumulation)
     if train.global_batch % (shards * microbatches):
-        parts = f"{shards} shards (mesh data * fsdp * expert)"
+        parts = f"{shards} shards (mesh {' * '.join(BATCH_AXES)})"
         parts += f" * {microbatches} microbatches" if microbatches > 1 else ""
         raise ConfigError(
             f"train.global_batch={train.global_batch} is not a multiple of its {parts}; "

@@ -6,9 +6,7 @@ import math
 from flax.traverse_util import unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.base import ConfigError
-
-BATCH_AXES = ("data", "fsdp", "expert")
+from configs.base import BATCH_AXES, ConfigError
 
 RULES = (
     # weights

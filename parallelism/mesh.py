@@ -9,19 +9,40 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
+from configs.base import ConfigError
 from parallelism.axis_rules import RULES
 
 
 def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
     """Return a mesh of these axis sizes, in this order, over all devices or the given ones; all axes are Auto.
 
-    TPU chips stand in the order of `ring`, so that neighbours on the last axis above size 1 are neighbours in space.
+    `dcn_data` is the first axis, of size 1 where it is not given: slices of TPU chips, elsewhere contiguous parts. The
+    chips of a slice stand in the order of `ring`, so that neighbours on the last axis above size 1 are neighbours in
+    space.
+
+    Raises:
+      ConfigError: there are not `dcn_data` slices.
     """
-    devices = list(jax.devices() if devices is None else devices)
+    devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
     if devices[0].platform == "tpu":
-        devices = [devices[n] for n in ring([tuple(device.coords) for device in devices])]
+        devices = slice_by_slice(devices, axes["dcn_data"])
     grid = np.array(devices).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+def slice_by_slice(devices: list, num_slices: int) -> list:
+    """Return TPU chips in the order of their slices, those of a slice in the order of its `ring`."""
+    slices: dict[int, list] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    if len(slices) != num_slices:
+        there = "1 slice" if len(slices) == 1 else f"{len(slices)} slices"
+        raise ConfigError(
+            f"mesh.dcn_data={num_slices}, but the TPU chips are of {there}; set mesh.dcn_data={len(slices)}, "
+            "and the other axes to a product of the chips of a slice"
+        )
+    chips = [slices[index] for index in sorted(slices)]
+    return [part[n] for part in chips for n in ring([tuple(chip.coords) for chip in part])]
 
 
 def ring(coordinates: list[tuple[int, int, int]]) -> list[int]:

@@ -7,10 +7,17 @@ import importlib.util
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 
 from configs.base import ConfigError
 from configs.topologies import Topology
 
+NOT_READ = {
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": "XLA plans the memory when it compiles",
+    "TPU_NUM_DEVICES": "jax finds the devices of each host, on a v4 one a chip, four a host",
+    "PJRT_DEVICE": "JAX_PLATFORMS chooses the platform",
+    "LOCAL_RANK": "there is one process a host",
+}
 GOOGLE_PCI_VENDOR = "0x1ae0"
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # it reads data and writes events
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
@@ -52,8 +59,8 @@ def is_simulation(topology: Topology | None, accelerator: str) -> bool:
     return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
 
 
-def prepare_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> int | None:
-    """Set the environment that jax reads at import; return the number of devices, None if only jax knows.
+def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
+    """Set what jax reads when it is imported.
 
     Raises:
       ConfigError: the topology is for another accelerator than the attached one.
@@ -61,25 +68,46 @@ def prepare_platform(topology: Topology | None, accelerator: str, cache: pathlib
     for name, value in QUIET_TENSORFLOW.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
-    if accelerator != "cpu":
-        if topology and topology.accelerator != accelerator:
-            raise ConfigError(
-                f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
-                f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
-            )
-        if (
-            accelerator == "gpu"
-            and importlib.util.find_spec("jax_cuda12_plugin")
-            and not os.environ.get("JAX_PLATFORMS")
-        ):
-            os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # or jax would first look for TPUs, since libtpu is installed
-        return None
-    num_devices = topology.chips if topology else simulated_devices()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    if accelerator == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    elif topology and topology.accelerator != accelerator:
+        raise ConfigError(
+            f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
+            f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
+        )
+    elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
+        os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # or jax would first look for TPUs, since libtpu is installed
+
+
+def simulate(num_devices: int, num_processes: int = 1) -> int:
+    """Have jax show this process its part of `num_devices` CPU devices, 0 for what the environment asks of each.
+
+    Returns:
+      the number of devices of all processes.
+
+    Raises:
+      ConfigError: the processes do not divide them.
+    """
+    if num_devices % num_processes:
+        raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
+    local = num_devices // num_processes or simulated_devices()
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}
     flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
-    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={num_devices}"])
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)
-    return num_devices
+    return local * num_processes
+
+
+def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
+    """Return a line for each variable of earlier systems that is set and not read here.
+
+    Raises:
+      ConfigError: XLA_USE_BF16 asks for another type than `dtype`, which is model.dtype.
+    """
+    if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
+        raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")
+    return [
+        f"Note: {name}={environment[name]} is not read: {why}" for name, why in NOT_READ.items() if name in environment
+    ]

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from configs.base import batch_shards
 from configs.validation import CHOICES, changed
 from rehearsal import report, sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
@@ -86,7 +87,7 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     """Return changes of each kind, the smallest first."""
     config, chips = compiled.config, compiled.topology.chips
     train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
-    rows = train.global_batch // (mesh.data * mesh.fsdp * mesh.expert)
+    rows = train.global_batch // batch_shards(mesh)
     microbatches = [{"train.gradient_accumulation": n} for n in range(now + 1, rows + 1) if rows % n == 0]
     remat = [{"model.remat": policy} for policy in REMAT[REMAT.index(config.model.remat) + 1 :]]
     more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]

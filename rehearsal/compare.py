@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from configs import topologies as presets
 from configs import validation
-from configs.base import ConfigError
+from configs.base import MESH_AXES, ConfigError
 from rehearsal import report
 from rehearsal.compiler import Compiled, CompileError
 from rehearsal.estimate import estimate
@@ -75,7 +75,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
     pairs = []
     for data, fsdp in meshes:
         config = loaded.config.copy_and_resolve_references()
-        config.mesh.update(data=data, fsdp=fsdp, context=1, expert=1, model=1)
+        config.mesh.update(dict.fromkeys(MESH_AXES, 1) | {"data": data, "fsdp": fsdp})
         config.train.global_batch = rows_per_chip * data * fsdp
         config.train.gradient_accumulation = 0
         pairs.append((config, _part_of(topology, data * fsdp)))

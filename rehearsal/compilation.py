@@ -20,7 +20,7 @@ from jax.experimental.topologies import get_topology_desc
 
 from assembly import assemble
 from configs import loading, topologies
-from configs.base import MESH_AXES, ConfigError
+from configs.base import ConfigError
 from rehearsal.compiler import PROGRAM, first_line
 from training import throughput
 
@@ -47,7 +47,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     config.train.steps = config.train.steps or 1000
     run = assemble(config, devices=_devices(topology))
     facts = {
-        "mesh": {axis: config.mesh[axis] for axis in MESH_AXES},
+        "mesh": dict(run.mesh.shape),
         "state": _state_bytes(run),
         "num_parameters": run.num_parameters,
         "num_microbatches": run.num_microbatches,

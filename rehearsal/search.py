@@ -63,7 +63,7 @@ def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
     candidates = layouts(loaded, topology, any_batch=any_batch)
     tried: list[Candidate] = []
     while len(tried) < MAX_COMPILATIONS:
-        chosen = _most_promising(candidates, tried, topology)[:ROUND]
+        chosen = _most_promising(candidates, tried, topology)[: min(ROUND, MAX_COMPILATIONS - len(tried))]
         if not chosen:
             break
         _compile(chosen, topology, display, _progress(len(tried), display.compiler))
@@ -80,12 +80,12 @@ def _progress(tried: int, compiler) -> str:
 def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
     """Return every mesh over data, fsdp and model, microbatch and remat policy that is consistent."""
     found = []
-    fixed = loaded.config.mesh.context * loaded.config.mesh.expert
+    fixed = loaded.config.mesh.dcn_data * loaded.config.mesh.context * loaded.config.mesh.expert
     free = topology.chips // fixed
     for model in _divisors(free):
         for fsdp in _divisors(free // model):
             mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
-            shards = free // model * loaded.config.mesh.expert
+            shards = topology.chips // model // loaded.config.mesh.context
             for batch in _batches(loaded.config, shards, any_batch):
                 found += [
                     _candidate(loaded, topology, mesh | batch | {"model.remat": remat})
@@ -123,7 +123,7 @@ def _predicted_seconds(config, topology) -> float:
     update = 7 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) / given.memory_bandwidth
     ring = 1 / given.ring_bandwidth
     gathered = 4 * sizing.BFLOAT16 * number / mesh.model * (1 - 1 / mesh.fsdp) * microbatches * ring
-    summed = 2 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) * (1 - 1 / mesh.data) * ring
+    summed = 2 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) * (1 - 1 / (mesh.dcn_data * mesh.data)) * ring
     stream = tokens * mesh.model * model.embed_dim * sizing.BFLOAT16
     across_model = 8 * model.num_layers * stream * (1 - 1 / mesh.model) * ring
     exposed = across_model + summed + max(0.1 * gathered, gathered - 0.8 * products)

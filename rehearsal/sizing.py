@@ -9,6 +9,8 @@ Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 import dataclasses
 import math
 
+from configs.base import batch_shards
+
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
 MOMENTS = {"adamw": 2, "adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps a weight
@@ -54,7 +56,7 @@ def predict(config) -> Sizes:
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(model), train.gradient_accumulation or 1
     weights = number * FLOAT32 / (mesh.fsdp * mesh.model)
-    rows = train.global_batch / (mesh.data * mesh.fsdp * mesh.expert * microbatches)
+    rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
     a_head = tokens * padded * BFLOAT16 / mesh.model

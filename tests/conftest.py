@@ -4,7 +4,6 @@
 import gc
 import os
 
-from configs import topologies
 from input_pipeline.cache import cache_path
 from parallelism import startup
 
@@ -16,7 +15,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # Tests compile much and run little: without LLVM's optimisation passes they end in half the time.
 given = os.environ.get("XLA_FLAGS", "").split()  # has them already in a worker of pytest-xdist
 os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION if flag not in given)])
-startup.prepare_platform(topologies.get("cpu-8"), "cpu", CACHE)
+startup.choose_platform(None, "cpu", CACHE)
+startup.simulate(8)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -88,9 +88,9 @@ def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config.data.source = "synthetic"
     evaluated = train.evaluate_heldout
 
-    def slow(run, state, corpus, num_batches=None, signals=None):
+    def slow(run, state, corpus, stop, num_batches=None):
         time.sleep(1.0)
-        return evaluated(run, state, corpus, 2)
+        return evaluated(run, state, corpus, stop, 2)
 
     monkeypatch.setattr(train, "evaluate_heldout", slow)
     train.train(config, tmp_path)

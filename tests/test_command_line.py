@@ -91,7 +91,7 @@ MISTAKES = [
     ("--config.model.head_dim=7", "must be even"),
     ("--config.train.sequence_length=1024", "train.sequence_length=1024 is longer than model.max_length=512"),
     ("--topology=cpu-8 --config.train.global_batch=20", "train.global_batch=20 is not a multiple of its 8 shards"),
-    ("--topology=cpu-8 --config.train.global_batch=20", "(mesh data * fsdp * expert); use 16 or 24"),
+    ("--topology=cpu-8 --config.train.global_batch=20", "(mesh dcn_data * data * fsdp * expert); use 16 or 24"),
     ("--topology=cpu-8 --config.train.global_batch=4", "use 8"),
     ("--topology=cpu-8 --config.train.gradient_accumulation=4", "expert) * 4 microbatches; use 32"),
     (

@@ -24,8 +24,9 @@ def duration(seconds: float) -> str:
 class Display:
     """Progress of a run for one reader; a context manager. What it shows goes to the log too."""
 
-    def __init__(self, num_steps: int):
-        self.num_steps, self.live = num_steps, sys.stdout.isatty()
+    def __init__(self, num_steps: int, *, quiet: bool = False):
+        """`quiet`: only to the log, as of a process that is not the first."""
+        self.num_steps, self.quiet, self.live = num_steps, quiet, sys.stdout.isatty() and not quiet
         self.after(0)
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
         self.progress = Progress(*columns, console=Console(highlight=False), transient=True, disable=not self.live)
@@ -43,7 +44,7 @@ class Display:
         LOG.info(text)
         if self.live:
             self.progress.console.print(text, markup=False, soft_wrap=True)
-        else:
+        elif not self.quiet:
             print(text, flush=True)
 
     def lines(self, texts: list[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns SIGINT and SIGTERM into a request that the loop answers between two steps."""
+"""Turns SIGINT and SIGTERM into a request that the loop, in all processes alike, answers between two steps."""
 
 import concurrent.futures
 import contextlib
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 
 import jax
+
+from parallelism import processes
 
 POLL_SECONDS = 0.05
 
@@ -27,17 +29,47 @@ class Interruption:
     """`requested` is true from the first signal on; a second SIGINT ends the process without saving.
 
     With `at_once` set, which is when nothing is left to save, the first signal ends it.
+
+    Processes of one run must stop after the same step, or those that go on wait for the others for ever. So each
+    counts the boundaries that it passes, of steps and of evaluated batches, the same in all. When a signal has come
+    to one, all tell each other where they are, once, and stop at the furthest of these boundaries: what comes before
+    it all have begun or can begin alone.
     """
 
     def __init__(self):
         self.requested = self.at_once = False
+        self.boundaries, self.stop_at = 0, None
+        self.alive = lambda: None  # called at each boundary
 
     def request(self, number: int, frame) -> None:
         """Handle a signal."""
         if self.at_once or (self.requested and number == signal.SIGINT):
             raise KeyboardInterrupt
         self.requested = True
+        processes.ask_to_stop()
         print("\nstopping; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)
+
+    def agreed(self) -> bool:
+        """Pass a boundary; return whether all processes stop here."""
+        self.alive()
+        self.boundaries += 1
+        if self.stop_at is None and (self.requested or processes.stop_asked()):
+            self._agree()
+        return self.stop_at is not None and self.boundaries >= self.stop_at
+
+    def close(self) -> None:
+        """There are no more boundaries; a process that was asked to stop just before the last learns of it."""
+        if self.stop_at is None:
+            self._agree()
+        self.at_once = True
+
+    def pass_on(self) -> bool:
+        """Pass a boundary of what is not stopped any more."""
+        self.alive()
+        return False
+
+    def _agree(self) -> None:
+        self.stop_at = max(processes.gather("stop", self.boundaries))
 
 
 def in_thread(train_step: Callable, interruption: Interruption) -> Callable:

@@ -3,21 +3,24 @@
 
 import json
 import math
+import os
 import pathlib
 import time
 
 
 class MetricsWriter:
-    """Appends one JSON object a line, each with its `kind`; process 0 alone makes one.
+    """Appends one JSON object a line, each with its `kind`.
 
     A torn last line, left by a process that was killed, is cut off at the start.
     """
 
-    def __init__(self, workdir: pathlib.Path, *, tensorboard: bool):
-        self.path = workdir / "metrics.jsonl"
-        _cut_torn_line(self.path)
+    def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
+        """`first`: whether this is the process that writes; of others nothing is kept."""
+        self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
+        if first:
+            _cut_torn_line(self.path)
         self.file = self.path.open("a")
-        self.events = _EventFiles(workdir / "tensorboard") if tensorboard else None
+        self.events = _EventFiles(workdir / "tensorboard") if tensorboard and first else None
 
     def __enter__(self):
         return self

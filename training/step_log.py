@@ -4,6 +4,7 @@
 import math
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -30,9 +31,16 @@ class StepLog:
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
-        workdir: pathlib.Path, peak_flops: float | None, record: dict | None,
+        workdir: pathlib.Path, peak_flops: float | None, record: dict | None, on_end: Callable[[int], None],
     ):  # fmt: skip
-        """`peak_flops` is that of all devices; `record` is what an earlier process saved beside its state."""
+        """Begin.
+
+        Args:
+          peak_flops: of all devices.
+          record: what an earlier process saved beside its state.
+          on_end: called with each step that has ended.
+        """
+        self.on_end = on_end
         record = record or {"total_tokens": 0, "productive_seconds": 0.0}
         self.run, self.writer, self.display = run, writer, display
         self.peak_flops, self.total_tokens, self.pending = peak_flops, record["total_tokens"], None
@@ -77,6 +85,7 @@ class StepLog:
         tokens = int(figures.pop("tokens"))
         self.total_tokens += tokens
         self.stopwatch.mark(tokens, self.run.config.train.global_batch)
+        self.on_end(step)
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(figures[name]):
                 raise NonFinite(

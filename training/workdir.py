@@ -5,36 +5,62 @@ import contextlib
 import fcntl
 import json
 import pathlib
+import secrets
 
+from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints, differences
 
 MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
-    "mesh.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
+    "mesh.", "layout.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
     "data.",  # the digest of the corpus stands for it; weights of a mixture, readers and the cache may change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
-    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every",
+    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
 )  # fmt: skip
 NOT_CONTENT = ("data.cache_dir", "data.readers", "data.prefetch")
 
 
 @contextlib.contextmanager
 def exclusive(workdir: pathlib.Path):
-    """Make the folder and hold it for this process until the end of the block.
+    """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
 
     Raises:
-      CheckpointError: it cannot be made or written, or another process trains there.
+      CheckpointError: it cannot be made or written, another run is in it, or not all processes see the same folder.
     """
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / "lock").open("w")
+        processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / "lock").open("a+") if processes.index() == 0 else contextlib.nullcontext()
     except OSError as error:
         raise CheckpointError(f"--workdir={workdir}: {error.strerror}; name a folder that can be written") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"another process trains in {workdir}; take another --workdir") from None
+        if processes.index() == 0:
+            _hold(lock, workdir)
+        _check_same_folder(workdir)
         yield
+
+
+def _hold(lock, workdir: pathlib.Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(f"another process trains in {workdir}; take another --workdir") from None
+
+
+def _check_same_folder(workdir: pathlib.Path) -> None:
+    """Raise CheckpointError where a process does not find what process 0 has just put there."""
+    if processes.count() == 1:
+        return
+    mark = workdir / f"mark-{processes.shared('mark', lambda: secrets.token_hex(4))}"
+    if processes.index() == 0:
+        mark.touch()
+    processes.gather("marked", None)
+    found = processes.gather("found the mark", mark.exists())
+    if processes.index() == 0:
+        mark.unlink()
+    if not all(found):
+        raise CheckpointError(
+            f"--workdir={workdir} is another folder on {processes.name(found.index(False))} than on "
+            f"{processes.name(0)}; name one that all hosts share"
+        )
 
 
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:

@@ -38,7 +38,7 @@ def test_topology_stands_between_recipe_and_command_line(tmp_path):
         "    config.mesh.model = 2\n    config.mesh.data = 4\n    config.train.steps = 7\n    return config\n"
     )
     loaded = loading.load(str(recipe), "v4-32", {"mesh.fsdp": "4", "mesh.model": "4"})
-    assert loaded.config.mesh.to_dict() == {"data": 1, "fsdp": 4, "context": 1, "expert": 1, "model": 4}
+    assert loaded.config.mesh.to_dict() == {"dcn_data": 1, "data": 1, "fsdp": 4, "context": 1, "expert": 1, "model": 4}
     assert loaded.recipe == "mine" and loaded.topology.name == "v4-32"
     assert loaded.typed == {"mesh.fsdp": 4, "mesh.model": 4}
     origins = {key: loaded.origins[key] for key in ("train.steps", "mesh.data", "mesh.model")}

@@ -62,7 +62,8 @@ def test_every_recipe_runs_as_it_is_on_eight_cpu_devices(recipe):
 @pytest.mark.parametrize(
     "mesh",
     [dict(mesh__fsdp="4", mesh__model="4"), dict(mesh__fsdp="1", mesh__model="8", mesh__context="2"),
-     dict(mesh__fsdp="2", mesh__context="8"), dict(mesh__fsdp="-1", mesh__data="2", mesh__expert="2")],
+     dict(mesh__fsdp="2", mesh__context="8"), dict(mesh__fsdp="-1", mesh__data="2", mesh__expert="2"),
+     dict(mesh__fsdp="-1", mesh__dcn_data="2")],
 )  # fmt: skip
 def test_sizes_shrink_no_further_than_the_mesh_divides_and_the_mesh_stays(mesh):
     config, _ = scaled("llama3_8b", "v4-32", **mesh)

@@ -35,6 +35,20 @@ def test_v4_and_v5p_count_tensorcores_and_the_others_chips(name, chips, hosts):
     assert (topologies.get(name).chips, topologies.get(name).hosts) == (chips, hosts)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_tpus_name_counts_its_tensorcores(name):
+    topology = topologies.get(name)
+    if topology.accelerator == "tpu":
+        assert int(name.partition("-")[2]) == topology.cores_per_chip * topology.chips
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "found"), [("v4-32", 32, "v4-64"), ("v4-32", 7, ""), ("v6e-8", 16, ""), ("v5e-8", 16, "v5e-16")]
+)
+def test_a_slice_of_another_size_has_the_same_chips(name, chips, found):
+    assert topologies.of_size(topologies.get(name), chips) == found
+
+
 def test_an_unknown_name_is_an_error_with_the_nearest():
     with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; nearest: v5[ep]-8"):
         topologies.get("v5-8")

@@ -20,6 +20,7 @@ from tests.support import assert_close
 MESHES = [
     {"data": 8}, {"fsdp": 8}, {"context": 8}, {"expert": 8}, {"model": 4},
     {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
+    {"dcn_data": 2, "fsdp": 4}, {"dcn_data": 2, "data": 2, "model": 2},
 ]  # fmt: skip
 
 
@@ -28,6 +29,38 @@ def test_loss_and_every_gradient_are_those_of_one_device(mesh):
     actual = gradients_and_scalars(**mesh)
     assert_close(actual, gradients_and_scalars())
     assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(actual[0]))
+
+
+@pytest.mark.parametrize(("num_parameters", "axes"), [(10**6, ("dcn_data", "fsdp")), (10**9, ("dcn_data",))])
+def test_gradients_cross_the_network_between_slices_once_a_step(monkeypatch, num_parameters, axes):
+    monkeypatch.setattr(assembly, "_num_parameters", lambda model: num_parameters)
+    assert tuple(assembly._summed_once(small_config(dcn_data=2, fsdp=4), None)) == axes
+
+
+def test_microbatches_on_slices_add_up_to_the_whole_batch():
+    assert_close(gradients_and_scalars(num_microbatches=2, dcn_data=2, fsdp=4), gradients_and_scalars())
+
+
+@pytest.mark.parametrize(
+    ("mesh", "order"),
+    [
+        ({"fsdp": 8}, MESH_AXES),
+        ({"dcn_data": 2, "fsdp": 4}, MESH_AXES),
+        ({"dcn_data": 2, "fsdp": 2, "model": 2}, ("dcn_data", "model", "expert", "context", "fsdp", "data")),
+    ],
+)
+def test_slices_and_other_orders_are_proved_to_compute_what_one_device_does(mesh, order):
+    config = small_config(**mesh)
+    config.layout.axis_order = ",".join(order)
+    assert assembly.layout_differences(config) == []
+
+
+def test_the_order_of_the_axes_is_that_of_the_mesh():
+    config = small_config(data=2, model=2, fsdp=2)
+    config.layout.axis_order = "dcn_data,data,model,fsdp,context,expert"
+    mesh = assembly.assemble(config).mesh
+    assert mesh.axis_names == ("dcn_data", "data", "model", "fsdp", "context", "expert")
+    assert [device.id for device in mesh.devices[0, 0, 1].flat] == [2, 3]  # fsdp changes faster than model
 
 
 WHERE = {  # of the weights, by the rules, written out
@@ -119,7 +152,7 @@ def test_batch_and_activations_are_split_over_batch_and_length(trained):
 )
 def test_an_activation_is_constrained_by_the_names_of_its_axes(axes, shard):
     sizes = dict(batch=4, length=24, key_length=24, act_embed=40, heads=8, kv_heads=4, head_dim=6, mlp=56, vocab=68)
-    with mesh_context(make_mesh(dict(zip(MESH_AXES, (1, 2, 2, 1, 2), strict=True)))):
+    with mesh_context(make_mesh(dict(zip(MESH_AXES, (1, 1, 2, 2, 1, 2), strict=True)))):
         x = jax.jit(lambda: constrain(jax.numpy.zeros([sizes[name] for name in axes]), *axes))()
     assert x.addressable_shards[0].data.shape == shard
 

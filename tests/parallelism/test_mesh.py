@@ -2,12 +2,14 @@
 """Chips stand in the mesh so that a ring over them is one of single hops."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from parallelism.mesh import make_mesh, ring
+from configs.base import ConfigError
+from parallelism.mesh import make_mesh, ring, slice_by_slice
 
 
 def hops(first, second) -> int:
@@ -42,5 +44,45 @@ def test_cores_of_one_chip_and_parts_of_a_slice_keep_their_order(chips):
 
 def test_devices_without_coordinates_keep_their_order():
     mesh = make_mesh({"data": 2, "fsdp": 4})
-    assert mesh.devices.tolist() == np.array(jax.devices()).reshape(2, 4).tolist()
-    assert mesh.axis_names == ("data", "fsdp")
+    assert mesh.devices.tolist() == np.array(jax.devices()).reshape(1, 2, 4).tolist()
+    assert mesh.axis_names == ("dcn_data", "data", "fsdp")
+
+
+def test_slices_of_devices_without_coordinates_are_contiguous_and_slowest():
+    mesh = make_mesh({"model": 2, "fsdp": 2, "dcn_data": 2})
+    assert mesh.axis_names == ("dcn_data", "model", "fsdp")
+    assert [[device.id for device in part.flat] for part in mesh.devices] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def chips_of(num_slices: int, box=(2, 2, 2)) -> list:
+    """Return what stands for the TPU chips of so many slices, in any order."""
+    places = list(itertools.product(*map(range, box)))
+    chips = [
+        SimpleNamespace(platform="tpu", slice_index=n, coords=place) for n in range(num_slices) for place in places
+    ]
+    np.random.default_rng(0).shuffle(chips)
+    return chips
+
+
+def test_slices_stand_in_order_and_each_is_a_ring():
+    parts = np.array(slice_by_slice(chips_of(3), 3)).reshape(3, 8)
+    for number, part in enumerate(parts):
+        assert {chip.slice_index for chip in part} == {number}
+        assert {hops(a.coords, b.coords) for a, b in zip(part, np.roll(part, -1), strict=True)} == {1}
+
+
+def test_chips_that_know_of_no_slices_are_one():
+    chips = [SimpleNamespace(platform="tpu", coords=(x, 0, 0)) for x in (1, 0)]
+    assert [chip.coords[0] for chip in slice_by_slice(chips, 1)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("there", "dcn_data", "words"),
+    [
+        (2, 1, r"mesh.dcn_data=1, but the TPU chips are of 2 slices; set mesh.dcn_data=2"),
+        (1, 2, r"mesh.dcn_data=2, but the TPU chips are of 1 slice; set mesh.dcn_data=1"),
+    ],
+)
+def test_another_number_of_slices_than_the_mesh_says_is_an_error(there, dcn_data, words):
+    with pytest.raises(ConfigError, match=words):
+        make_mesh({"dcn_data": dcn_data, "fsdp": 8 * there // dcn_data}, chips_of(there))

@@ -57,7 +57,8 @@ def test_asking_for_an_accelerator_that_is_not_there_is_an_error(machine, device
 
 @pytest.mark.parametrize(("topology", "devices"), [("cpu", 1), ("cpu-8", 8), ("v4-8", 4), ("v4-32", 16), ("v4-64", 32)])
 def test_without_accelerator_a_topology_has_as_many_simulated_devices_as_chips(machine, topology, devices):
-    assert startup.prepare_platform(topologies.get(topology), "cpu", pathlib.Path("/cache")) == devices
+    startup.choose_platform(topologies.get(topology), "cpu", pathlib.Path("/cache"))
+    assert startup.simulate(topologies.get(topology).chips) == devices
     assert f"--xla_force_host_platform_device_count={devices}" in os.environ["XLA_FLAGS"].split()
     assert os.environ["JAX_PLATFORMS"] == "cpu"
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/cache/compiled"
@@ -73,7 +74,7 @@ def test_without_accelerator_a_topology_has_as_many_simulated_devices_as_chips(m
 )
 def test_without_topology_the_environment_says_how_many_devices(machine, name, value, devices):
     machine.setenv(name, value)
-    assert startup.prepare_platform(None, "cpu", pathlib.Path("/cache")) == devices
+    assert startup.simulate(0) == devices
     assert os.environ["XLA_FLAGS"].count("device_count") == 1 and f"device_count={devices}" in os.environ["XLA_FLAGS"]
     assert "JAX_NUM_CPU_DEVICES" not in os.environ  # jax refuses it beside the flag
 
@@ -81,7 +82,8 @@ def test_without_topology_the_environment_says_how_many_devices(machine, name, v
 def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):
     machine.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_cpu_collective_timeout_seconds=7")
     machine.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
-    startup.prepare_platform(topologies.get("cpu-8"), "cpu", pathlib.Path("/cache"))
+    startup.choose_platform(topologies.get("cpu-8"), "cpu", pathlib.Path("/cache"))
+    startup.simulate(8)
     flags = os.environ["XLA_FLAGS"].split()
     assert "--xla_dump_to=/x" in flags
     assert [flag for flag in flags if "collective_timeout_seconds" in flag] == [
@@ -91,16 +93,16 @@ def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/mine"
 
 
-def test_on_an_accelerator_only_jax_knows_the_devices_and_nothing_is_simulated(machine):
-    assert startup.prepare_platform(topologies.get("v4-8"), "tpu", pathlib.Path("/cache")) is None
-    assert startup.prepare_platform(None, "gpu", pathlib.Path("/cache")) is None
+def test_on_an_accelerator_nothing_is_simulated(machine):
+    startup.choose_platform(topologies.get("v4-8"), "tpu", pathlib.Path("/cache"))
+    startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
     assert "XLA_FLAGS" not in os.environ and "JAX_PLATFORMS" not in os.environ
 
 
 @pytest.mark.parametrize(("topology", "accelerator"), [("v4-8", "gpu"), ("h100-8", "tpu"), ("cpu-8", "tpu")])
 def test_a_topology_of_another_kind_than_the_attached_one_is_an_error(machine, topology, accelerator):
     with pytest.raises(ConfigError, match=f"--topology={topology} is a .* slice, but a {accelerator} is attached"):
-        startup.prepare_platform(topologies.get(topology), accelerator, pathlib.Path("/cache"))
+        startup.choose_platform(topologies.get(topology), accelerator, pathlib.Path("/cache"))
 
 
 @pytest.mark.parametrize(
@@ -132,5 +134,29 @@ def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
     """libtpu is installed for rehearsals; with JAX_PLATFORMS unset jax would try it first, and complain."""
     machine.setenv("JAX_PLATFORMS", asked)
     machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
-    assert startup.prepare_platform(None, "gpu", pathlib.Path("/cache")) is None
+    startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
     assert os.environ["JAX_PLATFORMS"] == left
+
+
+@pytest.mark.parametrize(("processes", "local"), [(1, 16), (4, 4), (16, 1)])
+def test_each_process_simulates_its_part_of_the_devices(machine, processes, local):
+    assert startup.simulate(16, processes) == 16
+    assert f"--xla_force_host_platform_device_count={local}" in os.environ["XLA_FLAGS"].split()
+
+
+def test_without_topology_each_process_simulates_as_many_as_its_environment_says(machine):
+    machine.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert startup.simulate(0, 4) == 8
+
+
+def test_processes_must_divide_the_simulated_devices(machine):
+    with pytest.raises(ConfigError, match="16 devices cannot be simulated by 3 processes alike"):
+        startup.simulate(16, 3)
+
+
+def test_variables_of_earlier_systems_are_answered():
+    environment = {"TPU_NUM_DEVICES": "8", "XLA_USE_BF16": "1", "HOME": "/"}
+    (line,) = startup.notes(environment, "bfloat16")
+    assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
+    with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
+        startup.notes(environment, "float32")

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line between the processes of a run that works when the devices do not: who is up, who died, what all agree on.
+
+Process 0 holds the hub; every process, 0 too, has a line to it. The messages are JSON, one to a text line. It knows
+nothing of jax: the collectives of the devices wait for ever, or abort, when a process is missing; this names it.
+"""
+
+import collections
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+RETRY_SECONDS = 0.2
+LEAVE_SECONDS = 10.0
+# The kernel asks a silent neighbour for a sign of life, whatever Python is busy with: a lost machine shows in 20 s.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+
+
+class JoinError(RuntimeError):
+    """The processes of a run did not find each other; the message says who is missing."""
+
+    exit_status = 1
+
+
+class Hub:
+    """The middle, in process 0: passes values round, and tells everybody when one is gone."""
+
+    def __init__(self, host: str, port: int, count: int, join_seconds: float):
+        """Listen on `port`; from now on `count` processes have `join_seconds` to come.
+
+        Raises:
+          JoinError: the port is taken.
+        """
+        self.count, self.changed = count, threading.Condition()
+        self.connections: dict[int, socket.socket] = {}
+        self.hosts: dict[int, str] = {}
+        self.left: set[int] = set()
+        self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
+        self.end: dict | None = None
+        try:
+            self.listener = _listen(host, port)
+        except OSError as error:
+            raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
+        threading.Thread(target=self._accept, daemon=True).start()
+        timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
+        timer.daemon = True
+        timer.start()
+
+    def wait_until_all_left(self) -> None:
+        """Return when every other process has said goodbye, or after some seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.left) == self.count, LEAVE_SECONDS)
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self.listener.accept()
+            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        index = None
+        with contextlib.suppress(OSError, ValueError):  # a line that breaks off is a death, told below
+            _keep_alive(connection)
+            for text in connection.makefile():
+                message = json.loads(text)
+                index = message.get("index", index)
+                with self.changed:
+                    self._take(index, message, connection)
+                    self.changed.notify_all()
+        with self.changed:
+            if index is not None and index not in self.left and self.connections.get(index) is connection:
+                self._end(f"process {index} of {self.count} ({self.hosts[index]}) died", 1)
+            self.changed.notify_all()
+
+    def _take(self, index: int, message: dict, connection: socket.socket) -> None:
+        match message["kind"]:
+            case "join":
+                self._join(index, message, connection)
+            case "value":
+                self._collect(index, message)
+            case "stop":
+                self._tell({"kind": "stop"})
+            case "failed":
+                line = (
+                    f"process {index} of {self.count} ({self.hosts[index]}): {message['line'].removeprefix('error: ')}"
+                )
+                self._end(line, message["status"])
+            case "leave":
+                self.left.add(index)
+
+    def _join(self, index: int, message: dict, connection: socket.socket) -> None:
+        host = message["host"]
+        if index in self.connections:
+            self._end(f"two processes are number {index}: on {self.hosts[index]} and on {host}", 2, also=connection)
+            return
+        self.connections[index], self.hosts[index] = connection, host
+        if message["count"] != self.count:
+            says = f"process {index} ({host}) was told of {message['count']} processes, process 0 of {self.count}"
+            self._end(f"{says}; give all the same number", 2)
+        elif self.end:
+            _send(connection, self.end)
+        elif len(self.connections) == self.count:
+            self._tell({"kind": "joined", "hosts": [self.hosts[i] for i in range(self.count)]})
+
+    def _collect(self, index: int, message: dict) -> None:
+        topic = message["topic"]
+        self.values[topic][index] = message["value"]
+        if len(self.values[topic]) == self.count:
+            values = self.values.pop(topic)
+            self._tell({"kind": "values", "topic": topic, "values": [values[i] for i in range(self.count)]})
+
+    def _check_all_came(self, seconds: float) -> None:
+        with self.changed:
+            missing = [str(i) for i in range(self.count) if i not in self.connections]
+            if missing:
+                came = ", ".join(f"{i} on {host}" for i, host in sorted(self.hosts.items()))
+                which = f"process {', '.join(missing)} of {self.count}"
+                self._end(f"{which} did not come up within {seconds:g} s (there are: {came})", 1)
+
+    def _end(self, line: str, status: int, also: socket.socket | None = None) -> None:
+        if self.end is None:  # the first cause; what follows from it is not told
+            self.end = {"kind": "end", "line": line, "status": status}
+            self._tell(self.end)
+        if also:
+            _send(also, self.end)
+
+    def _tell(self, message: dict) -> None:
+        for index, connection in self.connections.items():
+            if index not in self.left:
+                _send(connection, message)
+
+
+class Line:
+    """A process's connection to the hub.
+
+    Attributes:
+      hosts: name of the machine of each process.
+      stop_asked: whether a process asked all to stop.
+    """
+
+    def __init__(self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable):
+        """Join the others.
+
+        Args:
+          on_end: (line, exit status), called in a thread when a process has died or failed; does not return.
+
+        Raises:
+          JoinError: not all processes came within `join_seconds`.
+        """
+        self.index, self.count, self.stop_asked = index, count, False
+        self.changed, self.rounds = threading.Condition(), collections.Counter()
+        self.values: dict[str, list] = {}
+        self.hosts: list[str] = []
+        self.on_end, self.leaving = on_end, False
+        deadline = time.monotonic() + join_seconds
+        self.connection = _connect(host, port, deadline, join_seconds)
+        _keep_alive(self.connection)
+        self._say(kind="join", index=index, count=count, host=socket.gethostname())
+        threading.Thread(target=self._listen, daemon=True).start()
+        with self.changed:  # the hub tells who is late; without a word from it, process 0 is
+            if not self.changed.wait_for(lambda: self.hosts, deadline - time.monotonic() + LEAVE_SECONDS):
+                raise JoinError(f"process 0 at {host}:{port} did not answer within {join_seconds:g} s")
+
+    def gather(self, topic: str, value) -> list:
+        """Return the values of all processes, by number; every process must ask for the same topics."""
+        with self.changed:
+            self.rounds[topic] += 1
+            topic = f"{topic} {self.rounds[topic]}"
+            self._say(kind="value", topic=topic, value=value)
+            self.changed.wait_for(lambda: topic in self.values)
+            return self.values.pop(topic)
+
+    def ask_to_stop(self) -> None:
+        """Set `stop_asked` in every process."""
+        self._say(kind="stop")
+
+    def fail(self, line: str, status: int) -> None:
+        """Say why this process ends; the others end too."""
+        with contextlib.suppress(OSError):  # nobody is left to be told
+            self._say(kind="failed", line=line, status=status)
+
+    def leave(self) -> None:
+        """Part in peace, once all are done."""
+        self.gather("leave", None)
+        self.leaving = True
+        self._say(kind="leave")
+
+    def _say(self, **message) -> None:
+        _send(self.connection, message)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for text in self.connection.makefile():
+                self._hear(json.loads(text))
+        if not self.leaving:
+            self.on_end(f"process 0 of {self.count} ({self.hosts[0] if self.hosts else 'the coordinator'}) died", 1)
+
+    def _hear(self, message: dict) -> None:
+        if message["kind"] == "end":
+            self.on_end(message["line"], message["status"])
+        with self.changed:
+            match message["kind"]:
+                case "joined":
+                    self.hosts = message["hosts"]
+                case "values":
+                    self.values[message["topic"]] = message["values"]
+                case "stop":
+                    self.stop_asked = True
+            self.changed.notify_all()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if host in ("localhost", "127.0.0.1"):
+        return socket.create_server((host, port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _connect(host: str, port: int, deadline: float, seconds: float) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=max(RETRY_SECONDS, deadline - time.monotonic()))
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise JoinError(
+                    f"process 0 did not come up at {host}:{port} within {seconds:g} s ({error.strerror or error})"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if option := getattr(socket, name, None):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _send(connection: socket.socket, message: dict) -> None:
+    """Send a message; a neighbour that is gone is noticed by who reads from it."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(json.dumps(message).encode() + b"\n")

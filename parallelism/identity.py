@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hosts of a run must have in common, beside the configuration: code, libraries, what the compiler reads."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+
+from parallelism import processes
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports
+LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow-cpu", "tensorflow")
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def check_same() -> None:
+    """Compare all that with the other processes of the run.
+
+    Raises:
+      ConfigError: names process, machine and item.
+    """
+    processes.check_same(code(), "their code")
+    processes.check_same(versions(), "the versions of their libraries")
+    processes.check_same({name: os.environ.get(name, "") for name in VARIABLES}, "their environment")
+
+
+def code() -> dict[str, str]:
+    """Return a digest of each of our files that a run may import."""
+    files = sorted(path.relative_to(ROOT) for pattern in ("*.py", "*/*.py") for path in ROOT.glob(pattern))
+    files = [file for file in files if file.parts[0] not in NO_CODE and not file.parts[0].startswith(".")]
+    return {str(file): hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12] for file in files}
+
+
+def code_digest() -> str:
+    """Return what changes with any of them."""
+    return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a run: how they find each other, what they must agree on, and how each learns of another's end.
+
+`find` reads who we are without touching a device, `start` joins the others. Outside a group every function here
+answers for one process.
+"""
+
+import dataclasses
+import pathlib
+import signal
+from collections.abc import Callable, Mapping
+
+from configs.base import ConfigError
+from parallelism.hub import Hub, Line
+
+DEFAULT_PORT = 8476
+HUB_PORT = 1  # after the coordinator's, which is jax's own
+MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "PMIX_RANK", "KUBERNETES_SERVICE_HOST")  # places that jax knows
+FAMILIES = (  # variables that place a process: of the address, the number, the count; of each kind one of several names
+    (("JAX_COORDINATOR_ADDRESS",), ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"), ("JAX_PROCESS_COUNT", "JAX_NUM_PROCESSES")),
+    (("TPU_COORDINATOR_ADDRESS",), ("TPU_WORKER_ID",), ("TPU_WORKER_COUNT",)),
+    (("MASTER_ADDR",), ("RANK",), ("WORLD_SIZE",)),
+)
+OF_OTHERS = ("TPU_WORKER_ID",)  # set on every GKE worker too, where jax finds the rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Who this process is among others.
+
+    Attributes:
+      host, port: of the coordinator, in process 0; the hub listens on the port after it.
+      source: the variables, or the system, that it is from.
+      local_devices: numbers of the GPUs that are this process's; None: all.
+    """
+
+    host: str
+    port: int
+    index: int
+    count: int
+    source: str
+    local_devices: tuple[int, ...] | None = None
+
+
+def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) -> Group | None:
+    """Return the group that the environment names, else the one that jax finds where it is likely to; None: alone.
+
+    Variables win over what jax finds: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
+    TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE.
+
+    Raises:
+      ConfigError: one is missing or no number, or two of them contradict each other.
+    """
+    groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
+    for other in groups[1:]:
+        _check_same(groups[0], other)
+    if groups:
+        return groups[0]
+    if accelerator == "tpu" or any(name in environment for name in MANAGED):
+        return _found_by_jax(join_seconds)
+    return None
+
+
+def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None:
+    given = [next((name for name in names if environment.get(name)), None) for names in family]
+    if all(name is None or name in OF_OTHERS for name in given):
+        return None
+    missing = [" or ".join(names) for names, name in zip(family, given, strict=True) if name is None]
+    if missing:
+        there = ", ".join(f"{name}={environment[name]}" for name in given if name)
+        raise ConfigError(f"{there} without {', '.join(missing)}; set all three, or none for a single process")
+    for names in family:
+        values = {name: environment[name] for name in names if environment.get(name)}
+        if len(set(values.values())) > 1:
+            raise ConfigError(f"{_text(values)} contradict each other; unset one")
+    host, port = _address(given[0], environment)
+    index, count = (_number(name, environment[name]) for name in given[1:])
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"{given[1]}={index} must be 0 or greater and less than {given[2]}={count}; processes count from 0"
+        )
+    return Group(host, port, index, count, _text({name: environment[name] for name in given}))
+
+
+def _address(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
+    host, _, port = environment[name].rpartition(":") if ":" in environment[name] else (environment[name], "", "")
+    if name == "MASTER_ADDR":
+        port = port or environment.get("MASTER_PORT", "")
+    return host.strip("[]"), _number(f"the port of {name}", port) if port else DEFAULT_PORT
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text} is not a whole number") from None
+
+
+def _check_same(one: Group, other: Group) -> None:
+    for what in ("count", "index", "host", "port"):
+        if getattr(one, what) != getattr(other, what):
+            raise ConfigError(f"{one.source} and {other.source} contradict each other in the {what}; unset one set")
+
+
+def _text(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _found_by_jax(join_seconds: float) -> Group | None:
+    """Return the group of a TPU slice, of SLURM, Open MPI or Kubernetes; None where there is but one process."""
+    from jax._src.clusters import ClusterEnv  # no public function tells the place without going there
+
+    address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, int(join_seconds)
+    )
+    if address is None or count == 1:
+        return None
+    host, _, port = address.rpartition(":")
+    return Group(host, int(port), index, count, "jax", tuple(devices) if devices else None)
+
+
+_line: Line | None = None
+_hub: Hub | None = None
+
+
+def start(group: Group, join_seconds: float, on_end: Callable[[str, int], None]) -> None:
+    """Join the group and let jax do so; before any device is touched.
+
+    Args:
+      on_end: (line, exit status), called in a thread when another process has died or failed; ends this one.
+
+    Raises:
+      JoinError: not all came within `join_seconds`; names who is late.
+    """
+    global _line, _hub
+    import jax
+
+    if group.index == 0:
+        _hub = Hub(group.host, group.port + HUB_PORT, group.count, join_seconds)
+    _line = Line(
+        group.host, group.port + HUB_PORT, index=group.index, count=group.count,
+        join_seconds=join_seconds, on_end=on_end,
+    )  # fmt: skip
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    jax.distributed.initialize(
+        f"{group.host}:{group.port}", group.count, group.index, local_device_ids=group.local_devices,
+        initialization_timeout=int(join_seconds) + 1, cluster_detection_method="deactivate",
+    )  # fmt: skip
+    for number, handler in handlers.items():  # jax has put its own in place of SIGTERM's
+        signal.signal(number, handler)
+
+
+def index() -> int:
+    """Return the number of this process, from 0."""
+    return _line.index if _line else 0
+
+
+def count() -> int:
+    """Return how many processes there are."""
+    return _line.count if _line else 1
+
+
+def name(number: int) -> str:
+    """Return how a process is called in messages: its number and machine."""
+    return f"process {number} ({_line.hosts[number]})" if _line else f"process {number}"
+
+
+def log_file(workdir: pathlib.Path) -> pathlib.Path:
+    """Return where this process keeps its log."""
+    return workdir / "logs" / f"train_worker_{index()}.out"
+
+
+def gather(topic: str, value) -> list:
+    """Return the JSON values that all processes give to a topic, in their order; waits for all."""
+    return _line.gather(topic, value) if _line else [value]
+
+
+def shared(topic: str, make: Callable[[], object]):
+    """Return everywhere what make() gives in process 0, a JSON value."""
+    return gather(topic, make() if index() == 0 else None)[0]
+
+
+def check_same(values: Mapping[str, object], what: str) -> None:
+    """Compare a mapping of named values between all processes.
+
+    Raises:
+      ConfigError: a process has another value than process 0; names process, machine, item and both values.
+    """
+    first, *others = gather(what, dict(values))
+    for number, theirs in enumerate(others, start=1):
+        for item in sorted(first.keys() | theirs.keys()):
+            if first.get(item) != theirs.get(item):
+                raise ConfigError(
+                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on the one, "
+                    f"{first.get(item)} on the other; make them equal"
+                )
+
+
+def ask_to_stop() -> None:
+    """Have `stop_asked` turn true in every process."""
+    if _line:
+        _line.ask_to_stop()
+
+
+def stop_asked() -> bool:
+    """Whether a process asked all to stop."""
+    return _line is not None and _line.stop_asked
+
+
+def fail(line: str, status: int) -> None:
+    """Tell the others why this process ends."""
+    if _line:
+        _line.fail(line, status)
+
+
+def leave() -> None:
+    """Part from the others once all are done; process 0, which holds the middle, goes last."""
+    if _line:
+        _line.leave()
+    if _hub:
+        _hub.wait_until_all_left()

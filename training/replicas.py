@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that devices which should hold the same part of a state do so, to the bit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from parallelism import processes
+
+
+class ReplicasDiffer(RuntimeError):
+    """Copies of a parameter are not the same; the message names it and two of its holders."""
+
+    exit_status = 1
+
+
+def check(state, mesh: jax.sharding.Mesh) -> None:
+    """Compare a checksum of every shard of every array between all its copies, in all processes.
+
+    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved.
+
+    Raises:
+      ReplicasDiffer: they differ.
+    """
+    if mesh.size == 1:
+        return
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    specs = tuple(leaf.sharding.spec for _, leaf in leaves)
+    sums = _checksums(mesh, specs)(*(leaf for _, leaf in leaves))
+    place = {device: mesh.devices.flat[n] for n, device in enumerate(mesh.devices.flat)}
+    mine = {}
+    for (path, leaf), checksum in zip(leaves, sums, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        parts = leaf.sharding.devices_indices_map(leaf.shape)
+        for shard in checksum.addressable_shards:
+            part = str(parts[place[shard.device]])
+            mine[f"{name}|{part}|{shard.device.id}"] = int(np.asarray(shard.data)[0])
+    _compare(processes.gather("replicas", mine))
+
+
+def _compare(of_processes: list[dict[str, int]]) -> None:
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    for number, checksums in enumerate(of_processes):
+        for key, checksum in checksums.items():
+            name, part, device = key.split("|")
+            holder = f"device {device} of {processes.name(number)}"
+            first, first_holder = seen.setdefault((name, part), (checksum, holder))
+            if checksum != first:
+                raise ReplicasDiffer(
+                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
+                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
+                )
+
+
+@functools.cache
+def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
+    """Return a function of arrays that gives for each, uint32 [devices of the mesh], a checksum of what each holds."""
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(mesh.axis_names), check_vma=False
+    )
+    def of_shards(*shards):
+        return tuple(_checksum(shard)[None] for shard in shards)
+
+    return jax.jit(of_shards, out_shardings=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+
+
+def _checksum(array: jax.Array) -> jax.Array:
+    """Return the sum of bits * odd number of the place, modulo 2^32, of an array of 32-bit numbers."""
+    bits = jax.lax.bitcast_convert_type(array, jnp.uint32).ravel()
+    places = jax.lax.iota(jnp.uint32, bits.size)
+    return jnp.sum(bits * (2 * places + 1) * (places ^ jnp.uint32(0x9E3779B9) | 1), dtype=jnp.uint32)
