@@ -29,6 +29,7 @@ try:
     from configs.base import ConfigError
     from input_pipeline.cache import cache_path
     from parallelism import identity, processes, startup
+    from training.bucket import Bucket, open_bucket
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
@@ -50,12 +51,14 @@ flags.DEFINE_integer("join_seconds", 300, "how long the processes of a run wait 
 class Command:
     """What was asked for: a validated configuration on a settled platform.
 
-    `group` is None for a process alone; `num_devices` are those of all processes, None where only jax knows;
-    `scaled_down` maps each key that a simulation shrank to (old, new), None where nothing is simulated.
+    Where --workdir is in a bucket, `workdir` is its local copy. `group` is None for a process alone; `num_devices` are
+    those of all processes, None where only jax knows; `scaled_down` maps each key that a simulation shrank to (old,
+    new), None where nothing is simulated.
     """
 
     loaded: loading.Loaded
     workdir: pathlib.Path
+    bucket: Bucket | None
     accelerator: str
     group: processes.Group | None
     num_devices: int | None
@@ -66,8 +69,13 @@ class Command:
         """The configuration with everything applied."""
         return self.loaded.config
 
+    @property
+    def address(self) -> str | pathlib.Path:
+        """Where the run's checkpoints are."""
+        return self.bucket.url if self.bucket else self.workdir
+
     def banner(self) -> list[str]:
-        """Return the lines that say which variables are not read, what is simulated and what that shrank, old -> new."""
+        """Return the lines that say which variables are not read, what is simulated, and what that shrank."""
         notes = startup.notes(os.environ, self.config.model.dtype)
         if self.scaled_down is None:
             return notes
@@ -124,7 +132,7 @@ def parse(
         if simulated:
             scaled_down = simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices, loaded)
-    return Command(loaded, _workdir(), accelerator, group, num_devices, scaled_down)
+    return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
 
 
 def join(command: Command) -> None:
@@ -151,7 +159,10 @@ def parse_configuration(
         unread = [name for name in ("config", "topology") if FLAGS[name].present and FLAGS.workdir]
         if unread:
             raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
-        loaded = loading.load_stored(_workdir(), overrides)
+        workdir, bucket = _workdir()
+        if bucket:
+            bucket.fetch()
+        loaded = loading.load_stored(workdir, overrides)
     else:
         loaded = loading.load(FLAGS.config, FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
@@ -195,11 +206,14 @@ def log_to(workdir: pathlib.Path) -> None:
     LOG.setLevel(logging.INFO)
 
 
-def _workdir() -> pathlib.Path:
-    topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
+def _workdir() -> tuple[pathlib.Path, Bucket | None]:
+    """Return the local folder of the run, and the bucket that it is a copy of, if it is one."""
+    if bucket := open_bucket(FLAGS.workdir, cache_path("")):
+        return bucket.folder, bucket
     if "://" in FLAGS.workdir:
-        raise ConfigError(f"--workdir={FLAGS.workdir}: only local folders work yet; mount the bucket, or name a folder")
-    return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser()
+        raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
+    topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
+    return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
 
 
 def _print_help(description: str) -> None:

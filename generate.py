@@ -32,10 +32,10 @@ def main(command: command_line.Command) -> None:
     flags, config = command_line.FLAGS, command.config
     check_prompts(flags)
     if config.data.source == "synthetic":
-        raise ConfigError(f"{command.workdir} was not trained on text, so there is no tokenizer to write with")
+        raise ConfigError(f"{command.address} was not trained on text, so there is no tokenizer to write with")
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
     run = assembly.assemble(config, devices=jax.devices()[:1])
-    with mesh_context(run.mesh), Checkpoints(command.workdir) as checkpoints:
+    with mesh_context(run.mesh), Checkpoints(command.address) as checkpoints:
         params = checkpoints.restore_evaluated(checkpoints.newest_or_error(), run.abstract_state)
         texts = continue_texts(
             run, params, tokenizer, flags.prompt, max_tokens=flags.max_tokens, temperature=flags.temperature,

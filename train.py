@@ -11,9 +11,9 @@ command_line.flags.DEFINE_bool("evaluate_only", False, "evaluate the newest chec
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=lambda flags: flags.evaluate_only)
 
-import functools
 import math
 import pathlib
+from collections.abc import Callable
 from itertools import islice
 
 import jax
@@ -42,7 +42,9 @@ SAMPLE_PROMPT = "def "
 SAMPLE_TEMPERATURE = 0.7
 
 
-def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_size_typed: bool = True) -> None:
+def train(
+    config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True
+) -> None:
     """Run the one training loop up to `train.steps`, then evaluate and print what came of it.
 
     Args:
@@ -50,6 +52,7 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       workdir: of metrics, checkpoints and logs; an earlier run in it is taken up.
       batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays, beginning with the first
         example not yet trained on; default: the corpus that `config.data` describes.
+      bucket: of which `workdir` is the local copy; checkpoints go there.
       topology: hardware preset, for its peak.
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
 
@@ -57,24 +60,33 @@ def train(config, workdir: pathlib.Path, batches=None, *, topology=None, vocab_s
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the loss or gradient is not finite.
     """
-    preflight.check_state_fits(assembly.assemble(config))
+    run = assembly.assemble(config)
+    preflight.check_state_fits(run)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
-    with workdirs.exclusive(workdir), Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
-        check_resumable = functools.partial(
-            workdirs.check_resumable, checkpoints, flat(config), digest(corpus), workdir
-        )
-        record = processes.shared("record", check_resumable)
+    hang_seconds = 0 if run.slow else config.train.hang_seconds
+    send = send_to(bucket, workdir)
+    with (
+        workdirs.exclusive(workdir, is_copy=bucket is not None),
+        watchdog(hang_seconds, processes.log_file(workdir)) as alive,
+        Checkpoints(bucket.url if bucket else workdir, config.checkpoint.keep, on_save=send) as checkpoints,
+    ):
+        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
             return
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config), corpus)
-        run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology)
+        try:
+            run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, alive)
+        finally:
+            send()
 
 
-def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology) -> None:
-    """Take the run from `record`, or from nothing, to its last step and its summary."""
+def run_to_the_end(
+    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, alive
+) -> None:
+    """Take the run from `record`, or from nothing, to its last step and its summary; call `alive` now and then."""
     start, last_step = record["step"] if record else 0, config.train.steps
     first = processes.index() == 0
     display, heartbeat = Display(last_step, quiet=not first), Heartbeat(workdir)
@@ -82,12 +94,12 @@ def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, reco
     with (
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
         display,
-        interruption() as signals,
+        interruption(alive) as signals,
         mesh_context(run.mesh),
     ):
         heartbeat.beat(start, "compiling")
         batches = training_batches(run, corpus, batches, record["examples"] if record else 0, last_step - start)
-        state = checkpoints.restore(start, run.abstract_state) if record else run.init()
+        state = restored(checkpoints, start, run) if record else run.init()
         replicas.check(state, run.mesh)
         train_step = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
@@ -97,23 +109,41 @@ def run_to_the_end(config, workdir: pathlib.Path, checkpoints: Checkpoints, reco
             run, writer, display, workdir=workdir, peak_flops=peak[0], record=record, on_end=heartbeat.beat
         )
         save_every = 1 if run.slow else config.train.save_every
-        with watchdog(0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)) as signals.alive:
-            for step in range(start + 1, last_step + 1):
-                state, scalars = train_step(state, log.stopwatch.next(batches))
-                log.add(step, scalars)
-                stop = signals.agreed()
-                if every(step, save_every) or step == last_step or stop:
-                    save(checkpoints, state, log, corpus, topology)
-                if stop:
-                    raise Interrupted(step)
-                if corpus and step < last_step and every(step, config.train.eval_every):
-                    log.flush()
-                    heldout = evaluate_heldout(run, state, corpus, signals.agreed, config.evaluation.batches)
-                    log.evaluation(step, heldout)
-            checkpoints.wait()
-            signals.close()
-            close(run, state, corpus, log, workdir, signals.pass_on)
+        for step in range(start + 1, last_step + 1):
+            state, scalars = train_step(state, log.stopwatch.next(batches))
+            log.add(step, scalars)
+            stop = signals.agreed()
+            if every(step, save_every) or step == last_step or stop:
+                save(checkpoints, state, log, corpus, topology)
+            if stop:
+                raise Interrupted(step)
+            if corpus and step < last_step and every(step, config.train.eval_every):
+                log.flush()
+                heldout = evaluate_heldout(run, state, corpus, signals.agreed, config.evaluation.batches)
+                log.evaluation(step, heldout)
+        checkpoints.wait()
+        signals.at_once = True
+        lines = close(run, state, corpus, log, checkpoints.address, signals.pass_on)
+        if first:
+            workdirs.write_summary(workdir, lines)
         heartbeat.beat(last_step, "finished")
+
+
+def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
+    """Bring what the run left in the bucket; return a function that copies there what is small of it."""
+    if bucket is None:
+        return lambda: None
+    first = processes.index() == 0
+    if first:
+        bucket.fetch()
+    return lambda: bucket.send(processes.log_file(workdir), first=first)
+
+
+def restored(checkpoints: Checkpoints, step: int, run: assembly.Run):
+    """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
+    if run.config.checkpoint.restore == "broadcast":
+        return checkpoints.restore_by_broadcast(step, run.abstract_state, run.mesh)
+    return checkpoints.restore(step, run.abstract_state)
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
@@ -197,8 +227,8 @@ def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topolog
     log.stopwatch.skip()
 
 
-def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path, stop) -> None:
-    """Evaluate all held-out documents, draw a sample, and print and keep the summary."""
+def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path | str, stop) -> list[str]:
+    """Evaluate all held-out documents, draw a sample, and print and return the summary."""
     lines = [""]
     if corpus:
         log.display.phase("evaluating all held-out documents")
@@ -210,9 +240,8 @@ def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: path
     if corpus and corpus.tokenizer and run.config.evaluation.sample_tokens:
         lines += sample_lines(run, state.evaluated, corpus.tokenizer)
         lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
-    if processes.index() == 0:
-        workdirs.write_summary(workdir, lines)
     log.display.lines(lines)
+    return lines
 
 
 def heldout_lines(loss: float, tokens: int, corpus: corpora.Corpus) -> list[str]:
@@ -236,7 +265,7 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 
-def evaluate_only(config, workdir: pathlib.Path, other_data: bool) -> None:
+def evaluate_only(config, workdir: pathlib.Path | str, other_data: bool) -> None:
     """Print the loss of the newest checkpoint on what the run held out, or on all of `other_data`, which was typed."""
     if other_data:
         corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
@@ -259,11 +288,11 @@ def main(command: command_line.Command) -> None:
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
     if command_line.FLAGS.evaluate_only:
-        evaluate_only(config, command.workdir, any(command.loaded.typed.get(key) for key in DATA_READ))
+        evaluate_only(config, command.address, any(command.loaded.typed.get(key) for key in DATA_READ))
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
         train(
-            config, command.workdir, topology=command.loaded.topology,
+            config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
         )  # fmt: skip
     processes.leave()

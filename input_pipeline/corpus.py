@@ -70,7 +70,7 @@ def prepare(
     paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
 
     def read(path: str):
-        return read_source(data, path=path, vocab_size=vocab_size, seed=seed)
+        return read_source(data, path=path, vocab_size=vocab_size, seed=seed, announce=announce)
 
     found = [read(path) for path in paths]
     if isinstance(found[0], tuple):
@@ -98,7 +98,7 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], obje
         DataError: as `prepare`.
     """
     paths = [data.validation_path] if data.validation_path else parse(data.mixture)[0] if data.mixture else [data.path]
-    found = [(path, read_source(data, path=path, vocab_size=vocab_size, seed=0)) for path in paths]
+    found = [(path, read_source(data, path=path, vocab_size=vocab_size, seed=0, announce=announce)) for path in paths]
     parts = [{"heldout": _scan(path, documents, data, announce)} for path, documents in found]
     cache, tokenizer = cache_folder(data.cache_dir), open_tokenizer(data.tokenizer)
     return _corpus(tokenizer, Mixture((), ()), [_store(part, tokenizer, cache, announce) for part in parts])

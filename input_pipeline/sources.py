@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where documents come from. A source is a function here; its name is what data.source says.
 
-A source takes (data, path, vocab_size, seed) and returns either documents, which are then tokenized, stored
-and packed, or a pair of ready window sources (training, held-out). A new one is a function below (or in
-a file of its own, imported here) under `@source`, and a test; nothing else names it.
+A source takes (data, path, vocab_size, seed), the path a local one, and returns either documents, which are
+then tokenized, stored and packed, or a pair of ready window sources (training, held-out). A new one is a
+function below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it.
 """
 
 import glob
@@ -12,7 +12,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from input_pipeline import formats, hugging_face
+from input_pipeline import formats, hugging_face, remote
+from input_pipeline.cache import cache_folder
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.records import Reader, RecordFile
@@ -33,15 +34,20 @@ def source(function: Callable) -> Callable:
     return function
 
 
-def read_source(data, *, vocab_size: int, seed: int, path: str = "") -> Iterable[Document] | tuple:
-    """Return what data.source gives for `path`, by default data.path.
+def read_source(
+    data, *, vocab_size: int, seed: int, path: str = "", announce: Callable[[str], object] = print
+) -> Iterable[Document] | tuple:
+    """Return what data.source gives for `path`, by default data.path; what a URL names is copied to local disk first.
 
     Raises:
-        DataError: no such source, or what the source itself says.
+        DataError: no such source, what the source itself says, or that a URL cannot be copied.
     """
     if data.source not in SOURCES:
         raise DataError(f"data.source={data.source}: no such source; use {', '.join(sorted(SOURCES))}")
-    return SOURCES[data.source](data, path or data.path, vocab_size, seed)
+    path = path or data.path
+    if remote.is_url(path):
+        path = remote.fetch(path, cache_folder(data.cache_dir), announce)
+    return SOURCES[data.source](data, path, vocab_size, seed)
 
 
 @source

@@ -8,12 +8,14 @@ nothing of jax: the collectives of the devices wait for ever, or abort, when a p
 import collections
 import contextlib
 import json
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable
 
 RETRY_SECONDS = 0.2
+LEAD = 2  # boundaries from the furthest process to where all are proposed to stop
 LEAVE_SECONDS = 10.0
 # The kernel asks a silent neighbour for a sign of life, whatever Python is busy with: a lost machine shows in 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
@@ -40,24 +42,28 @@ class Hub:
         self.left: set[int] = set()
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
+        self.proposal, self.promises = None, {}
         try:
             self.listener = _listen(host, port)
         except OSError as error:
             raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
         threading.Thread(target=self._accept, daemon=True).start()
-        timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
-        timer.daemon = True
-        timer.start()
+        self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
+        self.timer.daemon = True
+        self.timer.start()
 
-    def wait_until_all_left(self) -> None:
-        """Return when every other process has said goodbye, or after some seconds."""
+    def close(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Go when every process has said goodbye, or after some seconds."""
         with self.changed:
-            self.changed.wait_for(lambda: len(self.left) == self.count, LEAVE_SECONDS)
+            self.changed.wait_for(lambda: len(self.left) == self.count, seconds)
+        self.listener.close()
+        self.timer.cancel()
 
     def _accept(self) -> None:
-        while True:
-            connection, _ = self.listener.accept()
-            threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         index = None
@@ -72,7 +78,9 @@ class Hub:
         with self.changed:
             if index is not None and index not in self.left and self.connections.get(index) is connection:
                 self._end(f"process {index} of {self.count} ({self.hosts[index]}) died", 1)
+            self.left |= {index} - {None}
             self.changed.notify_all()
+        connection.close()
 
     def _take(self, index: int, message: dict, connection: socket.socket) -> None:
         match message["kind"]:
@@ -80,9 +88,12 @@ class Hub:
                 self._join(index, message, connection)
             case "value":
                 self._collect(index, message)
-            case "stop":
-                self._tell({"kind": "stop"})
+            case "stop" if self.proposal is None:
+                self._propose(message["passed"] + LEAD)
+            case "promise" if message["boundary"] == self.proposal:
+                self._promised(index, message["passed"])
             case "failed":
+                self.left.add(index)  # it says so itself
                 line = (
                     f"process {index} of {self.count} ({self.hosts[index]}): {message['line'].removeprefix('error: ')}"
                 )
@@ -111,6 +122,19 @@ class Hub:
             values = self.values.pop(topic)
             self._tell({"kind": "values", "topic": topic, "values": [values[i] for i in range(self.count)]})
 
+    def _propose(self, boundary: int) -> None:
+        """Ask all to wait at a boundary until all have promised to; one that has passed it makes it a later one."""
+        self.proposal, self.promises = boundary, {}
+        self._tell({"kind": "propose", "boundary": boundary})
+
+    def _promised(self, index: int, passed: int) -> None:
+        self.promises[index] = passed
+        furthest = max(self.promises.values())
+        if len(self.promises) == self.count and furthest >= self.proposal:
+            self._propose(furthest + LEAD)
+        elif len(self.promises) == self.count:
+            self._tell({"kind": "stop", "boundary": self.proposal})
+
     def _check_all_came(self, seconds: float) -> None:
         with self.changed:
             missing = [str(i) for i in range(self.count) if i not in self.connections]
@@ -135,9 +159,12 @@ class Hub:
 class Line:
     """A process's connection to the hub.
 
+    Processes of a run must stop after the same step, or those that go on wait for the others for ever. So each counts
+    the boundaries that it passes, of steps and of evaluated batches, the same in all. A boundary at which all stop is
+    agreed on between the lines, in threads of their own: a process may be in a collective that waits for another.
+
     Attributes:
       hosts: name of the machine of each process.
-      stop_asked: whether a process asked all to stop.
     """
 
     def __init__(self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable):
@@ -149,7 +176,8 @@ class Line:
         Raises:
           JoinError: not all processes came within `join_seconds`.
         """
-        self.index, self.count, self.stop_asked = index, count, False
+        self.index, self.count = index, count
+        self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
         self.changed, self.rounds = threading.Condition(), collections.Counter()
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
@@ -173,8 +201,15 @@ class Line:
             return self.values.pop(topic)
 
     def ask_to_stop(self) -> None:
-        """Set `stop_asked` in every process."""
-        self._say(kind="stop")
+        """Have all processes stop at a boundary soon."""
+        self._say(kind="stop", passed=self.passed)
+
+    def boundary(self) -> bool:
+        """Pass a boundary; return whether all processes stop here."""
+        with self.changed:
+            self.passed += 1
+            self.changed.wait_for(lambda: self.passed < self.promised or self.stop_at < math.inf)
+            return self.passed >= self.stop_at
 
     def fail(self, line: str, status: int) -> None:
         """Say why this process ends; the others end too."""
@@ -194,6 +229,7 @@ class Line:
         with contextlib.suppress(OSError, ValueError):
             for text in self.connection.makefile():
                 self._hear(json.loads(text))
+        self.connection.close()
         if not self.leaving:
             self.on_end(f"process 0 of {self.count} ({self.hosts[0] if self.hosts else 'the coordinator'}) died", 1)
 
@@ -206,8 +242,11 @@ class Line:
                     self.hosts = message["hosts"]
                 case "values":
                     self.values[message["topic"]] = message["values"]
+                case "propose":
+                    self.promised = message["boundary"]
+                    self._say(kind="promise", boundary=self.promised, passed=self.passed)
                 case "stop":
-                    self.stop_asked = True
+                    self.stop_at = message["boundary"]
             self.changed.notify_all()
 
 

@@ -197,14 +197,14 @@ def check_same(values: Mapping[str, object], what: str) -> None:
 
 
 def ask_to_stop() -> None:
-    """Have `stop_asked` turn true in every process."""
+    """Have all processes stop at the same boundary, soon."""
     if _line:
         _line.ask_to_stop()
 
 
-def stop_asked() -> bool:
-    """Whether a process asked all to stop."""
-    return _line is not None and _line.stop_asked
+def boundary() -> bool:
+    """Pass a boundary of the loop; return whether a process has asked all to stop, and all stop here."""
+    return _line is not None and _line.boundary()
 
 
 def fail(line: str, status: int) -> None:
@@ -218,4 +218,4 @@ def leave() -> None:
     if _line:
         _line.leave()
     if _hub:
-        _hub.wait_until_all_left()
+        _hub.close()

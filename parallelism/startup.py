@@ -20,6 +20,7 @@ NOT_READ = {
 }
 GOOGLE_PCI_VENDOR = "0x1ae0"
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # it reads data and writes events
+ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is read, not by TensorFlow
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
@@ -65,7 +66,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     Raises:
       ConfigError: the topology is for another accelerator than the attached one.
     """
-    for name, value in QUIET_TENSORFLOW.items():
+    for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
     if accelerator == "cpu":

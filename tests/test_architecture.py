@@ -25,7 +25,7 @@ ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
-    "command_line": {"configs", "input_pipeline", "parallelism"},
+    "command_line": {"configs", "input_pipeline", "parallelism", "training"},
     "migration": LOWER | {"train"},
     "examples": LOWER | {"train"},
 }

@@ -29,17 +29,12 @@ class Interruption:
     """`requested` is true from the first signal on; a second SIGINT ends the process without saving.
 
     With `at_once` set, which is when nothing is left to save, the first signal ends it.
-
-    Processes of one run must stop after the same step, or those that go on wait for the others for ever. So each
-    counts the boundaries that it passes, of steps and of evaluated batches, the same in all. When a signal has come
-    to one, all tell each other where they are, once, and stop at the furthest of these boundaries: what comes before
-    it all have begun or can begin alone.
     """
 
-    def __init__(self):
+    def __init__(self, alive: Callable[[], None] = lambda: None):
+        """`alive` is called at each boundary."""
         self.requested = self.at_once = False
-        self.boundaries, self.stop_at = 0, None
-        self.alive = lambda: None  # called at each boundary
+        self.alive = alive
 
     def request(self, number: int, frame) -> None:
         """Handle a signal."""
@@ -50,26 +45,14 @@ class Interruption:
         print("\nstopping; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)
 
     def agreed(self) -> bool:
-        """Pass a boundary; return whether all processes stop here."""
+        """Pass a boundary, after a step or before a batch is evaluated; return whether all processes stop here."""
         self.alive()
-        self.boundaries += 1
-        if self.stop_at is None and (self.requested or processes.stop_asked()):
-            self._agree()
-        return self.stop_at is not None and self.boundaries >= self.stop_at
-
-    def close(self) -> None:
-        """There are no more boundaries; a process that was asked to stop just before the last learns of it."""
-        if self.stop_at is None:
-            self._agree()
-        self.at_once = True
+        return processes.boundary() if processes.count() > 1 else self.requested
 
     def pass_on(self) -> bool:
         """Pass a boundary of what is not stopped any more."""
         self.alive()
         return False
-
-    def _agree(self) -> None:
-        self.stop_at = max(processes.gather("stop", self.boundaries))
 
 
 def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
@@ -95,9 +78,9 @@ def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
 
 
 @contextlib.contextmanager
-def interruption():
-    """Catch SIGINT and SIGTERM for the time of the block."""
-    state = Interruption()
+def interruption(alive: Callable[[], None]):
+    """Catch SIGINT and SIGTERM for the time of the block; `alive` is called at each boundary."""
+    state = Interruption(alive)
     before = {number: signal.signal(number, state.request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield state

@@ -20,8 +20,11 @@ NOT_CONTENT = ("data.cache_dir", "data.readers", "data.prefetch")
 
 
 @contextlib.contextmanager
-def exclusive(workdir: pathlib.Path):
+def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
+
+    Args:
+      is_copy: of a bucket, so that each host has one of its own.
 
     Raises:
       CheckpointError: it cannot be made or written, another run is in it, or not all processes see the same folder.
@@ -34,7 +37,8 @@ def exclusive(workdir: pathlib.Path):
     with lock:
         if processes.index() == 0:
             _hold(lock, workdir)
-        _check_same_folder(workdir)
+        if not is_copy:
+            _check_same_folder(workdir)
         yield
 
 
@@ -103,9 +107,10 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
 def show_summary(workdir: pathlib.Path) -> bool:
     """Print again what the end of the run printed; false where it never got there."""
     path = workdir / "summary.txt"
-    if path.exists():
-        print(path.read_text())
-    return path.exists()
+    summary = processes.shared("summary", lambda: path.read_text() if path.exists() else None)
+    if summary is not None and processes.index() == 0:
+        print(summary)
+    return summary is not None
 
 
 def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:

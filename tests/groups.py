@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts commands as the processes of one run, on this machine."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+from tests.support import ROOT, free_port
+
+SECONDS = 240  # for a group to end
+_started: list[subprocess.Popen] = []
+
+
+def free_ports() -> int:
+    """Return a port that is free together with the one after it, which is the hub's."""
+    while True:
+        port = free_port()
+        with socket.socket() as second:
+            if second.connect_ex(("localhost", port + 1)):
+                return port
+
+
+def start(
+    arguments: list[str], *, count: int, cache: pathlib.Path, devices: int = 8, absent: tuple[int, ...] = (),
+    variables: dict[int, dict[str, str]] | None = None,
+) -> list[subprocess.Popen]:  # fmt: skip
+    """Start `count` processes of a Python program with `devices` simulated devices together.
+
+    Args:
+      absent: numbers of processes that are not started.
+      variables: more of the environment, by number of the process.
+    """
+    port = free_ports()
+    started = [
+        subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, text=True,
+            env=environment(port, index, count, devices // count, cache) | (variables or {}).get(index, {}),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        )
+        for index in range(count) if index not in absent
+    ]  # fmt: skip
+    _started.extend(started)
+    return started
+
+
+def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Return (status, stdout, stderr) of each, once all have ended."""
+    outputs = [process.communicate(timeout=SECONDS) for process in processes]
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def end_all() -> None:
+    """Leave no process and no pipe of what was started, whatever became of it."""
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.communicate()
+
+
+def environment(port: int, index: int, count: int, devices: int, cache: pathlib.Path) -> dict[str, str]:
+    """Return the variables of one process of a group."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"} | {
+        "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
+        "XDG_CACHE_HOME": str(cache),
+        "PYTHONUNBUFFERED": "1",
+        **placed(port, index, count),
+    }
+
+
+def placed(port: int, index: int, count: int) -> dict[str, str]:
+    """Return the variables that place a process; of another family for 2 processes."""
+    if count == 2:
+        return {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(index), "WORLD_SIZE": "2"}
+    address = f"localhost:{port}"
+    return {"JAX_COORDINATOR_ADDRESS": address, "JAX_PROCESS_INDEX": str(index), "JAX_PROCESS_COUNT": str(count)}

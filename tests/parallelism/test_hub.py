@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hub tells every process who is late, who died and what the others say; here its lines are threads."""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from parallelism.hub import Hub, JoinError, Line
+from tests.groups import free_ports
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch):
+    """Hubs and lines are closed after the test, those that fail to join too."""
+    made = []
+
+    def remember(kind):
+        init = kind.__init__
+
+        def made_and_remembered(self, *arguments, **keywords):
+            made.append(self)
+            init(self, *arguments, **keywords)
+
+        monkeypatch.setattr(kind, "__init__", made_and_remembered)
+
+    remember(Hub)
+    remember(Line)
+    yield
+    for one in made:
+        if isinstance(one, Line) and "connection" in vars(one):
+            one.leaving = True
+            with contextlib.suppress(OSError):
+                one.connection.shutdown(2)
+    for one in made:
+        if isinstance(one, Hub) and "timer" in vars(one):
+            one.listener.shutdown(2)
+            one.close(1.0)
+
+
+class Member:
+    """A line and what its end was told."""
+
+    def __init__(self, port: int, index: int, count: int, join_seconds: float = 5.0):
+        self.ended, self.end = threading.Event(), None
+        self.line = Line("localhost", port, index=index, count=count, join_seconds=join_seconds, on_end=self._on_end)
+
+    def _on_end(self, line: str, status: int) -> None:
+        self.end = self.end or (line, status)
+        self.ended.set()
+
+
+def members(count: int, present: list[int] | None = None, join_seconds: float = 5.0) -> list[Member | None]:
+    """Return members that have joined; None for one that failed to."""
+    port = free_ports()
+    Hub("localhost", port, count, join_seconds)
+    present = list(range(count)) if present is None else present
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda index: Member(port, index, count, join_seconds), present))
+
+
+def together(group: list[Member], call) -> list:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return list(pool.map(call, group))
+
+
+def test_all_get_the_values_of_all_in_order_again_and_again():
+    group = members(4)
+    for number in range(3):
+        results = together(group, lambda member, n=number: member.line.gather("topic", [member.line.index, n]))
+        assert results == [[[i, number] for i in range(4)]] * 4
+
+
+def test_a_dead_process_is_named_to_the_others():
+    group = members(3)
+    group[1].line.connection.shutdown(2)
+    for member in (group[0], group[2]):
+        assert member.ended.wait(5) and member.end[1] == 1
+        assert member.end[0].startswith("process 1 of 3 (") and member.end[0].endswith(") died")
+
+
+def test_a_process_that_fails_is_quoted_with_its_status():
+    group = members(2)
+    group[1].line.fail("error: data.path='x': no such file", 2)
+    assert group[0].ended.wait(5)
+    assert group[0].end[0].endswith("): data.path='x': no such file") and group[0].end[1] == 2
+
+
+def test_who_leaves_with_all_the_others_is_not_dead():
+    group = members(3)
+    together(group, lambda member: member.line.leave())
+    group[2].line.connection.shutdown(2)
+    assert not group[0].ended.wait(0.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_stop_at_the_same_boundary_however_far_apart_they_are(seed):
+    """Boundaries of very different lengths; between two of them each may need all the others, as in a collective."""
+    group, random = members(3), np.random.default_rng(seed)
+    pauses = random.exponential(0.004, (3, 400))
+    steps = [threading.Barrier(3) for _ in range(400)]
+
+    def run(member: Member) -> int:
+        for boundary in range(400):
+            if boundary % 3 == seed % 3:
+                steps[boundary].wait(10)
+            time.sleep(pauses[member.line.index, boundary])
+            if boundary == 20 + 7 * member.line.index:
+                member.line.ask_to_stop()  # each a little later than the one before
+            if member.line.boundary():
+                return boundary
+        return -1
+
+    stopped = together(group, run)
+    assert len(set(stopped)) == 1 and 20 < stopped[0] < 60
+
+
+def test_who_is_late_is_named_and_who_came_too():
+    port = free_ports()
+    Hub("localhost", port, 3, 0.5)
+    ends = []
+
+    def join(index: int) -> None:
+        Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end))
+
+    for index in (0, 2):
+        threading.Thread(target=join, args=[index], daemon=True).start()
+    wait = threading.Event()
+    for _ in range(50):
+        wait.wait(0.1)
+        if len(ends) == 2:
+            break
+    line, status = ends[0]
+    assert status == 1 and line.startswith("process 1 of 3 did not come up within 0.5 s (there are: 0 on ")
+    assert ", 2 on " in line
+
+
+def test_without_process_0_the_others_name_it():
+    port = free_ports()
+    with pytest.raises(JoinError, match=f"process 0 did not come up at localhost:{port} within 0.3 s"):
+        Line("localhost", port, index=1, count=2, join_seconds=0.3, on_end=print)
+
+
+def test_a_taken_port_is_told():
+    port = free_ports()
+    Hub("localhost", port, 2, 5)
+    with pytest.raises(JoinError, match=f"port {port} on this machine: Address already in use"):
+        Hub("localhost", port, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "message"),
+    [(0, 2, "two processes are number 0: on "), (1, 3, "was told of 3 processes, process 0 of 2")],
+)
+def test_processes_that_were_told_different_things_end(index, count, message):
+    port = free_ports()
+    Hub("localhost", port, 2, 5)
+    ends, told = [], threading.Event()
+
+    def join(index: int, count: int) -> None:
+        def on_end(*end):
+            ends.append(end)
+            told.set()
+
+        Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end)
+
+    threading.Thread(target=join, args=[0, 2], daemon=True).start()
+    threading.Event().wait(0.2)
+    threading.Thread(target=join, args=[index, count], daemon=True).start()
+    assert told.wait(5) and message in ends[0][0] and ends[0][1] == 2

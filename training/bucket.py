@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder in a bucket: what is small is kept on local disk and copied there, checkpoints go there directly."""
+
+import dataclasses
+import hashlib
+import pathlib
+
+COPIED = ("metrics.jsonl", "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
+
+
+class BucketError(ValueError):
+    """A bucket that cannot be used as asked; the user's to mend."""
+
+    exit_status = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """A folder of a bucket, `url`, and its local copy."""
+
+    url: str
+    folder: pathlib.Path
+
+    def fetch(self) -> None:
+        """Bring what another host left of the run; of metrics.jsonl the longer one holds.
+
+        Raises:
+          BucketError: there is no such bucket, or no leave to read it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        store = _path(self.url)
+        try:
+            if not _path("/".join(self.url.split("/")[:3])).exists():
+                raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
+            for name in COPIED:
+                there, here = store / name, self.folder / name
+                if there.exists() and (not here.exists() or there.stat().length > here.stat().st_size):
+                    here.write_bytes(there.read_bytes())
+        except OSError as error:
+            raise BucketError(f"--workdir={self.url}: {error}") from None
+
+    def send(self, log: pathlib.Path, *, first: bool) -> None:
+        """Copy a process's log to the bucket, and of the first process what is small and its own."""
+        events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
+        own = [*(self.folder / name for name in COPIED), *events] if first else []
+        for path in [log, *own]:
+            if path.exists():
+                (_path(self.url) / path.relative_to(self.folder)).write_bytes(path.read_bytes())
+
+
+def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
+    """Return the bucket that a --workdir names, None for a local folder; its copy is in the cache."""
+    if not workdir.startswith("gs://"):
+        return None
+    url = workdir.rstrip("/")
+    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+    return Bucket(url, cache / "workdirs" / f"{url.rsplit('/', 1)[1]}-{digest}")
+
+
+def _path(url: str):
+    from etils import epath  # only where it is asked for: it takes a while to import
+
+    return epath.Path(url)
