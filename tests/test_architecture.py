@@ -4,6 +4,7 @@
 import ast
 import functools
 import re
+import subprocess
 import sys
 
 import pytest
@@ -21,13 +22,15 @@ ROOMS = {  # of ours that a room may import, beside itself
     "training": {"configs", "layers", "objectives", "parallelism"},
 }
 LOWER = set(ROOMS)
+ROOMS["pods"] = {"configs", "training"}  # of training the one file that imports no jax
 ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "command_line": {"configs", "input_pipeline", "parallelism", "training"},
-    "migration": LOWER | {"train"},
-    "examples": LOWER | {"train"},
+    "migration": LOWER | {"train", "assembly", "command_line"},
+    "examples": LOWER | {"train", "command_line"},
+    "scripts": LOWER | {"train", "assembly", "command_line", "pods"},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
@@ -37,6 +40,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "models": {"jax", "flax"},
     "objectives": {"jax"},
     "parallelism": {"jax", "flax", "numpy"},
+    "pods": {"absl", "rich"},
 }
 
 
@@ -99,6 +103,15 @@ def test_tensorflow_is_imported_lazily_and_only_where_data_is_read_and_events_ar
     assert {room(path) for path in users} <= {"input_pipeline", "training"}
     assert len([path for path in users if room(path) == "training"]) <= 1  # the TensorBoard writer
     assert not [path for path in users if "tensorflow" in imports(path, top_level_only=True)]
+
+
+def test_what_answers_at_once_imports_no_jax():
+    modules = sorted(f"pods.{path.stem}" for path in sources("pods"))
+    program = (
+        f"import importlib, sys; [importlib.import_module(m) for m in {['pod', *modules]}]; print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_layers_never_see_a_configuration():

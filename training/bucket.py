@@ -53,8 +53,13 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
     if not workdir.startswith("gs://"):
         return None
     url = workdir.rstrip("/")
-    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    return Bucket(url, cache / "workdirs" / f"{url.rsplit('/', 1)[1]}-{digest}")
+    return Bucket(url, cache / "workdirs" / copy_name(url))
+
+
+def copy_name(url: str) -> str:
+    """Return the name of the local copy of a folder in a bucket, below `workdirs` of the cache."""
+    url = url.rstrip("/")
+    return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 def _path(url: str):

@@ -8,6 +8,7 @@ import threading
 import time
 
 CHECKS = 20  # in the time allowed
+START_SECONDS = 900.0  # at least, for restoring and compiling before the first call
 
 
 class Hang(RuntimeError):
@@ -20,17 +21,17 @@ class Hang(RuntimeError):
 def watchdog(seconds: float, log: pathlib.Path):
     """Within the block, `alive()`, which it gives, must be called every `seconds`; 0: it need not be.
 
-    Else the stacks of all threads are written to the end of `log`, and Hang is raised in a thread of its own, whose
-    excepthook is to end the process.
+    The first call may take START_SECONDS. Else the stacks of all threads are written to the end of `log`, and Hang is
+    raised in a thread of its own, whose excepthook is to end the process.
     """
-    last, over = [time.monotonic()], threading.Event()
+    deadline, over = [time.monotonic() + max(seconds, START_SECONDS)], threading.Event()
 
     def alive() -> None:
-        last[0] = time.monotonic()
+        deadline[0] = time.monotonic() + seconds
 
     def watch() -> None:
         while not over.wait(seconds / CHECKS):
-            if time.monotonic() - last[0] > seconds:
+            if time.monotonic() > deadline[0]:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 with log.open("a") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
