@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long until a pod of processes on this machine trains, and does stopping and starting it again lose a step?
+
+The tiny recipe on 4 workers (a v4-32) and on 8 (a v4-64), from an empty cache: launch, first step, stop, restart.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import support
+
+LIMIT_SECONDS = 600
+RUN = [
+    "--config=configs/tiny.py",
+    "--config.train.steps=10000",
+    "--config.train.log_every=1",
+    "--config.evaluation.sample_tokens=0",
+]
+
+
+def main() -> None:
+    """Go through the life of both pods."""
+    figures = {}
+    for name, workers in (("v4-32", 4), ("v4-64", 8)):
+        with tempfile.TemporaryDirectory() as folder:
+            figures |= {f"{name}_{key}": value for key, value in life(pathlib.Path(folder), name, workers).items()}
+    support.finish("local_pod", figures)
+
+
+def life(folder: pathlib.Path, name: str, workers: int) -> dict:
+    """Return what came of one pod."""
+    environment = os.environ | {
+        "TRANSPORT": "local", "POD_ROOT": str(folder), "NAME": "bench", "ACCEL": name,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }  # fmt: skip
+    run = folder / "bench" / "shared" / "tiny"
+    pod(environment, "create")
+    started = time.perf_counter()
+    pod(environment, "launch", *RUN)
+    groups = [int(file.read_text()) for file in (folder / "bench").glob("worker-*/torus/run.pid")]
+    wait_for_step(run, 1)
+    first_step = time.perf_counter() - started
+    wait_for_step(run, 5)
+    started = time.perf_counter()
+    pod(environment, "stop")
+    stop = time.perf_counter() - started
+    left, last = processes_of(groups), steps(run)[-1]
+    saved = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    started = time.perf_counter()
+    pod(environment, "restart")
+    wait_for_step(run, last + 1)
+    restart = time.perf_counter() - started
+    went_on_at = steps(run)[len(steps(run)) - steps(run)[::-1].index(last + 1) - 1]
+    pod(environment, "stop")
+    pod(environment, "delete")
+    return {
+        "workers": len(groups),
+        "launch_to_first_step_seconds": round(first_step, 1),
+        "stop_seconds": round(stop, 1),
+        "processes_left": left,
+        "last_logged_step": last,
+        "checkpoint_step": saved,
+        "restart_went_on_at_step": went_on_at,
+        "restart_to_first_step_seconds": round(restart, 1),
+        "all_well": len(groups) == workers and left == 0 and saved == last and went_on_at == last + 1,
+    }
+
+
+def pod(environment: dict, *words: str) -> None:
+    """Type a command line of pod.py; a failure ends the benchmark."""
+    print("pod.py", *words, flush=True)
+    status = subprocess.run([sys.executable, "pod.py", *words], cwd=support.ROOT, env=environment).returncode
+    if status:
+        sys.exit(f"pod.py {words[0]} ended with status {status}")
+
+
+def steps(run: pathlib.Path) -> list[int]:
+    """Return the steps that metrics.jsonl has, in the order in which they were taken."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [line["step"] for line in map(json.loads, filter(whole, lines)) if line["kind"] == "train"]
+
+
+def whole(line: str) -> bool:
+    """Whether a line was written to its end."""
+    return line.endswith("}")
+
+
+def wait_for_step(run: pathlib.Path, step: int) -> None:
+    """Return when a step is in metrics.jsonl."""
+    end = time.monotonic() + LIMIT_SECONDS
+    while step not in steps(run):
+        if time.monotonic() > end:
+            sys.exit(f"step {step} was not reached within {LIMIT_SECONDS} s")
+        time.sleep(0.1)
+
+
+def processes_of(groups: list[int]) -> int:
+    """Return how many processes of these groups there are, zombies left out."""
+    listing = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return sum(int(group) in groups and state[0] != "Z" for group, state in rows)
+
+
+if __name__ == "__main__":
+    main()

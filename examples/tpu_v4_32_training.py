@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a 7B model on the 16 chips of a v4-32, on a mesh of three axes: data=4, model=2, fsdp=2.
+
+    python -m examples.tpu_v4_32_training --synthetic --steps=5
+
+On all hosts of a pod, whose run needs one folder for all:
+
+    python pod.py launch -- python -m examples.tpu_v4_32_training --synthetic --workdir=gs://BUCKET/example
+
+Where there is no TPU the mesh is simulated, and the model shrunken. Another mesh: TPU_MESH_CONFIG="4,4,2", which is for
+the 32 chips of a v4-64. --synthetic trains on one batch again and again, so that its loss has to fall; without it the
+corpus of --config.data is read. All flags of train.py are known here too.
+"""
+
+import itertools
+import json
+import os
+
+import command_line
+
+command_line.flags.DEFINE_bool("synthetic", False, "train on one generated batch, in place of a corpus")
+command_line.flags.DEFINE_integer("steps", 100, "optimizer updates", 1)
+if __name__ == "__main__":
+    if not os.environ.get("TPU_MESH_CONFIG"):
+        os.environ["TPU_MESH_CONFIG"] = "4,2,2"  # in the order data, model, fsdp
+    MESH = os.environ["TPU_MESH_CONFIG"].replace(",", "x")
+    command_line.FLAGS.set_default("config", "configs/llama2_7b.py")
+    command_line.FLAGS.set_default("workdir", f"runs/tpu_v4_32_training-{MESH}")
+    COMMAND = command_line.parse(__doc__)
+
+import jax
+
+import train
+from configs import validation
+from input_pipeline.synthetic import MarkovWindows
+from parallelism import processes
+
+
+def repeated_batch(config):
+    """Return an endless iterator of one whole global batch; every process takes its own rows of it."""
+    rows, length = config.train.global_batch, config.train.sequence_length
+    windows = MarkovWindows(config.model.vocab_size, seed=0, num_tokens=rows * length, stream="example")
+    return itertools.repeat(windows.read(range(rows), length))
+
+
+def main(command: command_line.Command) -> None:
+    """Join the other hosts, train by the one loop, and print what it measured."""
+    config, flags = command.config, command_line.FLAGS
+    config.train.update(steps=flags.steps, tokens=0, epochs=0.0, log_every=1, eval_every=0)
+    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, flags.steps // 10)
+    command_line.join(command)
+    command_line.log_to(command.workdir)
+    if command.num_devices is None:  # only now, with all hosts there, the chips can be counted
+        validation.validate(config, jax.device_count(), command.loaded)
+    first = processes.index() == 0
+    print("\n".join([*(command.banner() if first else []), *train.device_lines(config)]), flush=True)
+    batches = repeated_batch(config) if flags.synthetic else None
+    train.train(config, command.workdir, batches, bucket=command.bucket, topology=command.loaded.topology)
+    if first:
+        print_measured(command.workdir)
+    processes.leave()
+
+
+def print_measured(workdir) -> None:
+    """Print a line for each step of the run's metrics.jsonl."""
+    for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()):
+        if line["kind"] == "train":
+            print(
+                f"step={line['step']} loss={line['loss']:.4f} step_time_ms={1000 * line['step_seconds']:.1f} "
+                f"tokens_per_second={line['tokens_per_second']:,.0f}"
+            )
+
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of the Valkyrie guide, as thin adapters: process start-up, mesh, model configuration, train step.
+
+Nothing heavy is imported before a function is called: `setup_multi_host_environment` comes first and chooses what jax
+reads when it is imported.
+"""
+
+import atexit
+import dataclasses
+import functools
+import math
+import os
+import sys
+
+from ml_collections import ConfigDict
+
+from configs import llama2_7b, loading, validation
+from configs.base import ConfigError
+from input_pipeline.cache import cache_path
+from parallelism import processes, startup
+
+JOIN_SECONDS = 300
+EARLIER_MESH = (4, 4, 2)  # data, model, fsdp, of 32 chips; other numbers of chips get the shape nearest to it
+WITHOUT = {  # arguments of which one value alone can be had, and why
+    "use_flash_attention": (True, "on a TPU the kernel attends wherever it serves; there is no switch for it"),
+    "use_bias": (False, "set config.model.biases"),
+    "attention_dropout": (0.0, "dropout_rate drops parts of embeddings and sublayers; scores are not dropped"),
+    "rope_scaling": (None, "set config.model.rope_scaling and rope_factor"),
+    "use_mamba": (False, "Torus has no state-space layers"),
+    "use_s5": (False, "Torus has no state-space layers"),
+    "use_2d_sharding": (True, "the mesh alone says how weights are split; set mesh.model or mesh.fsdp to 1"),
+    "use_3d_mesh": (True, "the mesh alone says how many axes there are; give another one"),
+}
+
+
+def setup_multi_host_environment() -> dict:
+    """Join the other processes of the run, if it has any; call it before jax is imported. Again, it changes nothing.
+
+    Returns:
+      process_index, process_count, local_devices, global_devices (numbers), coordinator ("host:port", "" when alone).
+
+    Raises:
+      ConfigError: variables that place a process contradict each other, or one is missing.
+      JoinError: not all processes came in time; names who is late.
+    """
+    coordinator = _join()
+    import jax
+
+    return {
+        "process_index": processes.index(),
+        "process_count": processes.count(),
+        "local_devices": jax.local_device_count(),
+        "global_devices": jax.device_count(),
+        "coordinator": coordinator,
+    }
+
+
+def setup_tpu_mesh(device_count: int = 32, use_global: bool = True, validate: bool = True):
+    """Return the mesh of TPU_MESH_CONFIG and TPU_AXIS_NAMES, else one of `device_count` like (4, 4, 2), of all axes.
+
+    Args:
+      device_count: where TPU_MESH_CONFIG is not set; JAX shows a chip of a v4-32 as one device, so that it has 16.
+      use_global: over the devices of all processes, else over those of this one.
+      validate: the mesh has to take every device; else it takes the first ones.
+
+    Raises:
+      ConfigError: there are other devices than it needs; says what would fit.
+    """
+    import jax
+
+    from parallelism.mesh import make_mesh
+
+    devices = jax.devices() if use_global else jax.local_devices()
+    default = ",".join(map(str, validation.nearest_shape(EARLIER_MESH, device_count)))
+    environment = os.environ if os.environ.get("TPU_MESH_CONFIG") else {"TPU_MESH_CONFIG": default}
+    loaded = loading.load("configs/base.py", "", {}, environment)
+    needed = math.prod(loaded.environment_mesh.values())
+    validation.resolve_mesh(loaded.config, len(devices) if validate else min(needed, len(devices)), loaded)
+    axes = {axis: loaded.config.mesh[axis] for axis in loaded.config.layout.axis_order.split(",")}
+    return make_mesh(axes, devices[:needed])
+
+
+def ValkyrieConfig(
+    vocab_size: int = 32000, hidden_size: int = 4096, num_layers: int = 32, num_heads: int = 32,
+    intermediate_size: int = 11008, max_seq_len: int = 2048, use_flash_attention: bool = True,
+    dropout_rate: float = 0.0, rope_theta: float = 10_000.0, rope_scaling: None = None, use_bias: bool = False,
+    attention_dropout: float = 0.0, use_mamba: bool = False, use_s5: bool = False,
+) -> ConfigDict:  # fmt: skip
+    """Return a configuration of Torus: that of configs/llama2_7b.py with these sizes, trained at its full length.
+
+    Raises:
+      ConfigError: an argument that Torus has no such option for, or sizes that do not go together.
+    """
+    _check_fixed(
+        use_flash_attention=use_flash_attention, rope_scaling=rope_scaling, use_bias=use_bias,
+        attention_dropout=attention_dropout, use_mamba=use_mamba, use_s5=use_s5,
+    )  # fmt: skip
+    config = llama2_7b.get_config()
+    config.model.update(
+        vocab_size=vocab_size, embed_dim=hidden_size, num_layers=num_layers, num_heads=num_heads,
+        num_kv_heads=num_heads, mlp_dim=intermediate_size, max_length=max_seq_len, dropout=dropout_rate,
+        rope_theta=rope_theta,
+    )  # fmt: skip
+    config.train.sequence_length = max_seq_len
+    validation.check_keys(config)
+    return config
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """step(state, batch) -> (state, metrics) of `run`; the state that is handed in is gone afterwards."""
+
+    run: object
+
+    def init(self):
+        """Return the first state, on the devices."""
+        with self._context():
+            return self.run.init()
+
+    def __call__(self, state, batch: dict) -> tuple:
+        """Take a batch of int32 [global_batch, length] arrays: tokens, targets, segments and positions."""
+        import jax
+
+        batch = {name: jax.device_put(array, self.run.abstract_batch[name].sharding) for name, array in batch.items()}
+        with self._context():
+            return self.run.train_step(state, batch)
+
+    def _context(self):
+        from parallelism.mesh import mesh_context
+
+        return mesh_context(self.run.mesh)
+
+
+def create_train_step(
+    model: str = "decoder_lm", optimizer: str = "adamw", *, config: ConfigDict, mesh, mixed_precision: bool = True,
+    use_2d_sharding: bool = True, use_3d_mesh: bool = True,
+) -> TrainStep:  # fmt: skip
+    """Return the train step of a configuration on a mesh; `config` becomes what is trained.
+
+    Args:
+      model, optimizer: names, as in config.model.name and config.optimizer.name.
+      config: as `ValkyrieConfig` returns it.
+      mesh: as `setup_tpu_mesh` returns it.
+      mixed_precision: compute in bfloat16; parameters and moments are float32 either way.
+
+    Raises:
+      ConfigError: an object in place of a name, a size that the mesh does not divide.
+    """
+    import assembly
+
+    _check_fixed(use_2d_sharding=use_2d_sharding, use_3d_mesh=use_3d_mesh)
+    for what, name in (("model", model), ("optimizer", optimizer)):
+        if not isinstance(name, str):
+            raise ConfigError(f"{what}={type(name).__name__} is made from the configuration here; give its name")
+    config.model.update(name=model, dtype="bfloat16" if mixed_precision else "float32")
+    config.optimizer.name = optimizer
+    config.mesh.update(dict(mesh.shape))
+    config.layout.axis_order = ",".join(mesh.axis_names)
+    validation.validate(config, mesh.size)
+    return TrainStep(assembly.assemble(config, devices=list(mesh.devices.flat)))
+
+
+@functools.cache
+def _join() -> str:
+    """Choose the platform, join the group that the environment names, and return its coordinator."""
+    accelerator = startup.attached_accelerator()
+    startup.choose_platform(None, accelerator, cache_path(""))
+    group = processes.find(os.environ, accelerator, JOIN_SECONDS)
+    if accelerator == "cpu":
+        wanted = loading.environment_mesh(os.environ).values()
+        startup.simulate(math.prod(wanted) if wanted else 0, group.count if group else 1)
+    if group is None:
+        return ""
+    processes.start(group, JOIN_SECONDS, _end)
+    atexit.register(_part)
+    return f"{group.host}:{group.port}"
+
+
+def _part() -> None:
+    """Wait for the others to be done; after an exception tell them, so that they end too."""
+    error = vars(sys).get("last_value")  # is there once an exception has ended the program
+    if error is None:
+        processes.leave()
+    else:
+        processes.fail(f"{type(error).__name__}: {error}", 1)
+
+
+def _end(line: str, status: int) -> None:
+    """End this process as another one of the group did."""
+    print(line, file=sys.stderr, flush=True)
+    os._exit(status)  # from a thread, while the main one may hang in a collective
+
+
+def _check_fixed(**given) -> None:
+    for name, value in given.items():
+        only, why = WITHOUT[name]
+        if value != only:
+            raise ConfigError(f"{name}={value} is not to be had: {why}")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod from create to delete: python pod.py SUBCOMMAND [--flag=value ...] [-- COMMAND ...]
+
+Settings are flags (--zone=us-central2-b) or variables (ZONE); flags win. `python pod.py help` lists them all.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+import signal
+import sys
+import traceback
+
+try:
+    from configs.base import ConfigError
+    from pods import settings as table
+    from pods.transports import PodError, connect, usage_error
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+
+INTERRUPTED = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Subcommand:
+    """One of them; `function` is module.name in pods/, `takes` what follows: nothing, paths, or a command after --."""
+
+    group: str
+    function: str
+    meaning: str
+    takes: str = "nothing"
+    calls: bool = True  # needs a pod to talk to
+
+
+SUBCOMMANDS = {
+    "versions": Subcommand("rent", "life.versions", "software and accelerators of the zone"),
+    "create": Subcommand("rent", "life.create", "the pod; --queued by a queued resource, --spot, --reserved"),
+    "wait": Subcommand("rent", "life.wait", "until the pod can be used"),
+    "describe": Subcommand("rent", "life.describe", "state, health and addresses"),
+    "delete": Subcommand("rent", "life.delete", "give it back"),
+    "setup": Subcommand("prepare", "life.setup", "code, packages and optimizations on every host"),
+    "setup_optimizations": Subcommand(
+        "prepare", "deploy.setup_optimizations", "configuration of the switches to every host, compiled there"
+    ),
+    "validate": Subcommand("prepare", "readiness.validate", "is everything ready to train? ends with a table"),
+    "launch": Subcommand("train", "launch.launch", "the recipe, or COMMAND, on all hosts as one group", "command"),
+    "launch_optimized": Subcommand(
+        "train", "launch.launch_optimized", "the recipe with the enabled switches", "command"
+    ),
+    "launch_pretrain_hf": Subcommand("train", "launch.launch_pretrain_hf", "the recipe on DATASET", "command"),
+    "supervise": Subcommand("train", "supervise.supervise", "start again what dies, from the newest checkpoint"),
+    "stop": Subcommand("train", "launch.stop", "let the run save, then end it"),
+    "restart": Subcommand("train", "launch.restart", "stop, and launch the same again"),
+    "status": Subcommand("watch", "watch.status", "each worker's process, step, memory and code"),
+    "metrics": Subcommand("watch", "watch.metrics", "loss, speed, time left and cost of the run"),
+    "tail": Subcommand("watch", "life.tail", "follow the log of a worker"),
+    "copy": Subcommand("reach", "life.copy", "SOURCE TARGET, one of them NAME:PATH", "paths"),
+    "ssh": Subcommand("reach", "life.ssh", "COMMAND on the hosts", "command"),
+    "backup": Subcommand("reach", "life.backup", "the run to this machine [FOLDER]", "paths"),
+    "manifest": Subcommand(
+        "elsewhere", "manifests.manifest", "of the run for --gke or --slurm", "command", calls=False
+    ),
+    "help": Subcommand("elsewhere", "", "this, with the values of all variables", "paths", calls=False),
+}
+ALIASES = dict.fromkeys(("launch_pretrain_hf_optimized", "launch_pretrain_optimized"), "launch_optimized")
+
+
+def main(arguments: list[str]) -> int:
+    """Do what was typed; return the exit status."""
+    typed, dashes, command = arguments, False, []
+    if "--" in arguments:
+        at = arguments.index("--")
+        typed, dashes, command = arguments[:at], True, arguments[at + 1 :]
+    wants_help = [word for word in typed if word in ("-h", "--help", "-help")]
+    settings, positional = table.read([word for word in typed if word not in wants_help])
+    if wants_help or positional[:1] == ["help"]:
+        print(help_text(settings))
+        return 0
+    if not positional:
+        raise usage_error(f"which subcommand? {', '.join(SUBCOMMANDS)}")
+    name = ALIASES.get(positional[0], positional[0])
+    if name not in SUBCOMMANDS:
+        near = table.nearest(name, [*SUBCOMMANDS, *ALIASES])
+        raise usage_error(f"{positional[0]} is no subcommand; nearest: {near}")
+    rest = what_follows(name, positional[1:], dashes, command)
+    for line in table.answers():
+        print(line, file=sys.stderr)
+    transport = connect(settings) if SUBCOMMANDS[name].calls else None
+    module, _, function = SUBCOMMANDS[name].function.partition(".")
+    return getattr(importlib.import_module(f"pods.{module}"), function)(settings, transport, rest)
+
+
+def what_follows(name: str, positional: list[str], dashes: bool, command: list[str]) -> list[str]:
+    """Return the paths or the command that a subcommand takes; PodError for more."""
+    takes = SUBCOMMANDS[name].takes
+    if takes == "paths":
+        return positional + command
+    if positional:
+        hint = f"; a command stands after --: pod.py {name} -- {' '.join(positional)}" if takes == "command" else ""
+        raise usage_error(f"stray argument {positional[0]!r} of {name}{hint}")
+    if dashes and takes == "nothing":
+        raise usage_error(f"{name} takes no command after --")
+    return command
+
+
+def help_text(settings: table.Settings) -> str:
+    """Return the subcommands by groups, and every variable with its value now and where that is from."""
+    lines = [__doc__.strip()]
+    for group in dict.fromkeys(subcommand.group for subcommand in SUBCOMMANDS.values()):
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:20} {each.meaning}" for name, each in SUBCOMMANDS.items() if each.group == group]
+    lines += ["", *table.lines(settings), "  --config.SECTION.KEY=VALUE: any key of configs/base.py, for the run"]
+    return "\n".join(lines)
+
+
+def run(arguments: list[str]) -> int:
+    """Do what was typed and return the exit status; what cannot be done is one line on stderr."""
+    try:
+        return main(arguments)
+    except (PodError, ConfigError) as error:
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted; what was launched goes on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def end_with_one_line(kind: type, error: BaseException, trace) -> None:
+    """Print an error of ours after its traceback, with its place in one last line."""
+    traceback.print_exception(kind, error, trace)
+    frame = traceback.extract_tb(trace)[-1]
+    place = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
+    print(f"error: {kind.__name__}: {' '.join(str(error).split())} ({place})", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.excepthook = end_with_one_line
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what runs in the foreground, as Ctrl-C does
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of programs of this machine: displayed as they go, tried again where the reason passes, or only printed."""
+
+import dataclasses
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from typing import TextIO
+
+from pods.settings import Settings
+from pods.transports import PodError
+
+PERMANENT = re.compile(  # said of a call that fails again however often it is made
+    r"permission|denied|forbidden|unauthenticated|not[_ ](?:be )?found|already[_ ]exists|invalid[_ ]argument"
+    r"|no more capacity|quota(?!.*per minute)",
+    re.IGNORECASE,
+)
+TRANSIENT = re.compile(
+    r"\b(?:429|500|502|503|504)\b|too many requests|rate ?limit|per minute|unavailable|internal error|\bINTERNAL\b"
+    r"|deadline[_ ]exceeded|timed? ?out|connection (?:refused|reset|aborted|closed)|network is unreachable"
+    r"|name resolution|could not resolve|unable to find the server|kex_exchange",
+    re.IGNORECASE,
+)
+SSH_FAILED = 255  # ssh's own status, where no command ran
+LONGEST = 400  # characters of a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """How a call ended and what it said."""
+
+    status: int
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line: gcloud's own error, else the last line said."""
+        _, error, text = self.stderr.rpartition("ERROR: ")
+        if not error:
+            text = ([""] + [line for line in self.stderr.splitlines() if line.strip()])[-1]
+        text = " ".join(re.sub(r"^\(gcloud\.[\w.-]+\) ", "", text).split())
+        return text[:LONGEST] or f"exit status {self.status}"
+
+
+def call(
+    settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, repeat: bool = True
+) -> Answer:
+    """Make a call and return how it ended; with --dry_run print it.
+
+    Args:
+      show: display its output as it comes.
+      remote: it runs a command elsewhere, whose status and words are not gcloud's; only what gcloud or ssh say of
+        themselves is a reason to try again.
+      repeat: making it twice does no harm, also where a part of it was done.
+
+    Raises:
+      PodError: the program is not installed.
+    """
+    if settings.dry_run:
+        print(shlex.join(argv), flush=True)
+        return Answer(0)
+    if shutil.which(argv[0]) is None:
+        raise PodError(f"{argv[0]} is not installed here: https://cloud.google.com/sdk/docs/install")
+    for attempt in range(settings.retries + 1):
+        answer = _run(argv, show)
+        if attempt == settings.retries or not _passes(answer, remote, repeat):
+            break
+        pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
+        what = " ".join(word for word in argv[:5] if not word.startswith("-"))
+        print(
+            f"{what}: {answer.message}; again in {pause:.0f} s ({attempt + 1} of {settings.retries})",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        time.sleep(pause)
+    return answer
+
+
+def _passes(answer: Answer, remote: bool, repeat: bool) -> bool:
+    """Whether the reason of a failure may be gone at the next try."""
+    if answer.status == 0:
+        return False
+    if remote and answer.status == SSH_FAILED:
+        return repeat and not re.search(r"permission denied", answer.stderr, re.IGNORECASE)
+    if remote and "ERROR: (gcloud." not in answer.stderr:
+        return False
+    return not PERMANENT.search(answer.message) and bool(TRANSIENT.search(answer.message))
+
+
+def _run(argv: list[str], show: bool) -> Answer:
+    """Run it, reading both outputs side by side."""
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    said: tuple[list[str], list[str]] = ([], [])
+    readers = [
+        threading.Thread(target=_read, args=(process.stdout, said[0], sys.stdout if show else None), daemon=True),
+        threading.Thread(target=_read, args=(process.stderr, said[1], sys.stderr if show else None), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()  # the readers are left: what it started may hold the pipes for long
+        raise
+    for reader in readers:
+        reader.join()
+    return Answer(status, "".join(said[0]), "".join(said[1]))
+
+
+def _read(stream: TextIO, lines: list[str], display: TextIO | None) -> None:
+    """Keep each line, and display it as it comes."""
+    with stream:
+        for line in stream:
+            lines.append(line)
+            if display:
+                display.write(line)
+                display.flush()

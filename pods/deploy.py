@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deploys the optimizations: the configuration to every host, the real step compiled there, and a report of it."""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+from absl import flags
+
+from pods import hosts, recipes, switches, watch
+from pods.settings import Settings
+from pods.transports import PodError, Transport, usage_error
+
+CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
+REPORT = "optimization_deployment_report.json"
+SIZES = ("small", "medium", "large")
+
+
+def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Copy the configuration that the variables make to every host, and run scripts/deploy_optimizations.py there.
+
+    Raises:
+      PodError: the configuration cannot run (status 2); the devices are a run's; a host fails, or reports other
+        switches.
+    """
+    settings, resolved = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
+    recipes.arguments(settings, resolved.keys)
+    send(settings, transport, resolved)
+    if settings.transport != "local" and not settings.dry_run:
+        check_devices_free(settings, transport)
+    script = f"{hosts.python(settings)} scripts/deploy_optimizations.py --config={CONFIG}"
+    results = transport.run(hosts.in_environment(settings, f"{script} --join_seconds={settings.join_seconds}"))
+    failed = [result for result in results if result.status]
+    if failed:
+        raise PodError(f"the optimizations could not be deployed: {first_error(failed)}")
+    return 0 if settings.dry_run else _check_reports(settings, transport, resolved.given)
+
+
+def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:
+    """Copy the switches and the arguments of train.py, without those that the switches make, to every host."""
+    content = {"model_size": settings.model_size, "sequence_length": settings.seq_len or None}
+    content |= {"switches": resolved.given, "arguments": recipes.arguments(settings, {})}
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
+        file.write_text(json.dumps(content, indent=1))
+        target = f"{settings.name}:{settings.repo_dir}/{CONFIG}"
+        result = transport.copy(str(file), target, recurse=False)
+    if result.status:
+        raise PodError(f"{CONFIG} could not be copied to the hosts: {result.output.strip()}")
+
+
+def check_devices_free(settings: Settings, transport: Transport) -> None:
+    """Raise PodError where something that was launched runs: it holds the devices of its host."""
+    running = [str(worker.number) for worker in watch.look(settings, transport, None) if worker.alive]
+    if running:
+        raise PodError(f"a run holds the devices of workers {', '.join(running)}; `stop` lets it save, then try again")
+
+
+def first_error(failed: list) -> str:
+    """Return who failed, and the last line that the first of them said."""
+    first = failed[0]
+    said = ["", *first.output.strip().splitlines()][-1].removeprefix("error: ")
+    numbers = [str(result.worker) for result in failed if result.worker is not None]
+    who = f"worker{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: " if numbers else ""
+    return f"{who}{said or f'exit status {first.status}'}"
+
+
+def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str], list[str]]:
+    """Return for scripts/deploy_optimizations.py the switches, train.py's arguments, and lines on what is not yet.
+
+    A flag that is absent leaves what the file says: a switch that is off there stays off.
+    """
+    own, rest = _own_flags(argv, description)
+    file = own["config"].value if (own["config"].value or "").endswith(".json") else ""
+    stored = switches.read_file(file) if file else {}
+    typed = {s.name: False for s in switches.SWITCHES.values() if own[s.disable_flag].value}
+    resolved = switches.resolve(stored | typed)
+    values = json.loads(pathlib.Path(file).read_text()) if file else {}
+    recipe = own["config"].value if own["config"].value and not file else ""
+    size = own["model-size"].value or values.get("model_size") or "medium"
+    length = own["sequence-length"].value or values.get("sequence_length")
+    arguments = [] if recipe or own["model-size"].value else list(values.get("arguments", []))
+    arguments = arguments or [f"--config={recipe or f'configs/{size}.py'}"]
+    keys = [f"--config.{key}={value}" for key, value in resolved.keys.items()]
+    keys += [f"--config.{key}={value}" for key, value in recipes.length_keys(arguments[0], length).items()]
+    lines = resolved.lines()
+    if own["num-experts"].value or values.get("num_experts"):
+        lines.append("num-experts: mixtures of experts are not in Torus yet; the run goes without them")
+    return resolved, [arguments[0], *keys, *arguments[1:], *rest], lines
+
+
+def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
+    """Raise PodError unless every host's report has exactly the switches that were given."""
+    for number, result in enumerate(transport.run_each(hosts.in_code(settings, f"cat {REPORT}"))):
+        if result.status or _switches_of(result.output) != given:
+            raise PodError(f"worker {number}: {REPORT} is missing or tells other switches than were given")
+    return 0
+
+
+def _switches_of(report: str) -> dict | None:
+    """Return the switches that a report was given; None where it is none."""
+    try:
+        return json.loads(report[report.find("{") :])["switches"]["given"]
+    except (ValueError, KeyError):
+        return None
+
+
+def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, list[str]]:
+    """Return our flags, None where they are absent, and the arguments that are train.py's."""
+    own = flags.FlagValues()
+    flags.DEFINE_string("config", None, "recipe, or JSON file of switches and arguments", flag_values=own)
+    flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
+    flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
+    flags.DEFINE_integer("num-experts", None, "not in Torus yet", 1, flag_values=own)
+    for switch in switches.SWITCHES.values():
+        flags.DEFINE_bool(switch.disable_flag, None, f"{switch.name}=false", flag_values=own)
+    if {"-h", "--help"} & set(argv):
+        print(f"{description}\n{own.get_help()}")
+        sys.exit(0)
+    try:
+        return own, own(argv, known_only=True)[1:]
+    except flags.Error as error:
+        raise usage_error(str(error)) from None

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell commands that run on the hosts, by ssh or here: what stands in the folder of the code is
+
+    run.pid      the process group that was launched; gone when it was stopped
+    run.command  what was launched, to tell the same from another
+    run.status   how it ended: the exit status (75: saved)
+    run.boot     the boot it was launched in, since numbers of processes are given anew after each
+    logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
+    .env         secrets, mode 600, sourced at a launch
+
+Each function returns one line of text for a POSIX shell in the host's home folder; its exit status decides.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from pods.settings import Settings
+
+METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
+ENV_FILE = ".env"
+OURS = (  # in git's eyes no changes
+    "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
+)  # fmt: skip
+WORKER_NUMBER = "$W"  # as a variable's value: the number of each worker
+# An ssh shell on a TPU VM has no TPU_WORKER_ID.
+WORKER = (
+    f"W=${{POD_WORKER:-$(curl -sf -H 'Metadata-Flavor: Google' {METADATA})}}; "
+    '[ -n "$W" ] || { echo "the metadata server does not tell the number of this worker" >&2; exit 1; }'
+)
+# Not kill -0, to which a zombie that nobody reaps is alive.
+ALIVE = (
+    "boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }; "
+    'alive() { [ -s run.pid ] && [ "$(cat run.boot 2>/dev/null)" = "$(boot)" ] && ps -A -o pgid=,stat= | '
+    "awk -v p=\"$(cat run.pid)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }"
+)
+# TERM is for the program, which saves; the shell around it stays to write down how it ended.
+WRAPPER = 'trap : TERM INT HUP; "$@"; status=$?; echo $status > run.status; exit $status'
+PYTHONS = "python3.13 python3.12 python3.11 python3"
+SUITABLE = "import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))"
+
+
+def path(text: str) -> str:
+    """Quote a path of a host, where ~/ is the home folder there."""
+    return "~/" + shlex.quote(text.removeprefix("~/")) if text.startswith("~/") else shlex.quote(text)
+
+
+def in_code(settings: Settings, command: str) -> str:
+    """Return `command` in the folder of the code, with $W the number of the worker."""
+    folder = path(settings.repo_dir)
+    missing = (
+        f'echo "worker $W: there is no" {shlex.quote(settings.repo_dir)} "here; pod.py setup makes it" >&2; exit 1'
+    )
+    return f"{WORKER}; cd {folder} 2>/dev/null || {{ {missing}; }}; {command}"
+
+
+def python(settings: Settings) -> str:
+    """Return the interpreter of a host, from the folder of the code."""
+    return "python" if settings.venv_activate else ".venv/bin/python"
+
+
+def in_environment(settings: Settings, command: str) -> str:
+    """Return `command` in the folder of the code and in the environment of its packages."""
+    activate = f". {path(settings.venv_activate)} && " if settings.venv_activate else ""
+    return in_code(settings, activate + command)
+
+
+def log_name(prefix: str) -> str:
+    """Return the path of a worker's log, as train_worker or train_optimized_worker."""
+    return f"logs/{prefix}_$W.out"
+
+
+def launch(
+    settings: Settings, words: Sequence[str], *, environment: Mapping[str, str] | None = None, log: str = "train_worker"
+) -> str:
+    """Start a program that survives the terminal, and return at once.
+
+    Where the same runs already it says so and succeeds, where another does it fails.
+
+    Args:
+      words: the program and its arguments.
+      environment: variables beside those of the host, or WORKER_NUMBER; no secrets, which stand in .env.
+      log: prefix of its log's name.
+    """
+    variables = [f"{name}={value}" for name, value in (environment or {}).items()]
+    program = shlex.join(["env", *variables, *words] if variables else words)
+    for name, value in (environment or {}).items():
+        if value == WORKER_NUMBER:
+            program = program.replace(shlex.quote(f"{name}={value}"), f'{name}="$W"', 1)
+    fingerprint = shlex.quote(shlex.join([*variables, *words]))
+    output = log_name(log)
+    start = (
+        f"mkdir -p logs; rm -f run.status; boot > run.boot; printf '%s\\n' {fingerprint} > run.command; "
+        f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output}; '
+        f"if [ -f {ENV_FILE} ]; then chmod 600 {ENV_FILE}; set -a; . ./{ENV_FILE}; set +a; fi; "
+        f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null & "
+        f'echo $! > run.pid; echo "worker $W: launched, process group $(cat run.pid), log {output}"'
+    )
+    same = f'[ "$(cat run.command)" = {fingerprint} ]'
+    running = (
+        f'if {same}; then echo "worker $W: runs already, process group $(cat run.pid)"; '
+        'else echo "worker $W: another run is under way, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
+    )
+    return in_environment(settings, f"{ALIVE}; if alive; then {running}; else {start}; fi")
+
+
+def stop(settings: Settings) -> str:
+    """End what was launched: TERM, time to save, then KILL; where nothing runs it says so and succeeds.
+
+    Each worker says what was done; the status is 1 where something had to be killed, and so did not save.
+    """
+    grace = settings.grace_seconds
+    end = (
+        'P=$(cat run.pid); kill -s TERM -- "-$P" 2>/dev/null; i=0; '
+        f"while alive && [ $i -lt {grace * 5} ]; do sleep 0.2; i=$((i+1)); done; "
+        "if alive; then "
+        f'kill -s KILL -- "-$P"; rm -f run.pid; '
+        f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
+        'else rm -f run.pid; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
+    )
+    nothing = 'rm -f run.pid; echo "worker $W: nothing runs"'
+    absent = f'cd {path(settings.repo_dir)} 2>/dev/null || {{ echo "worker $W: nothing runs"; exit 0; }}'
+    return f"{WORKER}; {absent}; {ALIVE}; if alive; then {end}; else {nothing}; fi"
+
+
+def status_line(settings: Settings, heartbeat: str = "") -> str:
+    """Print a JSON object about the worker: the fields below.
+
+    `now` and `started`, of the launch, are unix seconds by the clock of the host; `changed` counts git's changed files.
+
+    Args:
+      heartbeat: path of this worker's heartbeat file (a JSON object), with $W for its number; ~ and globs are the
+        host's. The field is null where there is none.
+    """
+    beat = f'"$(cat {heartbeat} 2>/dev/null | grep . || echo null)"' if heartbeat else "null"
+    fields = (
+        ("worker", "%s", '"$W"'),
+        ("alive", "%s", '"$(alive && echo true || echo false)"'),
+        ("pid", "%s", '"$(cat run.pid 2>/dev/null | grep . || echo null)"'),
+        ("status", "%s", '"$(cat run.status 2>/dev/null | grep . || echo null)"'),
+        ("now", "%s", '"$(date +%s)"'),
+        ("started", "%s", '"$(date -r run.pid +%s 2>/dev/null || echo null)"'),
+        ("log_age_seconds", "%s", '"$(age)"'),
+        ("commit", '"%s"', '"$(git rev-parse --verify -q HEAD 2>/dev/null)"'),
+        ("changed", "%s", "\"$(git status --porcelain 2>/dev/null | wc -l | tr -d ' ')\""),
+        ("rss_gib", "%s", '"$(memory)"'),
+        ("heartbeat", "%s", beat),
+    )
+    form = "{" + ", ".join(f'"{name}": {kind}' for name, kind, _ in fields) + "}\\n"
+    helpers = (
+        'memory() { ps -A -o pgid=,rss= | awk -v p="$(cat run.pid 2>/dev/null)" '
+        "'$1 == p { k += $2 } END { printf \"%.2f\", k / 1048576 }'; }; "
+        "age() { l=$(ls -t logs/*_$W.out 2>/dev/null | head -n 1); "
+        '[ -n "$l" ] && echo $(( $(date +%s) - $(date -r "$l" +%s) )) || echo null; }'
+    )
+    values = " ".join(value for *_, value in fields)
+    return in_code(settings, f"{ALIVE}; {helpers}; printf {shlex.quote(form)} {values}")
+
+
+def tail(settings: Settings, *, follow: bool) -> str:
+    """Print the end of the log that was written last, and go on with it where `follow`."""
+    flag = " -F" if follow else ""
+    newest = "$(ls -t logs/*_$W.out 2>/dev/null | head -n 1)"
+    nothing = 'echo "worker $W: there is no log yet" >&2; exit 1'
+    return in_code(settings, f'l="{newest}"; [ -n "$l" ] || {{ {nothing}; }}; tail -n {settings.lines}{flag} "$l"')
+
+
+def setup(settings: Settings, url: str, commit: str) -> str:
+    """Bring the code at `commit` and its packages; again, where they are there, it changes nothing.
+
+    A folder that a broken set-up left is taken up: there is no clone that has to find it empty.
+    """
+    unpushed = f'echo "worker $W: commit {commit[:12]} is not in {url}, or changes here stand in its way" >&2; exit 1'
+    code = (
+        f"mkdir -p {path(settings.repo_dir)} && cd {path(settings.repo_dir)} && git init -q && "
+        f"{{ git remote set-url origin {shlex.quote(url)} 2>/dev/null || "
+        f"git remote add origin {shlex.quote(url)}; }} && git fetch -q origin && "
+        f"{{ git checkout -q --detach {commit} || {{ {unpushed}; }}; }}"
+    )
+    return f'{WORKER}; {code} && {exclude()} && {packages(settings)} && echo "worker $W: {commit[:12]} is set up"'
+
+
+def exclude() -> str:
+    """From the folder of the code: what a run leaves there is no change in git's eyes."""
+    return f"printf '%s\\n' {' '.join(map(shlex.quote, OURS))} > .git/info/exclude"
+
+
+def packages(settings: Settings) -> str:
+    """From the folder of the code: install what it needs, with a Python from PyPI's uv where the host's is too old."""
+    if settings.venv_activate:
+        return f". {path(settings.venv_activate)}"
+    candidates = f"{shlex.quote(settings.python_bin)} {PYTHONS}"
+    find = (
+        f'suitable() {{ for p in {candidates}; do "$p" -c {shlex.quote(SUITABLE)} 2>/dev/null && echo "$p" && return; '
+        "done; return 1; }"
+    )
+    fetch = "python3 -m pip install --quiet --user uv && uv python install --quiet 3.12 && P=$(uv python find 3.12)"
+    make = 'make --no-print-directory setup ACCELERATOR=tpu EXTRAS=huggingface PYTHON="$P"'
+    return f'{{ export PATH="$HOME/.local/bin:$PATH"; {find}; P=$(suitable) || {{ {fetch}; }}; }} && {make}'
+
+
+def protect_secrets(settings: Settings) -> str:
+    """Nobody else reads the file of secrets, whatever mode it was copied with."""
+    return in_code(settings, f"chmod 600 {ENV_FILE}")
+
+
+def count_devices(settings: Settings) -> str:
+    """Print how many devices the host sees; not while a run holds them."""
+    program = 'import jax; print(f"{jax.device_count()} devices, {jax.local_device_count()} of them here")'
+    count = f'n=$({python(settings)} -c {shlex.quote(program)}) && echo "worker $W: $n"'
+    busy = 'echo "worker $W: a run holds the devices; they are not counted"'
+    return in_environment(settings, f"{ALIVE}; if alive; then {busy}; else {count}; fi")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a program on all hosts of a pod as one process group, ends it, and starts the same again.
+
+What was launched is kept on this side (`transport.record_path`): the words, variables, switches, commit and time;
+restart and supervise start that again, whatever the environment says by then.
+"""
+
+import os
+import sys
+import time
+
+from pods import hosts, life, recipes, records, watch
+from pods.settings import Settings
+from pods.switches import Resolved
+from pods.transports import PodError, Transport
+
+LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
+PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this side that count on the hosts too
+LOG_TAIL_LINES = 15
+
+
+def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Start `rest` on all hosts as one process group; without it train.py on the recipe of MODEL_SIZE."""
+    settings, words, workdir = recipes.of_pod(settings, transport), list(rest), None
+    if not words:
+        words, workdir = _train_words(settings, transport, recipes.chosen_data_keys(settings), [])
+    elif words[0] in ("python", "python3"):
+        words[0] = hosts.python(settings)
+    return start(settings, transport, _record(settings, "launch", words, workdir=workdir))
+
+
+def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Train the plain recipe on the Hugging Face data set of DATASET, CONFIG, SPLIT, TEXT_KEY; `rest` is train.py's."""
+    settings = recipes.of_pod(settings, transport)
+    words, workdir = _train_words(settings, transport, recipes.data_keys(settings), rest)
+    return start(settings, transport, _record(settings, "launch_pretrain_hf", words, workdir=workdir))
+
+
+def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Train the recipe with what the enabled switches change, logging to logs/train_optimized_worker_I.out."""
+    settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
+    keys = recipes.chosen_data_keys(settings) | switches.keys
+    words, workdir = _train_words(settings, transport, keys, rest)
+    say_not_yet(settings, switches)
+    record = _record(
+        settings, "launch_optimized", words, workdir=workdir, log="train_optimized_worker", switches=switches.record()
+    )
+    return start(settings, transport, record)
+
+
+def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """End what was launched: it may save, and is killed only after the time for that; each worker says what it did."""
+    results = transport.run(hosts.stop(settings))
+    return max(result.status != 0 for result in results)
+
+
+def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Stop, and start what was launched last again; a run of train.py goes on from its newest good checkpoint."""
+    record = records.read(transport)
+    stop(settings, transport, [])
+    return start(settings, transport, record | {"time": time.time()})
+
+
+def start(settings: Settings, transport: Transport, record: dict) -> int:
+    """Launch what a record describes and see that it stays; show the log of a worker where it does not.
+
+    Raises:
+      PodError: some workers run already and others do not, or another program runs, or one ends with an error.
+    """
+    variables = record["environment"] | life.group_variables(settings, transport)
+    command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
+    if not settings.dry_run:
+        _check_idle_or_whole(settings, transport)
+        life.share_secrets(settings, transport)
+    results = transport.run(command)
+    if settings.dry_run:
+        return 0
+    failed = [result for result in results if result.status]
+    if failed:
+        raise PodError(_last_line(failed[0].output))
+    if any("runs already" in result.output for result in results):
+        return 0
+    records.write(transport, record)
+    time.sleep(LOOK_AFTER_SECONDS)
+    return _check_started(settings, transport, record)
+
+
+def say_not_yet(settings: Settings, switches: Resolved) -> None:
+    """Print a line for each switch that is wanted in vain; as a comment where commands are printed."""
+    for line in switches.lines():
+        print(f"# {line}" if settings.dry_run else line, flush=True)
+
+
+def _train_words(settings: Settings, transport: Transport, keys: dict, more: list[str]) -> tuple[list[str], str]:
+    """Return the words that run train.py, and the folder of the run."""
+    arguments = recipes.arguments(settings, keys, more, settings.run_folder(transport.num_workers))
+    workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
+    return [hosts.python(settings), "train.py", *arguments], workdir
+
+
+def _record(
+    settings: Settings, subcommand: str, words: list[str], *, workdir, log="train_worker", switches=None
+) -> dict:
+    commit, changed = records.code_state()
+    return {
+        "subcommand": subcommand,
+        "words": words,
+        "environment": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
+        "log": log,
+        "workdir": workdir,
+        "switches": switches,
+        "recipe": settings.recipe,
+        "accelerator": settings.accel,
+        "commit": commit,
+        "changed": changed,
+        "time": time.time(),
+    }
+
+
+def _check_idle_or_whole(settings: Settings, transport: Transport) -> None:
+    """Raise PodError where a part of the pod runs, since a late worker would wait for a group that is not its own."""
+    workers = watch.look(settings, transport, None)
+    running = [worker for worker in workers if worker.alive]
+    if running and len(running) < len(workers):
+        rest = [str(worker.number) for worker in workers if not worker.alive]
+        raise PodError(f"workers {', '.join(rest)} do not run, the others do; `restart` starts all again")
+
+
+def _check_started(settings: Settings, transport: Transport, record: dict) -> int:
+    """Return 0 where every worker runs or has ended well; else show the log of one that failed."""
+    workers = watch.look(settings, transport, record)
+    failed = [worker for worker in workers if not worker.alive and worker.status != 0]
+    if not failed:
+        return 0
+    number = failed[0].number
+    log = hosts.log_name(record["log"])
+    [result] = transport.run(
+        hosts.in_code(settings, f"tail -n {LOG_TAIL_LINES} {log}"), worker=str(number), show=False
+    )[:1]
+    print(result.output.rstrip(), file=sys.stderr)
+    raise PodError(f"{', '.join(worker.how() for worker in failed)}; above is the end of {record['log']}_{number}.out")
+
+
+def _last_line(text: str) -> str:
+    return ["", *text.strip().splitlines()][-1]

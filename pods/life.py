@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a pod, from create to delete: a function for each subcommand.
+
+Each takes the settings, the transport and what else was typed, returns the exit status, and raises PodError.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import tempfile
+
+from configs import topologies
+from pods import hosts
+from pods.gcloud import quoted, storage
+from pods.settings import Settings
+from pods.transports import PodError, Result, Transport, connect, selected, usage_error
+
+BACKUP = "/tmp/backup_models"
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY")  # of this machine's environment, for the hosts
+REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
+
+
+def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Display the software and the accelerators that the zone has."""
+    if settings.transport == "local":
+        print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
+    else:
+        transport.versions()
+    return 0
+
+
+def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Make the pod; where it is there, tell what it is."""
+    if not settings.version:
+        versions(settings, transport, rest)
+    line = transport.create()
+    _tell(settings, line)
+    if line.endswith("exists already") and not settings.queued:
+        pod = transport.describe() or {}
+        print(_summary(settings, pod))
+        if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
+            print(f"warning: it is a {pod['acceleratorType']}, and ACCEL={settings.accel}")
+    return 0
+
+
+def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Return when the pod can be used."""
+    _tell(settings, transport.wait())
+    return 0
+
+
+def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Print state, health, accelerator and addresses; where there is no pod, in gcloud's words."""
+    pod = transport.describe() if settings.transport == "local" else transport.found()
+    if pod is None:
+        raise PodError(f"there is no pod {settings.name} in {settings.pod_root}; `create` makes it")
+    if not settings.dry_run:
+        print(json.dumps(pod, indent=1) if settings.json else _summary(settings, pod))
+    return 0
+
+
+def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Give the pod back."""
+    _tell(settings, transport.delete())
+    return 0
+
+
+def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Bring code, packages, secrets and the optimizations' configuration to every host."""
+    transport.put_code()
+    share_secrets(settings, transport)
+    _expect_success(settings, transport.run(hosts.count_devices(settings)), "count its devices")
+    from pods import deploy  # which uses this module
+
+    return deploy.setup_optimizations(settings, transport, rest)
+
+
+def share_secrets(settings: Settings, transport: Transport) -> None:
+    """Copy HF_TOKEN and the like, where they are set here, to a file that a launch reads there.
+
+    They never stand on a command line.
+    """
+    secrets = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
+    if not secrets:
+        return
+    text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items())
+    target = f"{settings.name}:{settings.repo_dir}/{hosts.ENV_FILE}"
+    with _private_file(text, written=not settings.dry_run) as source:
+        _expect_success(settings, [transport.copy(source, target, recurse=False)], f"take {', '.join(secrets)}")
+    _expect_success(settings, transport.run(hosts.protect_secrets(settings)), "protect its secrets")
+    _tell(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
+
+
+def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
+    """Return variables that name the process group, where PORT or COORDINATOR_WORKER is set; else hosts find it."""
+    told = settings.given("port") or settings.given("coordinator_worker")
+    if not told or settings.transport == "local":
+        return {}
+    endpoints = transport.found()["networkEndpoints"]
+    if settings.coordinator_worker >= len(endpoints):
+        raise usage_error(
+            f"COORDINATOR_WORKER={settings.coordinator_worker}: the workers are 0 to {len(endpoints) - 1}"
+        )
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{endpoints[settings.coordinator_worker]['ipAddress']}:{settings.port}",
+        "JAX_PROCESS_COUNT": str(len(endpoints)),
+        "JAX_PROCESS_INDEX": hosts.WORKER_NUMBER,
+    }
+
+
+def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Copy between here and the pod: SOURCE and TARGET, of which one is NAME:PATH."""
+    if len(rest) != 2:
+        raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
+    if any(path.startswith("gs:") for path in rest):
+        raise usage_error("copy goes between here and the pod; for buckets there is `gcloud storage cp`")
+    source, target = (REMOTE.fullmatch(path) for path in rest)
+    if bool(source) == bool(target):
+        raise usage_error(f"copy {shlex.join(rest)}: one of the two is on the pod, as {settings.name}:PATH")
+    pod = (source or target)[1]
+    if pod != settings.name and settings.given("name"):
+        raise usage_error(f"copy {shlex.join(rest)}: the pod is {settings.name}, not {pod}")
+    settings = dataclasses.replace(settings, name=pod)
+    remote = f"{pod}:{(source or target)[2]}"
+    if target:
+        return _upload(settings, connect(settings), rest[0], remote)
+    return _download(settings, connect(settings), remote, rest[1])
+
+
+def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Run a command on the hosts; its exit status is ours."""
+    if not rest:
+        raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
+    worker = settings.worker or "all"
+    status = _worst(transport.run(quoted(rest), worker=worker, output_directory=_output_directory(settings)))
+    if status:
+        raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
+    return 0
+
+
+def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Copy the run, with its checkpoints, to this machine: to the folder typed, else to /tmp/backup_models."""
+    if len(rest) > 1:
+        raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
+    target = pathlib.Path(rest[0] if rest else BACKUP)
+    folder = settings.run_folder(num_workers=1)  # where each host has its own, the coordinator's
+    if folder.startswith("gs://"):
+        if not settings.dry_run:
+            target.mkdir(parents=True, exist_ok=True)
+        _expect_success(settings, [storage(settings, ["rsync", "-r", folder, str(target)], show=True)], "be backed up")
+    elif settings.transport == "local":
+        _copy_here(settings, pathlib.Path(folder), target)
+    else:
+        path = folder if folder.startswith("/") else f"{settings.repo_dir}/{folder}"
+        inside = "/*" if target.is_dir() else ""  # scp would put a folder into one that is there
+        if not settings.dry_run:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        transport.copy(f"{settings.name}:{path}{inside}", str(target), worker=str(settings.coordinator_worker))
+    if not settings.dry_run:
+        files = [file for file in target.rglob("*") if file.is_file()]
+        print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
+    return 0
+
+
+def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Follow the newest log of one worker; of several, print its end."""
+    worker = settings.worker or str(settings.coordinator_worker)
+    folder = _output_directory(settings)
+    command = hosts.tail(settings, follow=worker.isdigit() and not folder)
+    _expect_success(settings, transport.run(command, worker=worker, output_directory=folder), "show its log")
+    if folder:
+        _tell(settings, f"the logs are in {folder}")
+    return 0
+
+
+def _tell(settings: Settings, line: str) -> None:
+    """Print what was done; in a dry run as a comment among the commands."""
+    print(f"# {line.removeprefix('# ')}" if settings.dry_run else line, flush=True)
+
+
+def _summary(settings: Settings, pod: dict) -> str:
+    """Return what there is to know about a pod, in a line and one for each host."""
+    facts = [pod.get("state", "state unknown"), pod.get("health", "health unknown"), pod.get("acceleratorType", "")]
+    addresses = [endpoint.get("ipAddress", "?") for endpoint in pod.get("networkEndpoints", [])]
+    count = pod.get("workers", len(addresses))
+    lines = [f"{settings.name}: {', '.join(filter(None, facts))}, {count} worker{'s' * (count != 1)}"]
+    coordinator = {settings.coordinator_worker: " (coordinator)"}
+    lines += [f"  worker {i}: {address}{coordinator.get(i, '')}" for i, address in enumerate(addresses)]
+    return "\n".join(lines)
+
+
+def _upload(settings: Settings, transport: Transport, source: str, target: str) -> int:
+    path = pathlib.Path(source).expanduser()
+    if not path.exists():
+        raise usage_error(f"copy: there is no {source} here")
+    result = transport.copy(str(path), target, worker=settings.worker or "all", recurse=path.is_dir())
+    _expect_success(settings, [result], f"take {source}")
+    return 0
+
+
+def _download(settings: Settings, transport: Transport, source: str, target: str) -> int:
+    """From one worker to `target`, from several to folders worker-I in it: scp takes one at a time."""
+    worker = settings.worker or "all"
+    if worker.isdigit():
+        _expect_success(settings, [transport.copy(source, target, worker=worker)], f"give {source}")
+        return 0
+    for number in selected(worker, transport.num_workers):
+        folder = pathlib.Path(target) / f"worker-{number}"
+        if not settings.dry_run:
+            folder.mkdir(parents=True, exist_ok=True)
+        result = transport.copy(source, f"{folder}/", worker=str(number))
+        _expect_success(settings, [result], f"give {source} of worker {number}")
+    return 0
+
+
+def _copy_here(settings: Settings, source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copy the shared folder of a local pod, which lies on this machine."""
+    if settings.dry_run:
+        print(shlex.join(["cp", "-r", str(source), str(target)]))
+    elif not source.is_dir():
+        raise PodError(f"{settings.name} has no run in {source} yet")
+    else:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+def _output_directory(settings: Settings) -> str:
+    """Return the folder for a file of each worker, made where it has to be; "" where none is wanted."""
+    if settings.output_directory and not settings.dry_run:
+        pathlib.Path(settings.output_directory).mkdir(parents=True, exist_ok=True)
+    return settings.output_directory
+
+
+@contextlib.contextmanager
+def _private_file(text: str, *, written: bool):
+    """Yield the path of a file that only we can read, gone afterwards; in a dry run the path that it might have."""
+    if not written:
+        yield f"/tmp/private/{hosts.ENV_FILE}"
+        return
+    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
+        path = pathlib.Path(folder, hosts.ENV_FILE)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        yield str(path)
+
+
+def _worst(results: list[Result]) -> int:
+    """Return 0 where all succeeded, else the status of one that did not."""
+    return next((result.status for result in results if result.status), 0)
+
+
+def _expect_success(settings: Settings, results: list[Result], what: str) -> None:
+    """Raise PodError naming the workers that failed."""
+    failed = [result for result in results if result.status]
+    if failed:
+        where = ", ".join(str(result.worker) for result in failed if result.worker is not None)
+        said = ([""] + [line for line in failed[0].output.splitlines() if line.strip()])[-1]
+        host = f"worker {where} of {settings.name}" if where else settings.name
+        raise PodError(f"{host} could not {what} (exit status {failed[0].status}): {said}")

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as a manifest for those who rent by other means: a JobSet for GKE, or a batch file for Slurm.
+
+Each starts one process of train.py a host, gives it time to save, and starts it again where it ended with 75.
+References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
+"""
+
+import json
+import shlex
+
+from configs import topologies
+from pods import recipes
+from pods.hosts import ENV_FILE
+from pods.settings import Settings
+from pods.transports import usage_error
+
+GKE_ACCELERATORS = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+}
+NOT_AGAIN = (2, 3)  # exit statuses that come again: configuration, loss not finite
+SAVED = 75
+SIGNAL_SECONDS = 120  # that Slurm gives before the end
+SECRET = "torus-secrets"
+JOBSET = """\
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+  annotations:
+    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool  # a slice is a node pool
+spec:
+  network:
+    enableDNSHostnames: true  # by a headless service, through which the hosts find each other
+    publishNotReadyAddresses: true
+  failurePolicy:
+    maxRestarts: {restarts}  # of all jobs together, from the newest checkpoint; {saved}, saved, is one of the reasons
+    rules:
+    - name: notAgain
+      action: FailJobSet
+      onJobFailureReasons: [PodFailurePolicy]
+  replicatedJobs:
+  - name: slice
+    replicas: {slices}
+    template:
+      spec:
+        parallelism: {hosts}
+        completions: {hosts}
+        completionMode: Indexed
+        backoffLimit: 0  # one host alone cannot be started again
+        podFailurePolicy:
+          rules:
+          - action: FailJob
+            onExitCodes:
+              containerName: train
+              operator: In
+              values: {not_again}  # configuration, loss not finite
+        template:
+          spec:
+            restartPolicy: Never
+            terminationGracePeriodSeconds: {grace}  # from SIGTERM on, to save in
+            nodeSelector:
+              cloud.google.com/gke-tpu-accelerator: {accelerator}
+              cloud.google.com/gke-tpu-topology: {shape}
+            containers:
+            - name: train
+              image: {image}
+              workingDir: /torus
+              command: [bash, -c, {command}]
+              env:
+              - name: HF_TOKEN
+                valueFrom:
+                  secretKeyRef:
+                    name: {secret}
+                    key: HF_TOKEN
+                    optional: true
+              ports:
+              - containerPort: 8471  # of the TPU runtime
+              resources:
+                requests:
+                  google.com/tpu: {chips}
+                limits:
+                  google.com/tpu: {chips}
+"""
+SBATCH = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+{gpus}#SBATCH --exclusive
+#SBATCH --signal=B:TERM@{seconds}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%j.out
+
+# Slurm signals this shell before the time is up; the run saves and ends with {saved}, and the job is queued again.
+mkdir -p logs
+if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
+srun --kill-on-bad-exit=0 bash -c {worker} &
+step=$!
+signalled=0
+trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # the steps alone; of srun it would allow 30 s
+wait "$step"
+status=$?
+if [ "$signalled" -eq 1 ]; then  # the signal ended `wait`, not the step
+    wait "$step"
+    status=$?
+fi
+if [ "$status" -eq {saved} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+
+
+def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
+    """Print the manifest that --gke or --slurm asks for; `rest` are more arguments of train.py."""
+    if settings.gke == settings.slurm:
+        raise usage_error("manifest takes one of --gke and --slurm")
+    name = recipes.slice_name(settings)
+    if not name:
+        raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
+    topology = topologies.get(name)
+    num_hosts = topology.hosts * settings.slices if settings.gke else 1  # under Slurm hosts share their folders
+    words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
+    print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
+    return 0
+
+
+def jobset(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:
+    """Return the YAML of a JobSet: a job for each slice, a pod for each host; `kubectl apply -f -` takes it.
+
+    The image has the code and its .venv in /torus; HF_TOKEN comes from the secret torus-secrets, where there is one.
+    """
+    chip, _, shape = topology.compiler_name.partition(":")
+    if chip not in GKE_ACCELERATORS:
+        raise usage_error(f"ACCEL={topology.name} is no TPU; --gke is for {', '.join(GKE_ACCELERATORS)}")
+    if not settings.image:
+        raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
+    command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
+    return JOBSET.format(
+        name=settings.name, restarts=settings.max_restarts, slices=settings.slices, hosts=topology.hosts,
+        chips=topology.chips_per_host, accelerator=GKE_ACCELERATORS[chip], shape=shape, not_again=list(NOT_AGAIN),
+        grace=settings.grace_seconds, image=json.dumps(settings.image), command=json.dumps(command), secret=SECRET,
+        saved=SAVED,
+    )  # fmt: skip
+
+
+def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:
+    """Return a batch file for `sbatch`, from the folder of the code; train.py finds its group through Slurm."""
+    gpus = f"#SBATCH --gpus-per-node={topology.chips_per_host}\n" if topology.accelerator == "gpu" else ""
+    command = shlex.join([".venv/bin/python", "train.py", *arguments])
+    worker = f"exec {command} >> logs/train_worker_$SLURM_PROCID.out 2>&1"
+    return SBATCH.format(
+        name=settings.name, nodes=topology.hosts * settings.slices, gpus=gpus, seconds=SIGNAL_SECONDS, saved=SAVED,
+        env_file=ENV_FILE, worker=shlex.quote(worker),
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From settings to the arguments of train.py: recipe, slice, folder of the run, and configuration keys."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+
+from configs import loading, simulation, topologies, validation
+from configs.base import ConfigError
+from pods import switches
+from pods.settings import Settings
+from pods.transports import Transport, usage_error
+
+MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this side, passed on to the hosts
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+GOOGLE_NAMES = {"v5litepod-": "v5e-"}  # accelerator types that Google calls otherwise
+
+
+def resolved_switches(settings: Settings) -> switches.Resolved:
+    """Return the ENABLE_* switches as flags, environment and OPTIMIZATION_CONFIG set them, in this order."""
+    names = (switches.ALL, *switches.SWITCHES)
+    typed = {name: getattr(settings, name.lower()) for name in names if settings.given(name.lower())}
+    stored = switches.read_file(settings.optimization_config) if settings.optimization_config else {}
+    return switches.resolve(stored | typed)
+
+
+def of_pod(settings: Settings, transport: Transport) -> Settings:
+    """Return the settings with the accelerator type that the pod has; a usage error where another was typed."""
+    pod = None if settings.dry_run or settings.type else transport.describe()
+    actual = pod.get("acceleratorType") if pod else None
+    if not actual or actual == settings.accel:
+        return settings
+    if settings.given("accel"):
+        raise usage_error(f"ACCEL={settings.accel}, but the pod {settings.name} is a {actual}; leave ACCEL out")
+    return dataclasses.replace(settings, accel=actual)
+
+
+def slice_name(settings: Settings) -> str:
+    """Return the preset of configs/topologies.py that the pod is; "" where there is none."""
+    if settings.type and settings.topology:
+        wanted = f"{settings.type}:{settings.topology}"
+        return next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")
+    name = settings.accel
+    for google, ours in GOOGLE_NAMES.items():
+        name = name.replace(google, ours)
+    return name if name in topologies.SLICES else ""
+
+
+def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str] = (), workdir: str = "") -> list[str]:
+    """Return what train.py is given. Later ones win: `keys`, then what was set by variables, then as typed.
+
+    Args:
+      keys: dotted configuration keys of the subcommand.
+      more: arguments of train.py, after all others.
+      workdir: folder of the run; "": not said.
+
+    Raises:
+      PodError: they do not come to a configuration that can run (status 2).
+    """
+    keys = dict(keys) | training_keys(settings)
+    words = [f"--config={settings.recipe}"] + ([f"--workdir={workdir}"] if workdir else [])
+    words += [f"--topology={slice_name(settings)}"] if slice_name(settings) else []
+    words += [f"--join_seconds={settings.join_seconds}"]
+    words += [f"--config.{key}={value}" for key, value in keys.items()]
+    words += [f"--config.{text}" for text in settings.overrides] + list(more)
+    check(settings, words)
+    return words
+
+
+def training_keys(settings: Settings) -> dict[str, object]:
+    """Return the configuration keys that the earlier systems' variables set; what was not given is the recipe's."""
+    keys = {
+        "train.steps": settings.steps,
+        "train.global_batch": settings.batch_size,
+        "optimizer.learning_rate": settings.lr,
+        "model.dtype": DTYPES.get(settings.dtype, ""),
+        "data.tokenizer": settings.spm_model,
+    }
+    if settings.per_device_batch and not settings.batch_size:
+        if not slice_name(settings):
+            raise usage_error(f"PER_DEVICE_BATCH: how many chips {settings.accel} has is not known; set BATCH_SIZE")
+        keys["train.global_batch"] = settings.per_device_batch * topologies.get(slice_name(settings)).chips
+    return {key: value for key, value in keys.items() if value} | length_keys(
+        f"--config={settings.recipe}", settings.seq_len
+    )
+
+
+def length_keys(recipe: str, length: int | None) -> dict[str, int]:
+    """Return the keys that set a sequence length; beyond the recipe's longest, that too. 0 or None: none.
+
+    Args:
+      recipe: as train.py is given it, --config=FILE.
+    """
+    if not length:
+        return {}
+    try:
+        longest = loading.load(recipe.removeprefix("--config="), "", {}).config.model.max_length
+    except ConfigError as error:
+        raise usage_error(str(error)) from None
+    return {"train.sequence_length": length} | ({"model.max_length": length} if length > longest else {})
+
+
+def data_keys(settings: Settings) -> dict[str, object]:
+    """Return the configuration keys of the Hugging Face data sets DATASET and DATASET2."""
+    first = f"{settings.dataset}:{settings.split}"
+    subset = settings.config if not settings.config.endswith(".py") else ""
+    if settings.given("dataset") and not settings.given("config"):
+        subset = ""  # the default is that of the default data set
+    keys = {"data.source": "huggingface", "data.subset": subset, "data.field": settings.text_key}
+    if not settings.dataset2:
+        return keys | {"data.path": first}
+    if settings.config2 not in ("", subset):
+        raise usage_error(f"CONFIG2={settings.config2}: one configuration is read of both data sets; CONFIG={subset}")
+    if not 0 < settings.mix_p2 < 1:
+        raise usage_error(f"MIX_P2={settings.mix_p2} must lie between 0 and 1: the part of DATASET2")
+    second = f"{settings.dataset2}:{settings.split2}"
+    return keys | {"data.mixture": f"{1 - settings.mix_p2:.6g} {first}; {settings.mix_p2:.6g} {second}"}
+
+
+def chosen_data_keys(settings: Settings) -> dict[str, object]:
+    """Return those of `data_keys` where a data set was asked for; else the recipe's own data are read."""
+    return data_keys(settings) if settings.given("dataset") else {}
+
+
+def check(settings: Settings, words: list[str]) -> None:
+    """Raise PodError for arguments that train.py would refuse on every host."""
+    flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+    mesh = {name: os.environ[name] for name in MESH_VARIABLES if os.environ.get(name)}
+    typed = {name.removeprefix("config."): value for name, value in flags.items() if name.startswith("config.")}
+    try:
+        loaded = loading.load(flags["config"], flags.get("topology", ""), typed, mesh)
+        if loaded.topology is None:
+            return validation.check_keys(loaded.config)
+        validation.resolve_mesh(loaded.config, loaded.topology.chips)
+        if settings.transport == "local":
+            simulation.scale_down(loaded.config, loaded.typed)
+        validation.validate(loaded.config, loaded.topology.chips)
+    except ConfigError as error:
+        raise usage_error(str(error)) from None
+
+
+def num_chips(settings: Settings) -> int | None:
+    """Return how many chips the pod has; None where its type is not known."""
+    return topologies.get(slice_name(settings)).chips if slice_name(settings) else None

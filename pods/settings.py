@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of what pod.py reads: every variable with its default and meaning, as a flag and in the environment.
+
+A flag wins over the environment, which wins over the default; a flag is a field's name below (--zone), the
+environment's variable the same in capitals (ZONE). The names are those of the earlier systems.
+"""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+import re
+import shlex
+from collections.abc import Mapping
+
+from absl import flags
+
+from configs import topologies
+from pods.transports import check_worker, usage_error
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # what Google lets a node be called
+CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
+NOT_IN_ENVIRONMENT = {  # of one call, or with a name that other programs use
+    "type", "topology", "network", "labels", "metadata", "scopes", "worker", "lines", "json", "watch", "gke", "slurm",
+    "image", "dry_run", "output_directory", "workers", "price", "alert",
+}  # fmt: skip
+ANSWERED = {  # variables of the earlier systems that nothing here reads, and why
+    "TPU_NAME": "the pod is NAME",
+    "XLA_USE_BF16": "the type is DTYPE=bf16 or f32",
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": "JAX's allocator has no such limit",
+    "PJRT_DEVICE": "train.py finds its devices by itself",
+    "TPU_NUM_DEVICES": "train.py finds its devices by itself",
+    "LOCAL_RANK": "one process drives all chips of a host",
+}
+
+
+def variable(default, meaning: str, group: str):
+    """Return a field of the table; its type is its default's."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "group": group})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that was asked for. Empty strings and zeros of training mean: as the recipe has it."""
+
+    project: str = variable("", "Google Cloud project; needed for every call of gcloud", "pod")
+    zone: str = variable("", "zone of the pod, as us-central2-b; needed for every call of gcloud", "pod")
+    name: str = variable("torus", "the pod", "pod")
+    accel: str = variable("v4-32", "accelerator type", "pod")
+    version: str = variable("tpu-ubuntu2204-base", "software of the hosts; `versions` lists them", "pod")
+    transport: str = variable("gcloud", "gcloud, or local: processes of this machine in place of hosts", "pod")
+    pod_root: str = variable("runs/pods", "here: folder of local pods and of what was launched", "pod")
+    workers: int = variable(0, "of a local pod; 0: as many hosts as ACCEL has", "pod")
+
+    queued: bool = variable(False, "create, wait, delete: by a queued resource", "create")
+    queued_resource: str = variable("", "its id; default: NAME", "create")
+    slices: int = variable(1, "slices joined by the data-centre network; more than 1 needs --queued", "create")
+    valid_until_duration: str = variable("", "give the request up after, as 6h", "create")
+    spot: bool = variable(False, "spot capacity", "create")
+    reserved: bool = variable(False, "reserved capacity", "create")
+    type: str = variable("", "with --topology in place of ACCEL: type, as v4", "create")
+    topology: str = variable("", "with --type in place of ACCEL: chips, as 2x2x4", "create")
+    network: str = variable("", "network of the hosts", "create")
+    subnetwork: str = variable("", "its subnetwork", "create")
+    internal_ips: bool = variable(False, "no external addresses", "create")
+    service_account: str = variable("", "account that the hosts run as", "create")
+    scopes: str = variable("", "what it may do, as https://www.googleapis.com/auth/cloud-platform", "create")
+    labels: str = variable("", "KEY=VALUE,...", "create")
+    metadata: str = variable("", "KEY=VALUE,... of the hosts", "create")
+    data_disk: str = variable("", "source=...,mode=read-only", "create")
+
+    repo_url: str = variable("", "code of the hosts; default: `git remote get-url origin`", "hosts")
+    repo_dir: str = variable("~/torus", "its folder on a host", "hosts")
+    python_bin: str = variable("python3", "python of a host to make .venv with, where it is 3.11 to 3.13", "hosts")
+    venv_activate: str = variable("", "an activate of a host to use in place of REPO_DIR/.venv", "hosts")
+    port: int = variable(12355, "of the coordinator, where the group is named by variables", "hosts")
+    coordinator_worker: int = variable(0, "worker that coordinates, likewise; logs and backups come from it", "hosts")
+
+    model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
+    config: str = variable(
+        "en", "configuration of DATASET; ending in .py, the recipe in place of MODEL_SIZE", "training"
+    )
+    seq_len: int = variable(0, "tokens of a sequence", "training")
+    steps: int = variable(0, "steps of the run", "training")
+    lr: float = variable(0.0, "peak learning rate", "training")
+    batch_size: int = variable(0, "sequences of a step, on all devices together", "training")
+    per_device_batch: int = variable(0, "the same for one chip; BATCH_SIZE wins", "training")
+    dtype: str = variable("", "type of the computation, bf16 or f32", "training")
+    dataset: str = variable("allenai/c4", "data set on the Hugging Face hub, for launch_pretrain_hf", "training")
+    split: str = variable("train", "its split", "training")
+    text_key: str = variable("text", "its column", "training")
+    dataset2: str = variable("", "a second data set, mixed in", "training")
+    config2: str = variable("", "its configuration", "training")
+    split2: str = variable("train", "its split", "training")
+    mix_p2: float = variable(0.1, "its part of the tokens", "training")
+    spm_model: str = variable("", "SentencePiece model on the hosts, or gs://", "training")
+    workdir: str = variable("", "folder of the run, one for all hosts: gs://... or a shared one", "training")
+    ckpt_out: str = variable("", "the same by its earlier name; WORKDIR wins", "training")
+    bucket: str = variable("", "where runs lie by default: gs://BUCKET/runs/NAME/RECIPE", "training")
+
+    enable_optimizations: bool = variable(True, "off: none of the switches below is on", "switches")
+    enable_tpu_opt: bool = variable(True, "bfloat16 and rematerialisation", "switches")
+    enable_neuroplasticity: bool = variable(True, "continual learning", "switches")
+    enable_causal: bool = variable(True, "causal reasoning", "switches")
+    enable_evolution: bool = variable(False, "architecture search; slow", "switches")
+    enable_meta_learning: bool = variable(True, "few-shot adaptation", "switches")
+    optimization_config: str = variable("", "JSON file of switches", "switches")
+
+    worker: str = variable("", "which: all, 0, 0-3 or 0,2; copy, ssh: all, tail: the coordinator", "call")
+    dry_run: bool = variable(False, "print the commands and make none", "call")
+    lines: int = variable(200, "tail: lines to begin with", "call")
+    output_directory: str = variable("", "tail --worker=all: folder here for a file of each worker", "call")
+    json: bool = variable(False, "describe, status, metrics: print JSON", "call")
+    watch: bool = variable(False, "status, metrics: again and again", "call")
+    poll_seconds: float = variable(15.0, "between looks, of wait and --watch", "call")
+    wait_seconds: float = variable(21600.0, "how long wait waits", "call")
+    grace_seconds: int = variable(180, "stop: time to save in", "call")
+    join_seconds: int = variable(300, "how long hosts wait for each other at a start", "call")
+    max_restarts: int = variable(10, "supervise: restarts before it gives up", "call")
+    hang_seconds: float = variable(600.0, "supervise: a worker whose step is older hangs", "call")
+    alert: str = variable("", "supervise: shell command that gets the alert as its last word", "call")
+    price: float = variable(0.0, "metrics: dollars per chip-hour; 0: list price of configs/topologies.py", "call")
+    retries: int = variable(4, "of a call of gcloud that fails for reasons that pass", "call")
+    retry_seconds: float = variable(2.0, "before the first of them; each waits twice as long", "call")
+    gke: bool = variable(False, "manifest: a JobSet for GKE", "call")
+    slurm: bool = variable(False, "manifest: a batch file for Slurm", "call")
+    image: str = variable("", "manifest --gke: container image with the code in /torus", "call")
+
+    overrides: tuple[str, ...] = ()  # KEY=VALUE of each --config.KEY=VALUE
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # flag, environment or default, by field
+
+    def given(self, field: str) -> bool:
+        """Whether the user set it."""
+        return self.origins.get(field, "default") != "default"
+
+    @property
+    def recipe(self) -> str:
+        """Path of the recipe, from the repository's root."""
+        return self.config if self.config.endswith(".py") else f"configs/{self.model_size}.py"
+
+    @property
+    def recipe_name(self) -> str:
+        """Its name."""
+        return pathlib.Path(self.recipe).stem
+
+    @property
+    def request(self) -> str:
+        """Id of the queued resource."""
+        return self.queued_resource or self.name
+
+    @property
+    def pod_folder(self) -> pathlib.Path:
+        """Folder here of this pod."""
+        return pathlib.Path(self.pod_root).expanduser() / self.name
+
+    def run_folder(self, num_workers: int) -> str:
+        """Return the folder of the run as the hosts write it, the same for all of them.
+
+        A relative one is in the bucket, or beside the code where there is one host. PodError (status 2) where
+        several hosts would each write their own.
+        """
+        wanted = self.workdir or self.ckpt_out
+        if "://" in wanted or wanted.startswith("/"):
+            return wanted
+        if self.transport == "local":
+            return str(self.pod_folder.absolute() / "shared" / (wanted or self.recipe_name))
+        if self.bucket:
+            return f"gs://{self.bucket.removeprefix('gs://').rstrip('/')}/runs/{self.name}/{wanted or self.recipe_name}"
+        if num_workers > 1:
+            raise usage_error(
+                f"{self.name} has {num_workers} hosts, and each would write its own {wanted or 'run folder'}: "
+                "name a bucket, BUCKET=my-bucket, or one folder for all, WORKDIR=gs://my-bucket/runs/mine"
+            )
+        return wanted or f"runs/{self.recipe_name}"
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}
+GROUPS = {
+    "pod": "the pod",
+    "create": "how it is created",
+    "hosts": "its hosts",
+    "training": "what is trained",
+    "switches": "optimizations",
+    "call": "of one call",
+}
+
+
+def environment_name(field: str) -> str:
+    """Return the environment's variable of a field, or "" for flags alone."""
+    return "" if field in NOT_IN_ENVIRONMENT else field.upper()
+
+
+def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> tuple[Settings, list[str]]:
+    """Return the settings by flags, environment and defaults, and the arguments that are no flags.
+
+    Raises:
+      PodError: an unknown flag, or a value that cannot be, in one line with what would work (status 2).
+    """
+    overrides, rest = _split_overrides(arguments)
+    typed, positional = _parse_flags(rest)
+    values, origins = {}, {}
+    for name, field in FIELDS.items():
+        variable_name = environment_name(name)
+        given, origins[name] = None, "default"
+        if typed[name] is not None:
+            given, origins[name] = typed[name], "flag"
+        elif environment.get(variable_name):
+            given, origins[name] = environment[variable_name], "environment"
+        elif variable_name == "VERSION" and variable_name in environment:
+            given, origins[name] = "", "environment"  # empty: `create` lists them
+        values[name] = field.default if given is None else _convert(name, given, field.default, origins[name])
+    home = os.path.expanduser("~/")
+    if values["repo_dir"].startswith(home):  # REPO_DIR=$HOME/torus: the shell here expanded what is meant there
+        values["repo_dir"] = "~/" + values["repo_dir"].removeprefix(home)
+    settings = Settings(**values, overrides=tuple(overrides), origins=origins)
+    _check(settings)
+    return settings, positional
+
+
+def lines(settings: Settings) -> list[str]:
+    """Return the table with the values now and where each is from, by groups."""
+    text = []
+    for group, title in GROUPS.items():
+        text.append(f"{title}:")
+        for name, field in FIELDS.items():
+            if field.metadata["group"] == group:
+                value = getattr(settings, name)
+                value = str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
+                label = f"--{name}" + (f" {name.upper()}" if environment_name(name) else "")
+                text.append(f"  {label:46} {value}  ({settings.origins[name]})  {field.metadata['meaning']}")
+    return text
+
+
+def answers(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each variable of the earlier systems that is set and not read."""
+    return [f"{name} is not read: {why}" for name, why in ANSWERED.items() if environment.get(name)]
+
+
+def nearest(word: str, words) -> str:
+    """Return the one of `words` that is most like `word`."""
+    return difflib.get_close_matches(word, list(words), n=1, cutoff=0.0)[0]
+
+
+def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate --config.KEY=VALUE, which train.py reads on the hosts, from the rest."""
+    overrides, rest = [], []
+    for argument in arguments:
+        name, _, value = argument.lstrip("-").partition("=")
+        if not (argument.startswith("-") and name.startswith("config.")):
+            rest.append(argument)
+        elif not value:
+            raise usage_error(f"{argument} has no value; write --{name}=VALUE")
+        else:
+            overrides.append(f"{name.removeprefix('config.')}={value}")
+    return overrides, rest
+
+
+def _parse_flags(arguments: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Return each field's flag as typed, None where it was not, and the positional arguments."""
+    values = flags.FlagValues()
+    for name, field in FIELDS.items():
+        define = flags.DEFINE_boolean if isinstance(field.default, bool) else flags.DEFINE_string
+        define(name, None, field.metadata["meaning"], flag_values=values)
+    try:
+        positional = values(["pod.py", *[_with_underscores(argument) for argument in arguments]])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise usage_error(f"--{error.flagname} is no flag; nearest: --{nearest(error.flagname, FIELDS)}") from None
+    except flags.Error as error:
+        raise usage_error(str(error)) from None
+    return {name: values[name].value for name in FIELDS}, positional
+
+
+def _with_underscores(argument: str) -> str:
+    """Take gcloud's --dry-run for --dry_run."""
+    name, equals, value = argument.partition("=")
+    return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument
+
+
+def _convert(name: str, given, default, origin: str):
+    """Return a value as the type of its default."""
+    label = f"--{name}" if origin == "flag" else name.upper()
+    if isinstance(default, bool):
+        if str(given).strip().lower() not in TRUTH:
+            raise usage_error(f"{label}={given} is neither true nor false")
+        return TRUTH[str(given).strip().lower()]
+    if isinstance(default, str):
+        return given
+    try:
+        value = type(default)(given)
+    except ValueError:
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise usage_error(f"{label}={given} is not {kind}") from None
+    if value < 0:
+        raise usage_error(f"{label}={given} is negative")
+    return value
+
+
+def _check(settings: Settings) -> None:
+    """Raise PodError for values that cannot be, before anything is called."""
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) not in choices:
+            raise usage_error(f"{name.upper()}={getattr(settings, name)} is not {' or '.join(filter(None, choices))}")
+    if not NAME.fullmatch(settings.name):
+        raise usage_error(f"NAME={settings.name}: small letters, digits and hyphens alone, beginning with a letter")
+    if settings.worker:
+        check_worker(settings.worker)
+    if bool(settings.type) != bool(settings.topology):
+        raise usage_error("--type=v4 and --topology=2x2x4 go together, in place of ACCEL")
+    if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
+        raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
+    if not (ROOT / settings.recipe).is_file():
+        names = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "def get_config(" in p.read_text())
+        near = nearest(settings.recipe_name, names)
+        raise usage_error(f"there is no recipe {settings.recipe}; nearest: {near} (all: {', '.join(names)})")
+    if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):
+        raise usage_error(f"REPO_DIR={settings.repo_dir}: a path below the home folder begins with ~/")
+    if settings.transport == "local":
+        topologies.get(settings.accel)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a pod and its run are doing: every worker's process, step and memory; and what metrics.jsonl says.
+
+`look` asks each worker by a call of its own, so that one that cannot be reached hides no other. Times are compared
+by the clock of the host that they are from.
+"""
+
+import dataclasses
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from configs import topologies
+from pods import hosts, recipes, records
+from pods.settings import Settings
+from pods.transports import PodError, Transport
+from training.bucket import copy_name
+
+WATCH_SECONDS = 1.0
+RECENT_LINES = 20  # of which the seconds of a step are the median
+KILLED = 128  # a shell adds the number of the signal
+STOPPED = 75  # by us, after it saved
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """What a host says of itself; `reachable` is false where it says nothing.
+
+    Attributes:
+      status: how the program ended; None while it runs, or where nothing is known.
+      launched: whether something was launched and not stopped by `stop` since.
+      heartbeat: what the process of train.py wrote last in this run: step, phase, host_memory_gib, device_memory_gib,
+        code; None before its first.
+      age: seconds since it was written.
+    """
+
+    number: int
+    reachable: bool = True
+    error: str = ""
+    alive: bool = False
+    launched: bool = False
+    status: int | None = None
+    commit: str = ""
+    changed: int = 0
+    rss_gib: float = 0.0
+    heartbeat: dict | None = None
+    age: float | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The last step that ended."""
+        return self.heartbeat["step"] if self.heartbeat else None
+
+    @property
+    def died(self) -> bool:
+        """Whether it ended, and not because it was done or had been asked to stop."""
+        return self.reachable and self.launched and not self.alive and self.status not in (0, STOPPED)
+
+    def process(self) -> str:
+        """Return what the process does, in a word or two."""
+        if not self.reachable:
+            return "unreachable"
+        if self.alive:
+            return self.heartbeat["phase"] if self.heartbeat else "running"
+        if not self.launched and self.status is None:
+            return "nothing runs"
+        return "died" if self.died else "finished" if self.status == 0 else "stopped"
+
+    def how(self) -> str:
+        """Return what is wrong with it, in a line."""
+        if not self.reachable:
+            return f"worker {self.number} is unreachable: {self.error}"
+        if self.status is None:
+            return f"worker {self.number} died and left no exit status"
+        signal = f" (signal {self.status - KILLED})" if self.status > KILLED else ""
+        return f"worker {self.number} ended with status {self.status}{signal}"
+
+
+def look(settings: Settings, transport: Transport, record: dict | None) -> list[Worker]:
+    """Ask every worker; `record` is what was launched (records.read), for the heartbeats of its run."""
+    workdir = record["workdir"] if record else None
+    command = hosts.status_line(settings, heartbeat_path(workdir) if workdir else "")
+    results = transport.run_each(command)
+    return [_worker(index, result, record) for index, result in enumerate(results)]
+
+
+def heartbeat_path(workdir: str) -> str:
+    """Return where a worker finds what its process of train.py says of itself, with $W for its number."""
+    return f"{here(workdir)}/workers/$W.json"
+
+
+def here(workdir: str) -> str:
+    """Return the folder of a run, for the shell of a host: of one in a bucket, the host's copy of what is small."""
+    if "://" not in workdir:
+        return hosts.path(workdir)
+    return f"${{XDG_CACHE_HOME:-$HOME/.cache}}/torus/workdirs/{shlex.quote(copy_name(workdir))}"
+
+
+def problems(settings: Settings, pod: dict | None, workers: list[Worker]) -> list[str]:
+    """Return what is wrong, a line each: nothing where all workers run, or finished, or were stopped, alike."""
+    found = []
+    if pod is None:
+        return [f"there is no pod {settings.name}"]
+    if pod.get("state") != "READY":
+        found.append(f"the pod is {pod.get('state')}")
+    if pod.get("health", "HEALTHY") not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
+        found.append(f"the pod's health is {pod['health']}")
+    found += [worker.how() for worker in workers if not worker.reachable or worker.died]
+    found += [hanging for worker in workers if (hanging := hangs(settings, worker))]
+    reached = [worker for worker in workers if worker.reachable]
+    for what, values in {
+        "what their process does": {worker.number: worker.alive for worker in reached},
+        "the commit of their code": {worker.number: worker.commit[:12] for worker in reached},
+        "the code that runs": {worker.number: worker.heartbeat["code"] for worker in reached if worker.heartbeat},
+    }.items():
+        if len(set(values.values())) > 1:
+            found.append(f"workers differ in {what}: " + ", ".join(f"{n}: {value}" for n, value in values.items()))
+    return found
+
+
+def hangs(settings: Settings, worker: Worker) -> str:
+    """Return a line where a worker trains and its last step is too long ago, else ""."""
+    if not (worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"):
+        return ""
+    if worker.age <= settings.hang_seconds:
+        return ""
+    return f"worker {worker.number} hangs: step {worker.step} was {worker.age:.0f} s ago"
+
+
+def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Print the pod's state and every worker's; 1 where something is wrong."""
+
+    def picture() -> tuple[str, int]:
+        record = records.read(transport) if transport.record_path.exists() else None
+        pod = transport.describe()
+        workers = look(settings, transport, record) if pod else []
+        wrong = problems(settings, pod, workers)
+        if settings.json:
+            rows = [dataclasses.asdict(worker) | {"process": worker.process()} for worker in workers]
+            return json.dumps({"pod": pod, "launched": record, "workers": rows, "problems": wrong}), bool(wrong)
+        lines = [*_heading(settings, pod, record), "", *aligned(_rows(workers))] + [
+            f"PROBLEM: {line}" for line in wrong
+        ]
+        return "\n".join(lines), bool(wrong)
+
+    if settings.dry_run:
+        transport.describe()
+        transport.run_each(hosts.status_line(settings))
+        return 0
+    return _show(settings, picture)
+
+
+def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Print how far the run is, how fast, and what it has cost."""
+    if settings.dry_run:
+        workdir = settings.run_folder(transport.num_workers)
+        transport.run(_read_command(settings, workdir, "metrics.jsonl"), worker=str(settings.coordinator_worker))
+        return 0
+    record = records.read(transport)
+    if not record["workdir"]:
+        raise PodError(f"what was launched is no run of train.py: {shlex.join(record['words'])}")
+    settings = recipes.of_pod(settings, transport)
+    price = price_per_chip_hour(settings)
+
+    def picture() -> tuple[str, int]:
+        lines, config = _read_run(settings, transport, record["workdir"])
+        figures = summarise(lines, config.get("train.steps"), recipes.num_chips(settings), price)
+        if settings.json:
+            return json.dumps(figures), 0
+        return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
+
+    return _show(settings, picture)
+
+
+def summarise(lines: list[dict], last_step: int | None, chips: int | None, price: float | None) -> dict:
+    """Return the figures of a run from the lines of its metrics.jsonl, in the order in which they were written.
+
+    Hours count from the start to the last line of each process of the run; None stands for what is not known.
+
+    Args:
+      price: dollars for a chip and hour.
+    """
+    newest = {(line["kind"], line.get("step"), line.get("event")): line for line in lines}
+    trained = [line for line in lines if line["kind"] == "train" and newest["train", line["step"], None] is line]
+    evaluated = [line for line in lines if line["kind"] == "eval"]
+    last = trained[-1] if trained else {}
+    recent = [line["step_seconds"] for line in trained[-RECENT_LINES:]]
+    steps_left = max(0, last_step - last["step"]) if last and last_step else None
+    hours = elapsed_seconds(lines) / 3600
+    chip_hours = hours * chips if chips else None
+    return {
+        "step": last.get("step"),
+        "steps": last_step,
+        "loss": last.get("loss"),
+        "eval_loss": evaluated[-1]["eval_loss"] if evaluated else None,
+        "tokens_per_second": last.get("tokens_per_second"),
+        "mfu": last.get("mfu"),
+        "goodput": last.get("goodput"),
+        "seconds_left": steps_left * statistics.median(recent) if steps_left is not None else None,
+        "hours": hours,
+        "chip_hours": chip_hours,
+        "cost_dollars": chip_hours * price if chip_hours is not None and price is not None else None,
+    }
+
+
+def elapsed_seconds(lines: list[dict]) -> float:
+    """Return how long the processes of the run lived, as far as metrics.jsonl tells: each from its start on."""
+    total, before = 0.0, None
+    for line in lines:
+        starts = line.get("event") == "start"
+        total += 0.0 if starts or before is None else line["time"] - before
+        before = line["time"]
+    return total
+
+
+def price_per_chip_hour(settings: Settings) -> float | None:
+    """Return --price, else that of the slice's preset; None where there is none, and for chips that are simulated."""
+    name = "" if settings.transport == "local" else recipes.slice_name(settings)
+    return settings.price or (topologies.get(name).price_per_chip_hour if name else None)
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Return the rows as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _worker(number: int, result, record: dict | None) -> Worker:
+    """Read one worker's answer; a heartbeat of an earlier run is none."""
+    found = [line for line in result.output.splitlines() if line.startswith("{") and line.endswith("}")]
+    if result.status or not found:
+        error = ["", *result.output.strip().splitlines()][-1] or f"exit status {result.status}"
+        return Worker(number, reachable=False, error=error[:200])
+    said = json.loads(found[-1])
+    beat, now = said["heartbeat"], said["now"]
+    if beat and said["started"] and beat["time"] < said["started"] - 1:
+        beat = None
+    return Worker(
+        number, alive=said["alive"], launched=said["pid"] is not None, status=said["status"],
+        commit=said["commit"], changed=said["changed"], rss_gib=said["rss_gib"], heartbeat=beat,
+        age=max(0.0, now - beat["time"]) if beat else None,
+    )  # fmt: skip
+
+
+def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[str]:
+    state = "does not exist"
+    if pod:
+        parts = [
+            pod.get("state", "?"),
+            pod.get("health", ""),
+            pod.get("acceleratorType", ""),
+            f"{pod['workers']} workers",
+        ]
+        state = ", ".join(part for part in parts if part)
+    lines = [f"pod {settings.name}: {state} ({settings.transport})"]
+    if record is None:
+        return [*lines, "launched: nothing"]
+    when = time.strftime("%F %T", time.localtime(record["time"]))
+    lines.append(f"launched: {record['subcommand']} at {when}, commit {record['commit'][:12]}, run {record['workdir']}")
+    if record["switches"]:
+        on, not_yet = (", ".join(record["switches"][key]) or "none" for key in ("on", "not_yet"))
+        lines.append(f"switches on: {on}; not in Torus yet: {not_yet}")
+    return lines
+
+
+def _rows(workers: list[Worker]) -> list[list[str]]:
+    rows = [["worker", "process", "step", "step age", "host GiB", "device GiB", "commit", "code that runs"]]
+    for worker in workers:
+        beat = worker.heartbeat or {}
+        devices = beat.get("device_memory_gib")
+        rows.append([
+            str(worker.number),
+            worker.process() + (f" (status {worker.status})" if worker.died and worker.status is not None else ""),
+            str(beat.get("step", "-")),
+            f"{worker.age:.1f} s" if worker.age is not None else "-",
+            f"{beat.get('host_memory_gib', worker.rss_gib):.2f}",
+            " ".join(f"{gib:.1f}" for gib in devices) if devices else "-",
+            worker.commit[:12] + (f" +{worker.changed} files" if worker.changed else ""),
+            beat.get("code", "-"),
+        ])  # fmt: skip
+    return rows
+
+
+def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[list[dict], dict]:
+    """Return the lines of a run's metrics.jsonl, without a torn last one, and its flat configuration."""
+
+    def read(name: str) -> str:
+        worker, command = str(settings.coordinator_worker), _read_command(settings, workdir, name)
+        [result] = transport.run(command, worker=worker, show=False)
+        if result.status:
+            reason = (["", *result.output.strip().splitlines()])[-1]
+            raise PodError(f"{workdir}/{name}: {reason}; the run has not got to its first step?")
+        return result.output
+
+    whole = [text for text in read("metrics.jsonl").splitlines() if text.startswith("{") and text.endswith("}")]
+    try:
+        return [json.loads(text) for text in whole], json.loads(read("config.json"))
+    except ValueError:
+        raise PodError(f"{workdir}: metrics.jsonl or config.json is no JSON") from None
+
+
+def _read_command(settings: Settings, workdir: str, name: str) -> str:
+    """Return what prints a file of the run on a host; of a run in a bucket the copy, which is newer where it is."""
+    command = f"cat {here(workdir)}/{name}"
+    if "://" in workdir:
+        command = f"{command} 2>/dev/null || gcloud storage cat {shlex.quote(f'{workdir}/{name}')}"
+    return hosts.in_code(settings, command)
+
+
+def _figure(name: str, value) -> str:
+    if value is None:
+        return "unknown"
+    if name == "seconds_left":
+        return time.strftime("%H:%M:%S", time.gmtime(value)) if value < 86400 else f"{value / 86400:.1f} days"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _show(settings: Settings, picture: Callable[[], tuple[str, int]]) -> int:
+    """Print a picture and return its exit status; with --watch again and again, in place on a terminal."""
+    if not settings.watch:
+        text, status = picture()
+        print(text)
+        return int(status)
+    seconds = settings.poll_seconds if settings.given("poll_seconds") else WATCH_SECONDS
+    if not sys.stdout.isatty():
+        while True:
+            print(picture()[0] + "\n", flush=True)
+            time.sleep(seconds)
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            live.update(Text(picture()[0]), refresh=True)
+            time.sleep(seconds)

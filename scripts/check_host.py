@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pod.py validate` runs on every host of a pod, as one process group, with train.py's own arguments.
+
+Prepares the corpus, trains three steps by train.py's loop on real batches, restores what that saved and trains a
+fourth; prints one line, CHECKED and a JSON object. The workdir is thrown away by who started it.
+"""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import command_line
+
+if __name__ == "__main__":
+    COMMAND = command_line.parse(__doc__)
+
+import importlib.metadata
+import json
+import re
+import socket
+
+import jax
+
+import train
+from configs import validation
+from input_pipeline import batches as pipeline
+from parallelism import identity, processes
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS = 3
+SMALL_KEYS = ("step", "loss", "step_seconds", "tokens_per_second", "mfu", "goodput")
+
+
+def not_as_locked() -> list[str]:
+    """Return the libraries whose version is none of those in the lock files, with both versions."""
+    locked: dict[str, set[str]] = {}
+    for file in sorted(ROOT.glob("requirements*.lock")):
+        for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", file.read_text(), re.MULTILINE):
+            locked.setdefault(name.lower(), set()).add(version)
+    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return [
+        f"{name} {installed[name]} (locked: {', '.join(sorted(locked[name]))})"
+        for name in identity.LIBRARIES
+        if name in installed and name in locked and installed[name] not in locked[name]
+    ]
+
+
+def main() -> dict:
+    """Return what was found and done."""
+    config, workdir = COMMAND.config, COMMAND.workdir
+    command_line.join(COMMAND)
+    command_line.log_to(workdir)
+    if COMMAND.num_devices is None:
+        validation.validate(config, jax.device_count())
+    corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
+    config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)
+    for steps in (STEPS, STEPS + 1):  # the second takes up what the first saved
+        config.train.steps = steps
+        batches = _batches(config, corpus, steps)
+        train.train(config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology)
+    metrics = workdir / "metrics.jsonl"  # of a run in a bucket, here only in process 0
+    lines = [json.loads(text) for text in metrics.read_text().splitlines()] if metrics.exists() else []
+    trained = [line for line in lines if line["kind"] == "train"]
+    return {
+        "process": processes.index(),
+        "num_processes": processes.count(),
+        "host": socket.gethostname(),
+        "versions": identity.versions(),
+        "not_as_locked": not_as_locked(),
+        "local_devices": jax.local_device_count(),
+        "num_devices": jax.device_count(),
+        "device_kind": jax.devices()[0].device_kind,
+        "simulated": COMMAND.scaled_down is not None,
+        "mesh": {axis: size for axis, size in config.mesh.items() if size != 1},
+        "corpus": corpus.digest,
+        "corpus_tokens": corpus.train.num_tokens,
+        "trained": [{key: line[key] for key in SMALL_KEYS} for line in trained],
+        "starts": [line["step"] for line in lines if line.get("event") == "start"],
+        "heartbeat": (workdir / "workers" / f"{processes.index()}.json").exists(),
+        "log": processes.log_file(workdir).parent.is_dir(),
+    }
+
+
+def _batches(config, corpus, steps: int):
+    """Return the whole global batches of what is left of `steps`, as the loop takes them from outside."""
+    done = STEPS if steps > STEPS else 0
+    rows = range(config.train.global_batch)
+    return pipeline.training_batches(
+        corpus.train, seed=config.train.seed, sequence_length=config.train.sequence_length,
+        global_batch=config.train.global_batch, rows=rows, first_example=done * config.train.global_batch,
+        num_steps=steps - done, readers=1, prefetch=1,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print("CHECKED " + json.dumps(main()), flush=True)
+    processes.leave()

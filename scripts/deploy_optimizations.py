@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the train step that the enabled switches make, on this host, run it three times, and report what it costs.
+
+    python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--model-size=medium]
+        [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+
+`pod.py setup_optimizations` runs it on all hosts of a pod as one process group. Each writes its
+optimization_deployment_report.json: the switches as given, and measured seconds, tokens/s and memory.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import command_line
+from pods import deploy, records
+from pods.transports import PodError
+
+if __name__ == "__main__":
+    try:
+        SWITCHES, ARGUMENTS, LINES = deploy.resolve(sys.argv, __doc__)
+    except PodError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    sys.argv[1:] = ARGUMENTS
+    COMMAND = command_line.parse(__doc__)
+
+import jax
+import numpy as np
+
+import assembly
+from configs import validation
+from configs.loading import flat
+from parallelism import identity, processes
+from parallelism.mesh import mesh_context
+from parallelism.placement import local_rows, place
+from training import throughput
+
+STEPS = 3
+
+
+def measure(config) -> dict:
+    """Compile the real step, run it on random tokens, and return what that took."""
+    run, started = assembly.assemble(config), time.perf_counter()
+    step = run.compile()
+    compiled = time.perf_counter() - started
+    memory = step.memory_analysis()
+    seconds, losses = [], []
+    with mesh_context(run.mesh):
+        state = run.init()
+        for batch in random_batches(run):
+            started = time.perf_counter()
+            state, scalars = step(state, batch)
+            losses.append(float(jax.block_until_ready(scalars["loss"])))
+            seconds.append(time.perf_counter() - started)
+    sizes = {
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "outputs_not_aliased": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    }
+    step_seconds = sum(seconds[1:]) / (STEPS - 1)
+    return {
+        "compile_seconds": compiled,
+        "first_step_seconds": seconds[0],
+        "step_seconds": step_seconds,
+        "tokens_per_second": config.train.global_batch * config.train.sequence_length / step_seconds,
+        "memory_gib_per_device": {name: size / throughput.GIB for name, size in sizes.items()}
+        | {"total": sum(sizes.values()) / throughput.GIB},
+        "losses": losses,
+        "parameters": run.num_parameters,
+        "flops_per_step": run.flops_per_step,
+        "mesh": dict(config.mesh),
+    }
+
+
+def random_batches(run: assembly.Run):
+    """Return `STEPS` batches of random tokens on the devices, a document a row."""
+    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+    rows, length, rng = local_rows(sharding, train.global_batch), train.sequence_length, np.random.default_rng(0)
+    batches = []
+    for _ in range(STEPS):
+        tokens = rng.integers(0, run.config.model.vocab_size, (train.global_batch, length + 1), np.int32)[rows]
+        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (len(rows), length))
+        batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "positions": positions}
+        batches.append(batch | {"segments": np.ones_like(positions)})
+    return place(batches, sharding, train.global_batch)
+
+
+def main() -> None:
+    """Measure, and leave the report in the present folder."""
+    config = COMMAND.config
+    command_line.join(COMMAND)
+    if COMMAND.num_devices is None:
+        validation.validate(config, jax.device_count())
+    first = processes.index() == 0
+    if first:
+        print("\n".join([*LINES, *COMMAND.banner()]), flush=True)
+    commit, changed = records.code_state()
+    report = {
+        "switches": SWITCHES.record(),
+        "arguments": ARGUMENTS,
+        "simulated": COMMAND.scaled_down is not None,
+        "process": processes.index(),
+        "num_processes": processes.count(),
+        "num_devices": jax.device_count(),
+        "device_kind": jax.devices()[0].device_kind,
+        **measure(config),
+        "config": flat(config),
+        "versions": identity.versions(),
+        "commit": commit,
+        "changed_files": changed,
+        "code": identity.code_digest(),
+        "time": time.time(),
+    }
+    pathlib.Path(deploy.REPORT).write_text(json.dumps(report, indent=1))
+    if first:
+        print(
+            f"{report['num_devices']} devices ({report['device_kind']}), {report['num_processes']} processes: "
+            f"compiled in {report['compile_seconds']:.1f} s, {report['step_seconds']:.3f} s a step, "
+            f"{report['tokens_per_second']:,.0f} tokens/s, "
+            f"{report['memory_gib_per_device']['total']:.2f} GiB a device; on: {', '.join(SWITCHES.on) or 'nothing'}; "
+            f"{deploy.REPORT}"
+        )
+    processes.leave()
+
+
+if __name__ == "__main__":
+    main()

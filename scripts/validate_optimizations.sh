@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Is the configuration that MODEL_SIZE, SEQ_LEN, ENABLE_* and flags make ready to train? Checked before there is a pod,
+# by `pod.py validate` on processes of this machine that stand for its hosts; leaves runs/READINESS.md.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+python=.venv/bin/python
+[ -x $python ] || { echo "error: there is no .venv here; run \`make setup\`" >&2; exit 1; }
+unset WORKDIR CKPT_OUT BUCKET
+export TRANSPORT=local NAME=validation
+POD_ROOT=$(mktemp -d) || exit 1
+export POD_ROOT
+trap '$python pod.py delete >/dev/null; mkdir -p runs; cp "$POD_ROOT/$NAME/READINESS.md" runs/ 2>/dev/null && echo "kept as runs/READINESS.md"; rm -rf "$POD_ROOT"' EXIT
+trap 'exit 130' INT TERM
+$python pod.py create "$@" && $python pod.py validate "$@"

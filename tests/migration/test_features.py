@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the earlier systems promised of a step, and their validation script, where no other test shows it."""
+
+import logging
+import os
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+from jax.extend import core
+
+import assembly
+import train
+from pods import deploy, life, settings
+from pods.transports import Result
+from tests.pods.local_pods import committed_clone, small_run
+from tests.support import ROOT
+from tests.test_train import in_process, own_batches
+from training import preflight
+
+
+def products(jaxpr):
+    """Yield every matrix product of a program, inside its loops and functions too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from products(inner)
+
+
+def test_products_are_in_bfloat16_and_all_that_is_kept_is_float32():
+    """Weights meet activations in bfloat16; in float32 are scores, logits and what is summed with them."""
+    config = in_process(model__dtype="bfloat16", model__remat="attention")
+    run = assembly.assemble(config)
+    kept = jax.tree.leaves((run.abstract_state.params, run.abstract_state.optimizer))
+    assert {leaf.dtype for leaf in kept} <= {np.dtype(np.float32), np.dtype(np.int32)}
+    with assembly.mesh_context(run.mesh):
+        jaxpr = jax.make_jaxpr(run.train_step)(run.abstract_state, run.abstract_batch)
+    types = [{str(operand.aval.dtype) for operand in product.invars} for product in products(jaxpr.jaxpr)]
+    assert types.count({"bfloat16"}) > len(types) / 2, types
+
+
+def test_a_run_compiles_its_step_once(tmp_path, caplog):
+    config = in_process(train__steps=5, train__eval_every=0)
+    with caplog.at_level(logging.WARNING, logger="jax"), jax.log_compiles():
+        train.train(config, tmp_path, own_batches(config, 5))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([text for text in messages if text.startswith("Finished XLA compilation of jit(train_step)")]) == 1
+
+
+def test_a_step_moves_nothing_between_host_and_devices(tmp_path, monkeypatch):
+    """Its batch was put on the devices before; what it returns stays there until the next step is under way."""
+    compile_step, taken = assembly.Run.compile, []
+
+    def guarded(run):
+        step = compile_step(run)
+
+        def call(state, batch):
+            taken.append(len(taken) + 1)
+            with jax.transfer_guard("disallow"):
+                return step(state, batch)
+
+        return call
+
+    monkeypatch.setattr(assembly.Run, "compile", guarded)
+    monkeypatch.setattr(preflight, "report", lambda *unused: [])
+    config = in_process(train__steps=4, train__eval_every=0)
+    train.train(config, tmp_path, own_batches(config, 4))
+    assert taken == [1, 2, 3, 4]
+
+
+def test_setup_ends_with_the_deployment(monkeypatch):
+    """Its own test shows what that does."""
+    done = []
+
+    class Transport:
+        def put_code(self):
+            done.append("code")
+
+        def run(self, command, **options):
+            done.append("devices")
+            return [Result(0, 0, "")]
+
+    for name in life.SECRETS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(deploy, "setup_optimizations", lambda *unused: done.append("deployment") or 7)
+    asked, _ = settings.read(["--zone=z", "--project=p"], {})
+    assert life.setup(asked, Transport(), []) == 7
+    assert done == ["code", "devices", "deployment"]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of this code in which everything is committed, with the packages of this one."""
+    code = committed_clone(tmp_path)
+    (code / ".venv").symlink_to(ROOT / ".venv")
+    return code
+
+
+def test_validation_before_there_is_a_pod(clone, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENABLE_")}
+    environment |= {"ACCEL": "v4-8", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path)]
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# validation is ready" in (clone / "runs" / "READINESS.md").read_text()
+    (clone / "train.py").write_text("import nothing_of_the_kind\n")
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "NOT ready" in (clone / "runs" / "READINESS.md").read_text()
+    assert "error: validation is not ready: " in done.stderr

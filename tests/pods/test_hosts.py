@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the hosts, run by a shell in a folder that plays a host's home."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pods import hosts, settings
+
+SAVES = 'trap "exit 75" TERM; echo started; while :; do sleep 0.05; done'  # as train.py: 75 after SIGTERM
+HANGS = 'trap "" TERM; while :; do sleep 0.05; done'
+
+
+class Host:
+    """Worker 3 of a pod."""
+
+    def __init__(self, home: pathlib.Path):
+        self.home, self.code = home, home / "torus"
+        self.settings, _ = settings.read(["--grace_seconds=1"], {})
+
+    def run(self, command: str, shell: str = "bash") -> subprocess.CompletedProcess:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "POD_WORKER": "3",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+        }
+        return subprocess.run([shell, "-c", command], cwd=self.home, env=environment, capture_output=True, text=True)
+
+    def launch(self, *words: str, **options) -> subprocess.CompletedProcess:
+        return self.run(hosts.launch(self.settings, words, **options))
+
+    def status(self, heartbeat: str = "") -> dict:
+        return json.loads(self.run(hosts.status_line(self.settings, heartbeat)).stdout)
+
+    def wait_for_log(self, text: str, name: str = "train_worker_3.out") -> None:
+        end = time.monotonic() + 20
+        while text not in (self.code / "logs" / name).read_text():
+            assert time.monotonic() < end, text
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def host(tmp_path):
+    (tmp_path / "torus").mkdir()
+    host = Host(tmp_path)
+    yield host
+    host.run(hosts.stop(host.settings))
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_what_is_launched_outlives_its_shell_and_stop_lets_it_save(host, shell):
+    done = host.run(hosts.launch(host.settings, ["bash", "-c", SAVES]), shell)
+    assert done.returncode == 0 and "worker 3: launched, process group" in done.stdout, done.stderr
+    host.wait_for_log("started\n")
+    status = host.status()
+    assert status["worker"] == 3 and status["alive"] is True and status["status"] is None
+    assert 0 <= status["now"] - status["started"] < 60 and status["rss_gib"] >= 0
+    done = host.run(hosts.stop(host.settings), shell)
+    assert (done.returncode, done.stdout) == (0, "worker 3: stopped, exit status 75\n")
+    status = host.status()
+    assert (status["alive"], status["pid"], status["status"]) == (False, None, 75)
+    again = host.run(hosts.stop(host.settings))
+    assert (again.returncode, again.stdout) == (0, "worker 3: nothing runs\n")
+
+
+def test_launching_the_same_again_says_so_and_another_is_refused(host):
+    assert host.launch("bash", "-c", SAVES).returncode == 0
+    pid = host.status()["pid"]
+    again = host.launch("bash", "-c", SAVES)
+    assert (again.returncode, again.stdout) == (0, f"worker 3: runs already, process group {pid}\n")
+    other = host.launch("true")
+    assert other.returncode == 1 and "another run is under way" in other.stderr
+    assert host.status()["pid"] == pid
+
+
+def test_what_does_not_end_is_killed_with_all_that_it_started(host):
+    host.launch("bash", "-c", f"bash -c '{HANGS}' & {HANGS}")
+    time.sleep(0.2)
+    pid = host.status()["pid"]
+    done = host.run(hosts.stop(host.settings))
+    assert (done.returncode, done.stderr) == (1, "worker 3: did not end within 1 s and was killed\n")
+    listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True).stdout.splitlines()
+    assert [line for line in listed if line.split()[0] == str(pid) and not line.split()[1].startswith("Z")] == []
+
+
+def test_the_number_of_a_process_of_an_earlier_boot_is_nobodys(host):
+    sleeper = subprocess.Popen(["sleep", "30"], start_new_session=True)
+    (host.code / "run.pid").write_text(f"{sleeper.pid}\n")
+    (host.code / "run.boot").write_text("an earlier one\n")
+    assert host.run(hosts.stop(host.settings)).stdout == "worker 3: nothing runs\n"
+    assert sleeper.poll() is None
+    sleeper.kill()
+    sleeper.wait()
+
+
+def test_words_variables_and_secrets_arrive_as_they_are(host):
+    (host.code / ".env").write_text("HF_TOKEN='it'\\''s a secret'\n")
+    (host.code / ".env").chmod(0o644)
+    program = (
+        "import os, sys; print(sys.argv[1:], *map(os.environ.get, ('A', 'INDEX', 'HF_TOKEN')), sep='|', flush=True)"
+    )
+    words = [sys.executable, "-c", program, "a b", "$HOME", "it's", "*"]
+    done = host.launch(*words, environment={"A": "x $y", "INDEX": hosts.WORKER_NUMBER}, log="train_optimized_worker")
+    assert done.returncode == 0
+    host.wait_for_log("['a b', '$HOME', \"it's\", '*']|x $y|3|it's a secret\n", "train_optimized_worker_3.out")
+    assert (host.code / ".env").stat().st_mode & 0o777 == 0o600
+    assert "secret" not in (host.code / "run.command").read_text()
+
+
+def test_a_heartbeat_goes_into_the_status(host):
+    (host.code / "workers").mkdir()
+    (host.code / "workers" / "3.json").write_text('{"step": 7}')
+    assert host.status("workers/$W.json")["heartbeat"] == {"step": 7}
+    assert host.status("workers/none.json")["heartbeat"] is None
+
+
+def test_tail_shows_the_newest_log(host):
+    (host.code / "logs").mkdir()
+    missing = host.run(hosts.tail(host.settings, follow=False))
+    assert (missing.returncode, missing.stderr) == (1, "worker 3: there is no log yet\n")
+    for age, name in ((100, "train_worker_3.out"), (0, "train_optimized_worker_3.out"), (50, "train_worker_4.out")):
+        file = host.code / "logs" / name
+        file.write_text(f"{name}\n")
+        os.utime(file, (time.time() - age,) * 2)
+    assert host.run(hosts.tail(host.settings, follow=False)).stdout == "train_optimized_worker_3.out\n"
+
+
+def test_without_the_code_it_is_told(host):
+    host.code.rmdir()
+    done = host.launch("true")
+    assert (done.returncode, done.stderr) == (1, "worker 3: there is no ~/torus here; pod.py setup makes it\n")
+
+
+def git(folder: pathlib.Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+    return subprocess.run(
+        ["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository whose `make setup` says with what it was called."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "Makefile").write_text('setup:\n\t@echo "$(ACCELERATOR) $(EXTRAS) $(PYTHON)"\n')
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "one")
+    return folder
+
+
+def test_setup_brings_a_commit_from_nothing_from_a_broken_start_and_again(host, repository):
+    def setup(commit):
+        return host.run(hosts.setup(host.settings, str(repository), commit))
+
+    first = git(repository, "rev-parse", "HEAD")
+    (host.code / ".git").mkdir()  # what an interrupted set-up may leave
+    for _ in range(2):
+        done = setup(first)
+        assert done.returncode == 0, done.stderr
+        accelerator, extras, python = done.stdout.splitlines()[0].split()
+        assert (accelerator, extras) == ("tpu", "huggingface") and python.startswith("python3")
+        assert done.stdout.splitlines()[1] == f"worker 3: {first[:12]} is set up"
+    (repository / "more").write_text("x")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-q", "-m", "two")
+    second = git(repository, "rev-parse", "HEAD")
+    assert setup(second).returncode == 0 and git(host.code, "rev-parse", "HEAD") == second
+    missing = setup("1" * 40)
+    assert missing.returncode == 1
+    assert missing.stderr.splitlines()[-1].startswith(f"worker 3: commit {'1' * 12} is not in {repository}")
+    host.launch("true")
+    assert git(host.code, "status", "--porcelain") == ""  # run.* and logs/ are no changes
+    assert host.status()["commit"] == second and host.status()["changed"] == 0
+
+
+def test_an_environment_of_the_hosts_is_taken_in_place_of_our_own(host, repository):
+    activate = host.home / "my env" / "activate"
+    activate.parent.mkdir()
+    activate.write_text("export MINE=yes\n")
+    host.settings, _ = settings.read(["--venv_activate=~/my env/activate"], {})
+    done = host.run(hosts.setup(host.settings, str(repository), git(repository, "rev-parse", "HEAD")))
+    assert done.returncode == 0 and "tpu" not in done.stdout
+    host.launch("bash", "-c", "echo mine: $MINE")
+    host.wait_for_log("mine: yes")

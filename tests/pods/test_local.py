@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod of processes on this machine: made, launched on, stopped, given back."""
+
+import json
+import os
+import pathlib
+import shlex
+import signal
+
+import pytest
+
+from pods import launch
+from tests.pods.local_pods import LocalPod, alive, wait_until
+
+WAITS = "import os, time; print(os.environ['JAX_PROCESS_INDEX'], flush=True); time.sleep(600)"
+SAVES = """
+import signal, sys, time
+def save(*_): print("saved", flush=True); sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(600)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A pod of two workers, that is made."""
+    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.5)
+    pod = LocalPod(tmp_path, ACCEL="v4-16")
+    assert pod.run("create").status == 0
+    yield pod
+    pod.end()
+
+
+def ready(pod: LocalPod, workers: int = 2) -> None:
+    wait_until(lambda: all("ready" in pod.log(worker) for worker in range(workers)), "the programs to be ready")
+
+
+def test_a_pod_is_made_with_the_code_as_it_stands_and_given_back(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    assert "does not exist" in pod.run("delete").stdout
+    made = pod.run("create")
+    assert (made.status, made.stdout) == (0, f"mine: created, 4 workers in {pod.folder}\n")
+    assert "exists already" in pod.run("create").stdout
+    described = json.loads(pod.run("describe", "--json").stdout)
+    assert (described["state"], described["acceleratorType"], described["workers"]) == ("READY", "v4-32", 4)
+    for worker in range(4):
+        code = pod.code_of(worker)
+        assert (code / "pods" / "local.py").is_file() and (code / ".venv" / "bin" / "python").exists()
+    assert pod.run("ssh", "--worker=2", "--", "pwd").stdout.strip() == str(pod.folder / "worker-2")
+    deleted = pod.run("delete")
+    assert deleted.status == 0 and not pod.folder.exists()
+
+
+def test_checkpoints_outlive_the_pod(two):
+    (two.folder / "shared" / "tiny").mkdir()
+    assert f"{two.folder}/shared stays" in two.run("delete").stdout
+    assert sorted(path.name for path in two.folder.iterdir()) == ["shared"]
+
+
+def test_a_command_runs_on_all_hosts_as_one_group_and_survives_its_terminal(two):
+    command = ("launch", "--", "python", "-c", WAITS)
+    assert two.run(*command).status == 0
+    groups = two.groups()
+    assert len(groups) == 2 and all(map(alive, groups))
+    assert all(os.getsid(group) == group for group in groups)  # no terminal of ours can end them
+    wait_until(lambda: all(f"\n{worker}\n" in two.log(worker) for worker in (0, 1)), "their numbers")
+    addresses = {
+        variable
+        for group in groups
+        for variable in pathlib.Path(f"/proc/{group}/environ").read_text().split("\0")
+        if variable.startswith(("JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_COUNT"))
+    }
+    assert len(addresses) == 2  # the same for both
+    again = two.run(*command)
+    assert again.status == 0 and again.stdout.count("runs already") == 2 and two.groups() == groups
+    other = two.run("launch", "--", "sleep", "9")
+    assert other.status == 1 and "stop it first" in other.last_line and two.groups() == groups
+    stopped = two.run("stop")
+    assert stopped.status == 0 and stopped.stdout.count("exit status 143") == 2 and not any(map(alive, groups))
+    assert two.run("stop").stdout.count("nothing runs") == 2
+
+
+def test_python_of_a_command_is_that_of_the_host(two):
+    assert two.run("launch", "--", "python", "-c", "import sys; print(sys.executable)").status == 0
+    assert f"{two.code_of(1)}/.venv/bin/python" in two.log(1)
+
+
+def test_a_program_that_ends_at_once_is_shown(two):
+    failed = two.run("launch", "--", "sh", "-c", "echo there is no such thing; exit 7")
+    assert failed.status == 1 and "there is no such thing" in failed.stderr
+    assert failed.last_line.startswith("error: worker 0 ended with status 7, worker 1 ended with status 7")
+
+
+def test_stop_lets_programs_save_and_kills_those_that_do_not_end(two):
+    assert two.run("launch", "--", "python", "-c", SAVES).status == 0
+    ready(two)
+    assert two.run("stop").stdout.count("exit status 75") == 2
+    assert all(two.log(worker).endswith("saved\n") for worker in (0, 1))
+    assert two.run("launch", "--", "python", "-c", DEAF).status == 0
+    wait_until(lambda: all(two.log(worker).endswith("ready\n") for worker in (0, 1)), "the programs")
+    groups = two.groups()
+    stopped = two.run("stop", "--grace_seconds=1")
+    assert stopped.status == 1 and stopped.stdout.count("was killed") == 2 and not any(map(alive, groups))
+
+
+def test_restart_runs_the_same_again_and_a_part_of_a_group_is_not_launched(two):
+    assert "nothing was launched" in two.run("restart").last_line
+    assert two.run("launch", "--", "python", "-c", SAVES).status == 0
+    ready(two)
+    os.killpg(two.groups()[1], signal.SIGKILL)
+    part = two.run("launch", "--", "python", "-c", SAVES)
+    assert part.status == 1 and part.last_line.startswith("error: workers 1 do not run, the others do")
+    before = two.groups()
+    assert two.run("restart").status == 0
+    assert all(map(alive, two.groups())) and not set(two.groups()) & set(before) and not any(map(alive, before))
+
+
+def test_copying_to_all_workers_and_back(two, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    assert two.run("copy", str(tmp_path / "data"), "mine:~/there").status == 0
+    assert (two.folder / "worker-1" / "there" / "a.txt").read_text() == "a"
+    for path in ("mine:/there/b.txt", "mine://there/c.txt"):
+        assert two.run("copy", str(tmp_path / "data" / "a.txt"), path, "--worker=1").status == 0
+    below = two.folder / "worker-1" / "root" / "there"
+    assert sorted(p.name for p in below.iterdir()) == ["b.txt", "c.txt"]
+    assert two.run("copy", "mine:~/there", str(tmp_path / "back"), "--worker=0").status == 0
+    assert (tmp_path / "back" / "a.txt").read_text() == "a"
+    missing = two.run("copy", "mine:~/nothing", str(tmp_path / "back"), "--worker=0")
+    assert missing.status == 1 and "nothing" in missing.last_line
+
+
+def test_hosts_see_their_own_home_and_little_of_this_machine(two):
+    said = two.run("ssh", "--worker=1", "--", "env", SECRET="hush", STEPS="7").stdout
+    variables = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    assert variables["HOME"] == str(two.folder / "worker-1") and variables["POD_WORKER"] == "1"
+    assert not {"SECRET", "STEPS"} & variables.keys() and "device_count" not in variables["XLA_FLAGS"]
+
+
+def test_a_dry_run_makes_nothing(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-16")
+    for words in (["create"], ["launch"], ["stop"], ["delete"], ["status"], ["supervise"], ["setup_optimizations"]):
+        assert pod.run(*words, "--dry_run").status == 0, words
+    assert not pod.folder.exists()
+
+
+def words_of(done) -> list[str]:
+    """Return the words of the program that a dry run would launch."""
+    script = next(shlex.split(line)[2] for line in done.stdout.splitlines() if "setsid nohup" in line)
+    line = script[script.index("torus-run ") :]
+    return shlex.split(line[: line.index(" >> ")])[1:]
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "variables", "expected", "absent"),
+    [
+        ("launch", {}, {"config": "configs/medium.py", "topology": "v4-32"}, {"config.model.remat"}),
+        (
+            "launch_optimized",
+            {"MODEL_SIZE": "small", "SEQ_LEN": "2048", "STEPS": "7", "LR": "1e-4", "PER_DEVICE_BATCH": "2"},
+            {"config": "configs/small.py", "config.model.remat": "attention", "config.model.dtype": "bfloat16",
+             "config.train.sequence_length": "2048", "config.model.max_length": "2048", "config.train.steps": "7",
+             "config.train.global_batch": "32", "config.optimizer.learning_rate": "0.0001"},
+            {"config.data.source"},
+        ),
+        ("launch_optimized", {"ENABLE_TPU_OPT": "off"}, {}, {"config.model.remat", "config.model.dtype"}),
+        ("launch_optimized", {"ENABLE_OPTIMIZATIONS": "0"}, {}, {"config.model.remat"}),
+        ("launch_optimized", {"DTYPE": "f32"}, {"config.model.dtype": "float32"}, set()),
+        (
+            "launch_pretrain_hf", {},
+            {"config.data.source": "huggingface", "config.data.path": "allenai/c4:train",
+             "config.data.subset": "en", "config.data.field": "text"},
+            {"config.model.remat"},
+        ),
+        (
+            "launch_pretrain_hf",
+            {"DATASET": "one/two", "SPLIT": "validation", "TEXT_KEY": "body", "DATASET2": "three/four",
+             "MIX_P2": "0.3"},
+            {"config.data.mixture": "0.7 one/two:validation; 0.3 three/four:train", "config.data.field": "body",
+             "config.data.subset": ""},
+            {"config.data.path"},
+        ),
+    ],
+)  # fmt: skip
+def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, expected, absent):
+    done = LocalPod(tmp_path, ACCEL="v4-32").run(subcommand, "--dry_run", **variables)
+    assert done.status == 0, done.stderr
+    program = words_of(done)
+    assert program[:2] == [".venv/bin/python", "train.py"]
+    values = dict(word.removeprefix("--").split("=", 1) for word in program[2:])
+    assert values.items() >= expected.items() and not absent & values.keys()
+
+
+def test_what_is_typed_wins_over_variables_and_switches(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    done = pod.run(
+        "launch_optimized", "--dry_run", "--config.model.remat=full", "--", "--config.train.steps=9", STEPS="5"
+    )
+    values = dict(word.removeprefix("--").split("=", 1) for word in words_of(done)[2:])
+    assert (values["config.model.remat"], values["config.train.steps"]) == ("full", "9")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (["create", "--workers=3"], {}, "--workers=3 does not divide the 16 chips of v4-32"),
+        (["create"], {"REPO_DIR": "/torus"}, "REPO_DIR=/torus is not below a local worker's home; write ~/torus"),
+        (["launch_optimized"], {"ENABLE_CAUSAL": "maybe"}, "ENABLE_CAUSAL=maybe is neither true nor false"),
+        (["launch_pretrain_hf"], {"DATASET2": "a/b", "MIX_P2": "1.5"}, "MIX_P2=1.5 must lie between 0 and 1"),
+        (["launch_pretrain_hf"], {"DATASET2": "a/b", "CONFIG2": "de"}, "one configuration is read of both"),
+        (["launch", "--config.model.remta=full"], {}, "--config.model.remta is no configuration key; nearest"),
+        (["launch"], {"BATCH_SIZE": "7"}, "train.global_batch=7 is not a multiple"),
+        (["launch_optimized"], {"OPTIMIZATION_CONFIG": "/nowhere.json"}, "/nowhere.json: No such file"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_anything_is_called(tmp_path, words, variables, message):
+    done = LocalPod(tmp_path, ACCEL="v4-32").run(*words, **variables)
+    assert done.status == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_without_a_pod_its_absence_is_told(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-16")
+    for words in (["launch", "--", "true"], ["stop"], ["status"], ["validate"], ["ssh", "--", "true"]):
+        done = pod.run(*words)
+        assert done.status == 1 and "there is no pod mine" in done.stdout + done.stderr, words
+
+
+def test_another_type_than_the_pods_own_is_refused(two):
+    done = two.run("launch", ACCEL="v4-32")
+    assert done.status == 2 and "ACCEL=v4-32, but the pod mine is a v4-16" in done.last_line

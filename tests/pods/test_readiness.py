@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deployment and validation: on real processes, and what is made of their answers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pods import deploy, readiness, records, settings, switches
+from pods.transports import PodError, Result
+from pods.watch import Worker
+from tests.pods.local_pods import LocalPod, committed_clone, small_run
+from tests.support import ROOT
+
+SCRIPT = ROOT / "scripts" / "deploy_optimizations.py"
+SWITCHES = {
+    "ENABLE_OPTIMIZATIONS": True, "ENABLE_TPU_OPT": True, "ENABLE_NEUROPLASTICITY": True, "ENABLE_CAUSAL": True,
+    "ENABLE_EVOLUTION": False, "ENABLE_META_LEARNING": True,
+}  # fmt: skip
+
+
+def test_a_switch_without_a_mechanism_is_never_on():
+    resolved = switches.resolve({})
+    assert resolved.given == SWITCHES
+    assert resolved.on == ["ENABLE_TPU_OPT"]
+    assert resolved.not_yet == ["ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"]
+    assert resolved.lines()[1] == "ENABLE_CAUSAL=true: not in Torus yet; the run goes without it"
+    off = switches.resolve({"ENABLE_OPTIMIZATIONS": "no", "ENABLE_EVOLUTION": "on"})
+    assert (off.on, off.not_yet, off.given["ENABLE_EVOLUTION"], off.keys) == ([], [], True, {})
+
+
+@pytest.mark.parametrize("word", ["true", "1", "yes", "ON", "false", "0", "No", "off"])
+def test_switches_take_the_usual_words(word):
+    given = switches.resolve({"ENABLE_CAUSAL": word}).given
+    assert given["ENABLE_CAUSAL"] == (word.lower() in ("true", "1", "yes", "on"))
+
+
+def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
+    """A file's false is never turned on by flags that are absent; a flag turns off what the file has on."""
+    (tmp_path / "c.json").write_text(
+        json.dumps({"model_size": "large", "enable_evolution": False, "enable_tpu_opt": False, "ENABLE_CAUSAL": True})
+    )
+    monkeypatch.chdir(tmp_path)
+    flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16")
+    resolved, words, lines = deploy.resolve(["deploy", *flags], "")
+    assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
+    assert words == ["--config=configs/large.py"] and "experts are not in Torus yet" in lines[-1]
+    flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
+    resolved, words, _ = deploy.resolve(["deploy", *flags], "")
+    assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
+    assert words == [
+        "--config=configs/small.py", "--config.model.dtype=bfloat16", "--config.model.remat=attention",
+        "--config.train.sequence_length=64", "--topology=v4-8",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model-size=huge"], "--model-size=huge: value should be one of"),
+        (["--config=nowhere.json"], "nowhere.json: No such file"),
+        (["--modelsize=small"], "modelsize"),
+    ],
+)
+def test_mistakes_of_the_deployment_are_one_line(tmp_path, flags, message):
+    done = subprocess.run([sys.executable, SCRIPT, *flags], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A pod of two workers of a clone without uncommitted changes, with a data set of their own."""
+    folder = tmp_path_factory.mktemp("pair")
+    pod = LocalPod(folder, code=committed_clone(folder), ENABLE_CAUSAL="false", ENABLE_EVOLUTION="true")
+    assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
+    yield pod
+    pod.end()
+
+
+def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches(pair, tmp_path):
+    done = pair.run("setup_optimizations", *small_run(tmp_path))
+    assert done.status == 0, done.stderr
+    assert "ENABLE_EVOLUTION=true: not in Torus yet; the run goes without it" in done.stdout
+    for worker in (0, 1):
+        report = json.loads((pair.code_of(worker) / "optimization_deployment_report.json").read_text())
+        assert report["switches"]["given"] == SWITCHES | {"ENABLE_CAUSAL": False, "ENABLE_EVOLUTION": True}
+        assert report["switches"]["on"] == ["ENABLE_TPU_OPT"]
+        assert (report["process"], report["num_processes"], report["num_devices"]) == (worker, 2, 4)
+        assert report["mesh"]["fsdp"] == 4 and report["config"]["model.remat"] == "attention"
+        assert report["compile_seconds"] > 0 and report["tokens_per_second"] > 0
+        assert report["memory_gib_per_device"]["total"] > 0 and len(report["losses"]) == 3
+        assert (
+            report["commit"]
+            == subprocess.check_output(["git", "-C", pair.code, "rev-parse", "HEAD"], text=True).strip()
+        )
+
+
+def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair, tmp_path):
+    flags = small_run(tmp_path)
+    done = pair.run("validate", *flags)
+    assert done.status == 0, done.stdout + done.stderr
+    page = (pair.folder / "READINESS.md").read_text()
+    assert page.startswith("# mine is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
+    assert "2 processes, each sees 4 devices" in page and "restored, went on to step 4" in page
+    assert list((pair.folder / "shared").iterdir()) == []  # nothing of it stays
+    with (pair.code_of(1) / "assembly.py").open("a") as file:
+        file.write("# changed\n")
+    done = pair.run("validate", *flags)
+    assert done.status == 1 and len(done.stderr.splitlines()) == 1
+    assert "code: worker 1 has 1 changed files" in done.last_line and "assembly.py" in done.last_line
+    assert "| **no** |" in (pair.folder / "READINESS.md").read_text()
+
+
+CHECK = {
+    "process": 0, "num_processes": 2, "num_devices": 16, "local_devices": 8, "device_kind": "TPU v4",
+    "simulated": False, "versions": {"jax": "1"}, "not_as_locked": [], "mesh": {"fsdp": 16}, "corpus": "abc",
+    "corpus_tokens": 1000, "starts": [0, 3], "heartbeat": True, "log": True,
+    "trained": [
+        {"step": n, "loss": 4.0, "step_seconds": 0.36, "tokens_per_second": 9.0, "mfu": 0.4, "goodput": 0.9}
+        for n in (1, 2, 3, 4)
+    ],
+}  # fmt: skip
+COMMIT = "c" * 40
+
+
+def found(workdir: str = "gs://bucket/run", second: dict | None = None, **changes) -> readiness.Found:
+    asked, _ = settings.read(["--zone=us-central2-b", "--project=p", "--name=mine"], {})
+    checks = [CHECK, CHECK | {"process": 1} | (second or {})]
+    values = {
+        "settings": asked, "pod": {"state": "READY", "health": "HEALTHY"}, "switches": switches.resolve({}),
+        "workers": [Worker(n, commit=COMMIT) for n in (0, 1)], "workdir": workdir,
+        "outputs": [Result(0, 0, ""), Result(1, 1, "error: out of memory\n")], "checks": checks,
+    }  # fmt: skip
+    return readiness.Found(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("item", "changes", "evidence"),
+    [
+        ("hardware", {"second": {"local_devices": 4}}, "12 devices where v4-32 has 16 chips"),
+        ("hardware", {"pod": {"state": "PREEMPTED"}}, "the pod is PREEMPTED"),
+        ("processes", {"second": {"num_processes": 1, "num_devices": 8}}, "worker 1 sees 1 processes, 8 devices"),
+        ("processes", {"checks": [CHECK, None]}, "worker 1: out of memory"),
+        ("versions", {"second": {"versions": {"jax": "2"}}}, "worker 1 has other versions than worker 0"),
+        ("versions", {"second": {"not_as_locked": ["jax 2 (locked: 1)"]}}, "worker 1: jax 2 (locked: 1)"),
+        ("code", {"workers": [Worker(0, commit="d" * 40)]}, f"worker 0 has commit {'d' * 12}, this clone"),
+        ("code", {"workers": [Worker(0, commit=COMMIT, changed=2)]}, "worker 0 has 2 changed files"),
+        ("mesh", {"second": {"mesh": {"data": 16}}}, "worker 1 has other mesh than worker 0"),
+        ("corpus", {"second": {"corpus": "xyz"}}, "worker 1 has other corpus than worker 0"),
+        ("three_steps", {"checks": [CHECK | {"trained": [{"loss": None}]}]}, "losses [None]"),
+        ("checkpoint", {"checks": [CHECK | {"starts": [0, 0]}]}, "starts [0, 0]"),
+        ("logging", {"second": {"log": False}}, "worker 1 keeps no log"),
+        ("monitoring", {"second": {"heartbeat": False}}, "worker 1 wrote no heartbeat"),
+    ],
+)  # fmt: skip
+def test_each_item_can_fail_and_says_where(monkeypatch, item, changes, evidence):
+    monkeypatch.setattr(records, "code_state", lambda: (COMMIT, []))
+    well = vars(readiness)[item](found())
+    assert well.ready, well
+    failed = vars(readiness)[item](found(**changes))
+    assert not failed.ready and evidence in failed.evidence
+
+
+def test_uncommitted_changes_here_are_not_ready(monkeypatch):
+    monkeypatch.setattr(records, "code_state", lambda: (COMMIT, ["train.py"]))
+    assert readiness.code(found()).evidence == "1 uncommitted changes here, as train.py"
+
+
+@pytest.mark.parametrize(
+    ("location", "statuses", "ready", "evidence"),
+    [
+        ("US-CENTRAL2", (0, 0, 0), True, "gs://bucket in us-central2, with the pod"),
+        ("US", (0, 0, 0), True, "gs://bucket in us"),
+        ("EUROPE-WEST4", (0, 0, 0), False, "gs://bucket is in europe-west4, the pod in us-central2"),
+        ("EU", (0, 0, 0), False, "gs://bucket is in eu, the pod in us-central2"),
+        ("US", (1, 0, 0), False, "US"),
+        ("US", (0, 1, 0), False, "gs://bucket: US"),
+    ],
+)
+def test_the_bucket_has_to_be_there_near_and_writable(monkeypatch, location, statuses, ready, evidence):
+    answers = iter(statuses)
+    monkeypatch.setattr(readiness, "storage", lambda *_: Result(None, next(answers), location + "\n"))
+    item = readiness.storage_place(found())
+    assert item.ready == ready and evidence in item.evidence
+
+
+def test_what_it_costs_by_the_measured_step():
+    assert readiness.cost(found()).evidence == (
+        "$51.52 an hour for 16 chips at $3.22 (2025-11); $5.15 for 1,000 steps of 0.360 s"
+    )
+
+
+def test_without_a_pod_there_is_nothing_to_validate(tmp_path):
+    with pytest.raises(PodError, match="there is no pod"):
+        readiness.validate(settings.read(["--transport=local", f"--pod_root={tmp_path}"], {})[0], _NoPod(), [])
+
+
+class _NoPod:
+    num_workers = 4
+
+    def describe(self):
+        return None

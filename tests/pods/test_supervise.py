@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run is kept going: what a look comes to, and a real one of four processes of which one is killed."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from pods import launch, settings, supervise, watch
+from pods.transports import PodError, Result
+from pods.watch import Worker
+from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
+
+RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
+BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
+
+
+class Pod:
+    """A transport that says what it was told, and keeps what it was asked."""
+
+    num_workers = 2
+
+    def __init__(self):
+        self.described, self.asked = {"state": "READY"}, []
+
+    def describe(self):
+        return self.described
+
+    def run(self, command, **options):
+        self.asked.append("stop")  # nothing else is run by it
+        return [Result(0, 0, "")]
+
+    def __getattr__(self, name):
+        def ask():
+            self.asked.append(name)
+            return name
+
+        return ask
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """What the next looks find, and what was launched again; the last one stays."""
+    found, launched = [], []
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "look", lambda *_: found.pop(0) if len(found) > 1 else found[0])
+    monkeypatch.setattr(launch, "start", lambda settings, transport, record: launched.append(record) or 0)
+    return found, launched
+
+
+def supervisor(*flags: str) -> supervise.Supervisor:
+    asked, _ = settings.read(["--transport=local", "--poll_seconds=0", "--name=mine", *flags], {})
+    return supervise.Supervisor(asked, Pod(), RECORD)
+
+
+def workers(**second) -> list[Worker]:
+    """Return two that are well, the second changed."""
+    well = {"alive": True, "launched": True, "heartbeat": BEAT, "age": 1.0}
+    return [Worker(0, **well), Worker(1, **(well | second))]
+
+
+def ended(status: int | None, **changes) -> dict:
+    return {"alive": False, "status": status} | changes
+
+
+FINISHED = [Worker(n, launched=True, status=0) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("found", "end", "trouble"),
+    [
+        (workers(), None, ""),
+        (FINISHED, 0, ""),
+        (workers(**ended(0)), None, ""),  # the other one will end, too
+        (workers(**ended(3)), 3, "worker 1 ended with status 3"),
+        (workers(**ended(2)), 2, "worker 1 ended with status 2"),
+        (workers(**ended(1)), None, "worker 1 ended with status 1"),
+        (workers(**ended(None)), None, "worker 1 died and left no exit status"),
+        (workers(age=9999.0), None, "worker 1 hangs: step 7 was 9999 s ago"),
+        ([Worker(n, launched=True, status=75) for n in range(2)], None, "all workers were interrupted"),
+        ([Worker(n, launched=False, status=75) for n in range(2)], 75, "the run was stopped by `stop`"),
+        ([Worker(n) for n in range(2)], None, "nothing runs"),
+        (workers(reachable=False, error="timed out"), None, ""),  # once may be the network's fault
+        ([Worker(0, launched=True, status=1), Worker(1, launched=True, status=137)], None,
+         "worker 1 ended with status 137 (signal 9)"),  # who was killed, not who ended because of it
+    ],
+)  # fmt: skip
+def test_what_a_look_comes_to(found, end, trouble):
+    verdict = supervisor().judge(found)
+    assert (verdict.end, verdict.trouble) == (end, trouble)
+
+
+def test_a_worker_that_stays_unreachable_is_trouble():
+    one = supervisor()
+    verdicts = [one.judge(workers(reachable=False, error="timed out")) for _ in range(3)]
+    assert [bool(verdict.trouble) for verdict in verdicts] == [False, False, True]
+
+
+def test_a_death_stops_the_rest_and_starts_all_again(looks, capfd):
+    found, launched = looks
+    found += [workers(), workers(**ended(137)), workers(), FINISHED]
+    one = supervisor()
+    assert one.run() == 0 and len(launched) == 1 and one.transport.asked == ["stop"]
+    assert "ALERT: mine: worker 1 ended with status 137 (signal 9); restart 1 of 10" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", None])
+def test_a_pod_that_was_taken_away_is_made_again(looks, state):
+    found, launched = looks
+    found += [FINISHED]
+    one = supervisor()
+    one.transport.described = {"state": state} if state else None
+    create = one.create_again
+
+    def come_back():
+        create()
+        one.transport.described = {"state": "READY"}
+
+    one.create_again = come_back
+    assert one.run() == 0 and len(launched) == 1
+    assert one.transport.asked == ["delete", "create", "wait", "put_code"]
+
+
+def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
+    found, launched = looks
+    found += [workers(**ended(1))]
+    one = supervisor("--max_restarts=3")
+    assert one.run() == 1 and len(launched) == 3
+    assert "given up after 3 restarts without progress" in capfd.readouterr().err
+    found[:] = [workers(**ended(1))] * 2 + [workers(heartbeat=BEAT | {"step": 90})] + [workers(**ended(1))] * 9
+    launched.clear()
+    assert supervisor("--max_restarts=3").run() == 1 and len(launched) == 2 + 3
+
+
+def test_a_restart_that_fails_is_tried_again(looks, monkeypatch, capfd):
+    found, _ = looks
+    found += [workers(**ended(1)), workers(**ended(1)), FINISHED]
+    answers = [PodError("no capacity")]
+    monkeypatch.setattr(launch, "start", lambda *_: answers and (_ for _ in ()).throw(answers.pop()))
+    assert supervisor().run() == 0
+    assert "restart failed: no capacity" in capfd.readouterr().err
+
+
+def test_alerts_go_to_the_command_and_its_failure_ends_nothing(looks, tmp_path, capfd):
+    found, _ = looks
+    found += [workers(**ended(1)), FINISHED]
+    assert supervisor(f"--alert=printf '%s' >> {tmp_path}/alerts").run() == 0
+    assert (tmp_path / "alerts").read_text().startswith("mine: worker 1 ended with status 1; restart 1 of 10")
+    found[:] = [workers(**ended(1)), FINISHED]
+    assert supervisor("--alert=false").run() == 0
+    assert "--alert=false failed: 1" in capfd.readouterr().err
+
+
+def test_a_real_pod_that_was_taken_away_comes_back_as_it_was(tmp_path):
+    pod = LocalPod(tmp_path)
+    assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
+    assert pod.run("launch", "--", "sleep", "600").status == 0
+    before, description = pod.groups(), pod.folder / "pod.json"
+    supervising = pod.start("supervise")
+    assert supervising.stdout.readline().startswith("supervising mine")
+    description.write_text(description.read_text().replace("READY", "PREEMPTED"))
+    wait_until(lambda: len(pod.groups()) == 2 and not set(pod.groups()) & set(before), "another launch")
+    assert not any(map(alive, before)) and all(map(alive, pod.groups()))
+    made = json.loads(description.read_text())
+    assert (made["state"], made["acceleratorType"], made["workers"]) == ("READY", "v4-8", 2)
+    assert pod.run("stop").status == 0
+    said, _ = supervising.communicate(timeout=60)
+    assert supervising.returncode == 75 and "ALERT: mine: the pod is PREEMPTED; restart 1 of 10" in said, said
+
+
+@pytest.fixture
+def four(tmp_path):
+    """A pod of four workers, one simulated chip each."""
+    pod = LocalPod(tmp_path)
+    assert pod.run("create", "--workers=4", ACCEL="v4-8").status == 0
+    yield pod
+    pod.end()
+
+
+def test_the_life_of_a_run_of_four_processes(four, tmp_path):
+    """Launched, looked at, stopped, taken up again; one of four killed while supervised; it reaches its last step."""
+    flags = small_run(tmp_path, train__steps=40, train__save_every=5)
+    assert four.run("launch_optimized", *flags, DTYPE="f32").status == 0
+    wait_until(lambda: len(four.steps()) >= 3, "three steps")
+    wait_until(lambda: all((w["heartbeat"] or {}).get("step") for w in four.status()["workers"]), "heartbeats")
+    state = four.status()
+    assert state["problems"] == [] and {worker["process"] for worker in state["workers"]} == {"training"}
+    assert state["launched"]["switches"]["on"] == ["ENABLE_TPU_OPT"]
+    assert "train.py" in four.run("tail", "--worker=3", "--worker=2-3", "--lines=500").stdout
+
+    groups = four.groups()
+    stopped = four.run("stop")
+    assert stopped.status == 0 and stopped.stdout.count("exit status 75") == 4 and not any(map(alive, groups))
+    last = four.steps()[-1]
+    checkpoints = four.folder / "shared" / "tiny" / "checkpoints"
+    assert (checkpoints / str(last)).is_dir()
+    assert four.run("status").status == 0
+
+    assert four.run("restart").status == 0
+    supervising = four.start("supervise", f"--alert=echo >> {tmp_path}/alerts")
+    wait_until(lambda: any(int(p.name) > last for p in checkpoints.iterdir() if p.name.isdigit()), "a checkpoint")
+    assert four.steps()[last] == last + 1  # it went on from there
+    os.killpg(four.groups()[2], signal.SIGKILL)
+    said, _ = supervising.communicate(timeout=180)
+    assert supervising.returncode == 0, said
+    assert "worker 2 died and left no exit status; restart 1 of 10" in (tmp_path / "alerts").read_text()
+    assert four.steps()[-1] == 40 and (checkpoints / "40").is_dir()
+    starts = [line["step"] for line in four.metrics() if line.get("event") == "start"]
+    assert starts[:2] == [0, last] and starts[2] > last  # not from nothing again
+    assert {worker["process"] for worker in four.status()["workers"]} == {"finished"}
+    assert four.run("metrics", "--json").status == 0
+    assert time.time() - four.metrics()[-1]["time"] < 60

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What status and metrics make of what workers and metrics.jsonl say."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from pods import launch, records, settings, transports, watch
+from pods.watch import Worker
+from tests.pods.local_pods import LocalPod
+
+START = 1_700_000_000.0
+
+
+def train(step: int, seconds: float, **figures) -> dict:
+    """Return a line of metrics.jsonl, written `seconds` after the run began."""
+    known = {"loss": 4.0, "step_seconds": 2.0, "tokens_per_second": 100.0, "mfu": 0.4, "goodput": 0.9}
+    return {"kind": "train", "step": step, "time": START + seconds} | known | figures
+
+
+def start(step: int, seconds: float) -> dict:
+    return {"kind": "event", "event": "start", "step": step, "time": START + seconds}
+
+
+RUN = [
+    start(0, 0),
+    train(10, 100),
+    train(20, 200),
+    train(30, 300),  # lost: the second process began at 20 again, two hours later
+    start(20, 7500),
+    train(30, 7600, loss=3.0, step_seconds=4.0, mfu=0.5),
+    {"kind": "eval", "step": 30, "eval_loss": 3.5, "eval_tokens": 10, "time": START + 7650},
+    train(40, 8400, loss=2.5, step_seconds=5.0, tokens_per_second=123.0, mfu=0.45, goodput=0.8),
+]
+
+
+def test_figures_of_a_run_that_was_taken_up_again():
+    figures = watch.summarise(RUN, 100, 16, 3.0)
+    assert figures == {
+        "step": 40, "steps": 100, "loss": 2.5, "eval_loss": 3.5, "tokens_per_second": 123.0, "mfu": 0.45,
+        "goodput": 0.8,
+        "seconds_left": 60 * 3.0,  # the median of 2, 2, 4 and 5 seconds a step; step 30 counts as it was done last
+        "hours": pytest.approx((300 + 900) / 3600),  # without the time between the processes
+        "chip_hours": pytest.approx(16 / 3), "cost_dollars": pytest.approx(16.0),
+    }  # fmt: skip
+
+
+def test_what_is_not_known_is_none():
+    figures = watch.summarise([start(0, 0)], 100, None, None)
+    unknown = {"step", "loss", "eval_loss", "tokens_per_second", "mfu", "goodput", "seconds_left", "chip_hours"}
+    assert {name for name, value in figures.items() if value is None} == unknown | {"cost_dollars"}
+    assert watch.summarise(RUN, 40, 16, None)["cost_dollars"] is None
+    assert watch.summarise(RUN, 40, 16, None)["seconds_left"] == 0
+
+
+def beat(**changes) -> dict:
+    return {"step": 7, "phase": "training", "code": "abc", "time": 0.0} | changes
+
+
+WELL = [Worker(n, alive=True, launched=True, commit="c" * 40, heartbeat=beat(), age=1.0) for n in range(3)]
+POD = {"state": "READY", "health": "HEALTHY"}
+
+
+def with_changed(number: int, **changes) -> list[Worker]:
+    return [dataclasses.replace(w, **changes) if w.number == number else w for w in WELL]
+
+
+@pytest.mark.parametrize(
+    ("pod", "workers", "expected"),
+    [
+        (POD, WELL, []),
+        ({"state": "READY"}, WELL, []),
+        (None, [], ["there is no pod mine"]),
+        ({"state": "PREEMPTED"}, WELL, ["the pod is PREEMPTED"]),
+        (POD | {"health": "UNHEALTHY_TENSORFLOW"}, WELL, ["the pod's health is UNHEALTHY_TENSORFLOW"]),
+        (POD, [dataclasses.replace(w, alive=False, status=0) for w in WELL], []),
+        (POD, [dataclasses.replace(w, alive=False, status=75, launched=False) for w in WELL], []),
+        (
+            POD, with_changed(1, alive=False, status=137),
+            ["worker 1 ended with status 137 (signal 9)",
+             "workers differ in what their process does: 0: True, 1: False, 2: True"],
+        ),
+        (POD, with_changed(2, reachable=False, error="timed out"), ["worker 2 is unreachable: timed out"]),
+        (POD, with_changed(2, age=700.0), ["worker 2 hangs: step 7 was 700 s ago"]),
+        (POD, with_changed(2, age=700.0, heartbeat=beat(phase="compiling")), []),
+        (
+            POD, with_changed(0, commit="d" * 40),
+            [f"workers differ in the commit of their code: 0: {'d' * 12}, 1: {'c' * 12}, 2: {'c' * 12}"],
+        ),
+        (
+            POD, with_changed(0, heartbeat=beat(code="xyz")),
+            ["workers differ in the code that runs: 0: xyz, 1: abc, 2: abc"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_and_what_is_not_is_not(pod, workers, expected):
+    asked, _ = settings.read(["--name=mine", "--transport=local"], {})
+    assert watch.problems(asked, pod, workers) == expected
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    """A pod of four whose workers sleep, and whose heartbeats are written by hand."""
+    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    assert pod.run("create").status == 0
+    assert pod.run("launch", "--", "sleep", "600").status == 0
+    asked, _ = settings.read([], pod.variables)
+    transport = transports.connect(asked)
+    workdir = pod.folder / "shared" / "tiny"
+    record = records.read(transport) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "not_yet": []}}
+    records.write(transport, record)
+    (workdir / "workers").mkdir(parents=True)
+    for worker in range(4):
+        line = beat(step=40 + worker, time=time.time(), host_memory_gib=1.25, device_memory_gib=[2.0, 3.0])
+        (workdir / "workers" / f"{worker}.json").write_text(json.dumps(line))
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in RUN) + '{"kind": "train", "st')
+    (workdir / "config.json").write_text('{"train.steps": 100}')
+    yield pod
+    pod.end()
+
+
+def test_status_shows_every_worker_and_what_is_on(running):
+    done = running.run("status")
+    assert done.status == 0, done.stdout
+    assert "pod mine: READY, HEALTHY, v4-32, 4 workers (local)" in done.stdout
+    assert "switches on: ENABLE_TPU_OPT; not in Torus yet: none" in done.stdout
+    rows = [line.split("  ") for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert len(rows) == 4
+    for worker in range(4):
+        cells = [cell.strip() for cell in rows[worker] if cell.strip()]
+        assert cells[:3] == [str(worker), "training", str(40 + worker)] and "1.25" in cells and "2.0 3.0" in cells
+    assert [worker["heartbeat"]["step"] for worker in running.status()["workers"]] == [40, 41, 42, 43]
+
+
+def test_a_dead_and_an_unreachable_worker_hide_no_other(running):
+    os.killpg(running.groups()[2], signal.SIGKILL)
+    shutil.rmtree(running.folder / "worker-1" / "torus")
+    done = running.run("status")
+    assert done.status == 1
+    assert "PROBLEM: worker 1 is unreachable: " in done.stdout and "there is no ~/torus here" in done.stdout
+    assert "PROBLEM: worker 2 died and left no exit status" in done.stdout
+    assert [w["process"] for w in running.status()["workers"]] == ["training", "unreachable", "died", "training"]
+
+
+def test_of_a_run_in_a_bucket_the_copy_of_the_host_is_read():
+    path = watch.heartbeat_path("gs://bucket/runs/mine/tiny")
+    assert path.startswith("${XDG_CACHE_HOME:-$HOME/.cache}/torus/workdirs/tiny-") and path.endswith("/workers/$W.json")
+    assert watch.heartbeat_path("/shared/tiny") == "/shared/tiny/workers/$W.json"
+
+
+def test_a_heartbeat_of_an_earlier_run_is_none(running):
+    file = running.folder / "shared" / "tiny" / "workers" / "0.json"
+    file.write_text(json.dumps(beat(time=time.time() - 60)))
+    assert running.status()["workers"][0]["heartbeat"] is None
+
+
+def test_metrics_of_the_run_as_text_and_json(running):
+    done = running.run("metrics")
+    assert done.status == 0 and "seconds_left       00:03:00" in done.stdout
+    assert "cost_dollars       unknown" in done.stdout  # nobody pays for simulated chips
+    priced = running.run("metrics", "--json", "--price=3")
+    assert priced.status == 0, priced.stderr
+    assert json.loads(priced.stdout)["cost_dollars"] == pytest.approx(16.0), priced.stderr
+
+
+def test_watching_goes_on_until_it_is_ended(running):
+    watching = running.start("status", "--watch", "--poll_seconds=0.2")
+    seen = 0
+    for line in watching.stdout:
+        seen += line.startswith("pod mine: READY")
+        if seen == 3:
+            break
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=20)
+    assert seen == 3 and watching.returncode == 130

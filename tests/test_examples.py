@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples as a newcomer runs them: real processes, on simulated chips."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.pods.local_pods import LocalPod, wait_until
+from tests.support import ROOT
+
+MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "chips", "axes"),
+    [("", 16, "data=4 * model=2 * fsdp=2"), ("4,4,2", 32, "data=4 * model=4 * fsdp=2")],
+    ids=["v4-32", "v4-64"],
+)
+def test_the_example_of_a_v4_32_learns_its_batch(tmp_path, mesh, chips, axes):
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    environment |= {"TPU_MESH_CONFIG": mesh, "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
+    command = [sys.executable, "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=5"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (f"Local devices: {chips}", f"Global devices: {chips}", "Process index: 0", "Process count: 1")
+    assert all(line in done.stdout for line in lines) and f"Mesh: {axes}" in done.stdout
+    measured = [tuple(float(text.replace(",", "")) for text in found) for found in MEASURED.findall(done.stdout)]
+    steps, losses, milliseconds, speeds = zip(*measured, strict=True)
+    assert steps == (1, 2, 3, 4, 5)
+    assert list(losses) == sorted(set(losses), reverse=True)
+    assert min(milliseconds) > 0 and min(speeds) > 0
+    assert (tmp_path / "run" / "logs" / "train_worker_0.out").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "5").is_dir()
+
+
+def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
+    """As process group of four, four simulated chips each."""
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    try:
+        assert pod.run("create").status == 0
+        workdir = f"--workdir={pod.folder}/shared/example"
+        example = ("python", "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=3", workdir)
+        assert pod.run("launch", "--", *example).status == 0
+        codes = [pod.code_of(worker) for worker in range(4)]
+        wait_until(lambda: all((code / "run.status").exists() for code in codes), "the example to end", 240)
+    finally:
+        pod.end()
+    assert [(code / "run.status").read_text().strip() for code in codes] == ["0"] * 4, pod.log(0)
+    for worker in range(4):
+        for line in ("Local devices: 4", "Global devices: 16", f"Process index: {worker}", "Process count: 4"):
+            assert line in pod.log(worker)
+    losses = [float(loss) for _, loss, *_ in MEASURED.findall(pod.log(0))]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of pod.py: what is typed wrongly is one line, status 2, and gcloud is never called."""
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import pod
+from pods import settings
+from tests.pods.recording import BASE, OPTIMIZED, Recorder
+from tests.support import ROOT
+
+TYPED = {"copy": ["pod.py", "torus:~/x"], "ssh": ["--", "ls"]}
+CALLING = [name for name, subcommand in pod.SUBCOMMANDS.items() if subcommand.calls]
+
+
+@pytest.fixture
+def gcloud(tmp_path):
+    return Recorder(tmp_path)
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_without_zone_or_project_nothing_is_called(gcloud, name):
+    for variable in ("ZONE", "PROJECT"):
+        done = gcloud.run(name, *TYPED.get(name, []), **{variable: "-"})
+        assert (done.status, done.calls) == (2, []), done.stderr
+        assert done.stderr == f"error: {variable} is not set: export {variable}=... or give --{variable.lower()}=...\n"
+
+
+@pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
+def test_nor_by_the_scripts(gcloud, entry):
+    done = gcloud.run("create", entry=entry, ZONE="-")
+    assert (done.status, done.calls) == (2, []) and done.last_line.startswith("error: ZONE is not set")
+
+
+MISTAKES = [
+    (["descibe"], "descibe is no subcommand; nearest: describe"),
+    (["launch-optimized"], "nearest: launch_optimized"),
+    (["describe", "--zonne=a"], "--zonne is no flag; nearest: --zone"),
+    (["create", "--dry-runn"], "nearest: --dry_run"),
+    ([], "which subcommand?"),
+    (["describe", "torus"], "stray argument 'torus' of describe"),
+    (["describe", "--", "ls"], "describe takes no command after --"),
+    (["ssh", "ls"], "a command stands after --: pod.py ssh -- ls"),
+    (["ssh"], "ssh takes a command: pod.py ssh [--worker=0] -- COMMAND"),
+    (["ssh", "--worker=worker-0", "--", "ls"], "--worker=worker-0 is not all"),
+    (["copy", "a"], "copy takes a source and a target"),
+    (["copy", "a", "b"], "one of the two is on the pod, as torus:PATH"),
+    (["copy", "torus:a", "torus:b"], "one of the two is on the pod"),
+    (["copy", "gs://b/x", "torus:b"], "for buckets there is `gcloud storage cp`"),
+    (["copy", "no_such_file", "torus:b"], "there is no no_such_file here"),
+    (["copy", "--name=mine", "pod.py", "torus:b"], "the pod is mine, not torus"),
+    (["backup", "a", "b"], "backup takes one folder"),
+    (["manifest"], "one of --gke and --slurm"),
+    (["create", "--steps=few"], "--steps=few is not a whole number"),
+]
+
+
+@pytest.mark.parametrize("words, message", MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_nothing_is_called(gcloud, words, message):
+    done = gcloud.run(*words)
+    assert (done.status, done.calls, done.stdout) == (2, [], "")
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_an_empty_version_lists_them_and_stops(gcloud):
+    done = gcloud.run("create", VERSION="")
+    assert done.status == 2 and [argv[3:5] for argv in done.argvs] == [
+        ["versions", "list"],
+        ["accelerator-types", "list"],
+    ]
+
+
+def test_without_gcloud_it_is_told(gcloud):
+    done = gcloud.run("describe", PATH=str(gcloud.folder))
+    assert (done.status, len(done.stderr.splitlines())) == (1, 1)
+    assert "gcloud is not installed here" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["help"], ["--help"], ["launch", "-h"]])
+def test_help_lists_every_subcommand_and_every_variable_with_its_origin(gcloud, words):
+    done = gcloud.run(*words, ZONE="-", PROJECT="-", MODEL_SIZE="large")
+    assert (done.status, done.calls) == (0, [])
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for name in pod.SUBCOMMANDS:
+        assert any(line[:1] == [name] and len(line) > 1 for line in lines), name
+    for name in settings.FIELDS:
+        assert any(line[:1] == [f"--{name}"] for line in lines), name
+    assert ["--model_size", "MODEL_SIZE", "large", "(environment)"] in [line[:4] for line in lines]
+
+
+@pytest.mark.parametrize("alias", ["launch_pretrain_hf_optimized", "launch_pretrain_optimized"])
+def test_the_earlier_aliases_launch_the_optimized_run(gcloud, alias):
+    common = {"entry": OPTIMIZED, "BUCKET": "b", "MODEL_SIZE": "tiny"}
+    done = gcloud.run(alias, "--dry-run", **common)
+    assert done.status == 0 and "logs/train_optimized_worker_" in done.stdout, done.stderr
+    assert done.stdout == gcloud.run("launch_optimized", "--dry-run", **common).stdout
+
+
+MIGRATION = [  # FEATURES.md A6, A28 and A30, as they are typed
+    (OPTIMIZED, "create setup validate launch_optimized status metrics"),
+    (BASE, "create describe setup stop launch_pretrain_hf"),
+    (BASE, "create describe"),
+    (OPTIMIZED, "setup_optimizations validate launch_optimized"),
+    (OPTIMIZED, "backup setup_optimizations validate stop launch_optimized metrics"),
+    (OPTIMIZED, "describe stop launch_pretrain_hf versions tail delete help"),
+]
+
+
+LAUNCHED = {  # as pods/launch.py keeps it
+    "subcommand": "launch_optimized", "words": ["python", "train.py"], "environment": {}, "workdir": "gs://b/models",
+    "log": "train_optimized_worker", "switches": None, "recipe": "configs/tiny.py", "accelerator": "v4-32",
+    "commit": "0" * 40, "changed": [], "time": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry, subcommands", MIGRATION)
+def test_every_line_of_the_migration_modes_can_be_typed(gcloud, entry, subcommands):
+    """Each is understood and dry-run, where that needs no answer from a pod; what it does is tested with each."""
+    record = gcloud.folder / "pods" / "aura-v4-32" / "launch.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(LAUNCHED))
+    for name in subcommands.split():
+        done = gcloud.run(
+            name, "--dry-run", entry=entry, BUCKET="b", MODEL_SIZE="tiny", REPO_URL="https://example.com/x"
+        )
+        assert done.calls == [] and "Traceback" not in done.stderr, (name, done.stderr)
+        assert done.status == 0, (name, done.stderr)
+
+
+def test_the_scripts_can_be_executed():
+    assert all(os.access(ROOT / entry, os.X_OK) for entry in (BASE, OPTIMIZED))
+
+
+@pytest.mark.parametrize("name", [name for name, each in pod.SUBCOMMANDS.items() if each.function])
+def test_the_function_of_every_subcommand_is_there(name):
+    module, _, function = pod.SUBCOMMANDS[name].function.partition(".")
+    found = getattr(importlib.import_module(f"pods.{module}"), function)
+    assert list(inspect.signature(found).parameters) == ["settings", "transport", "rest"]
+    assert inspect.getdoc(found)
+
+
+def test_it_answers_without_jax_and_tensorflow():
+    program = "import pod, sys; from pods import life, launch, gcloud, local, manifests; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"jax", "tensorflow", "numpy", "flax"} & set(eval(done.stdout))
+
+
+def test_an_error_of_ours_ends_with_its_place(monkeypatch, capsys):
+    try:
+        raise KeyError("what")
+    except KeyError as error:
+        pod.end_with_one_line(KeyError, error, error.__traceback__)
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: KeyError: 'what' (test_pod.py:")
+
+
+def test_the_subcommands_of_the_issue_are_all_there():
+    wanted = (
+        "versions create wait describe setup setup_optimizations validate launch launch_optimized launch_pretrain_hf "
+    )
+    wanted += "supervise status metrics tail copy ssh backup stop restart delete help manifest"
+    assert set(wanted.split()) == set(pod.SUBCOMMANDS)
