@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run whose folder is in a bucket, against gcp-storage-emulator: a server with the API of Google's storage."""
 
+import contextlib
 import json
 import logging
 import os
@@ -8,8 +9,20 @@ import os
 import fsspec
 import pytest
 from gcp_storage_emulator import server as emulator
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers import objects
 
 from tests.test_train import arguments, command, finish
+
+usual_download = objects.download
+
+
+def download(request, response, storage, *rest, **more):
+    """Answer as the emulator does, with the number of the content, which Google sends and TensorStore wants."""
+    with contextlib.suppress(NotFound):
+        found = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])
+        response["x-goog-generation"] = found["generation"]
+    return usual_download(request, response, storage, *rest, **more)
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +32,10 @@ def bucket():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulator.server.HTTPServer, "handle_error", lambda *unused: None)  # clients that hang up
         patch.setattr(emulator.server.HTTPServer, "request_queue_size", 64)
+        patch.setattr(objects, "download", download)  # by which objects.get answers
+        for _, methods in emulator.HANDLERS:
+            if methods.get("GET") is usual_download:
+                patch.setitem(methods, "GET", download)
         server = emulator.create_server("127.0.0.1", 0, in_memory=True)
         server.start()
         address = "http://127.0.0.1:{1}".format(*server._api._httpd.server_address)
