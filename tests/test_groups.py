@@ -178,9 +178,22 @@ def test_hosts_with_other_data_are_told(place):
         assert status == 2 and "differ in their corpus: digest is " in err.strip().splitlines()[-1]
 
 
-def test_rows_of_the_processes_are_disjoint_and_cover_the_batch(place):
-    for status, out, err in groups.finish(groups.start(["tests/rows_of_a_group.py"], count=4, cache=place / "cache")):
-        assert status == 0, err
-        rows = json.loads(out.strip().splitlines()[-1])
-        for of_processes in rows.values():
+@pytest.fixture(scope="module")
+def parts(place) -> list[dict]:
+    """What each of four processes of tests/parts_of_a_group.py printed."""
+    ended = groups.finish(groups.start(["tests/parts_of_a_group.py"], count=4, cache=place / "cache"))
+    assert [status for status, _, _ in ended] == [0] * 4, ended
+    return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in ended]
+
+
+def test_rows_of_the_processes_are_disjoint_and_cover_the_batch(parts):
+    for said in parts:
+        for of_processes in said["rows"].values():
             assert sorted(row for part in of_processes for row in part) == list(range(16))
+
+
+def test_copies_of_a_parameter_that_differ_between_processes_are_named_everywhere(parts):
+    host = socket.gethostname()
+    for said in parts:
+        assert said["difference"].startswith("params is not the same on device ")
+        assert f"of process 0 ({host})" in said["difference"] and f"of process 2 ({host})" in said["difference"]

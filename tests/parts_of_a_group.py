@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run as one process of several: prints, as JSON, the rows of a batch that each process reads on some meshes, and what
+is said of a copy of a parameter that differs in one bit on a device of process 2."""
+
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from parallelism import processes, startup
+
+startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
+processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
+
+import json  # noqa: E402
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+
+from configs.base import MESH_AXES  # noqa: E402
+from parallelism.axis_rules import batch_sharding  # noqa: E402
+from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
+from parallelism.placement import local_rows  # noqa: E402
+from training import replicas  # noqa: E402
+
+MESHES = {"fsdp": (1, 1, 8, 1, 1, 1), "data, fsdp": (1, 2, 4, 1, 1, 1), "slices": (2, 2, 2, 1, 1, 1)}
+rows = {
+    name: local_rows(batch_sharding(make_mesh(dict(zip(MESH_AXES, sizes, strict=True)))), 16).tolist()
+    for name, sizes in MESHES.items()
+}
+of_processes = processes.gather("rows", rows)
+
+
+def difference() -> str:
+    """Return what the check says of the planted difference."""
+    mesh = make_mesh(dict(zip(MESH_AXES, MESHES["data, fsdp"], strict=True)))
+    whole = np.arange(32, dtype=np.float32).reshape(8, 4)
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
+    shards = []
+    for device, part in sharding.addressable_devices_indices_map(whole.shape).items():
+        shard = whole[part].copy()
+        shard.view(np.uint32)[0, 0] ^= device == mesh.devices.flat[4]  # the first of process 2
+        shards.append(jax.device_put(shard, device))
+    weight = jax.make_array_from_single_device_arrays(whole.shape, sharding, shards)
+    with mesh_context(mesh):
+        replicas.check({"whole": jax.device_put(np.int32(1), NamedSharding(mesh, PartitionSpec()))}, mesh)
+        try:
+            replicas.check({"params": weight}, mesh)
+        except replicas.ReplicasDiffer as error:
+            return str(error)
+    return ""
+
+
+rows_of = {name: [part[name] for part in of_processes] for name in MESHES}
+print(json.dumps({"rows": rows_of, "difference": difference()}))
+processes.leave()
