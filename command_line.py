@@ -226,6 +226,7 @@ def _print_help(description: str) -> None:
 
 def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
+    _ignore_signals()
     status = INTERRUPTED if kind is KeyboardInterrupt else getattr(error, "exit_status", None)
     message = " ".join(str(error).split()) or kind.__name__
     if kind is KeyboardInterrupt:
@@ -248,6 +249,7 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
 
 def _end_with_the_others(line: str, status: int) -> None:
     """Another process has died or failed: keep where this one was, and end as the other did."""
+    processes.settle()
     _make_log_folders()
     for file in _log_files():
         with file.open("a") as log:
@@ -263,6 +265,12 @@ def _end(line: str, status: int) -> None:
     print(line, file=sys.stderr, flush=True)
     logging.shutdown()
     os._exit(status)  # without waiting for threads that the failure may have left hanging
+
+
+def _ignore_signals() -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _make_log_folders() -> None:

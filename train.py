@@ -77,10 +77,13 @@ def train(
             return
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config), corpus)
+        send()
         try:
             run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, alive)
-        finally:
+        except (Interrupted, step_log.NonFinite):
             send()
+            raise
+        send()
 
 
 def run_to_the_end(
@@ -116,13 +119,18 @@ def run_to_the_end(
             if every(step, save_every) or step == last_step or stop:
                 save(checkpoints, state, log, corpus, topology)
             if stop:
+                heartbeat.beat(step, "stopped")
                 raise Interrupted(step)
             if corpus and step < last_step and every(step, config.train.eval_every):
                 log.flush()
+                heartbeat.beat(step, "evaluating")
                 heldout = evaluate_heldout(run, state, corpus, signals.agreed, config.evaluation.batches)
                 log.evaluation(step, heldout)
         checkpoints.wait()
         signals.at_once = True
+        if any(processes.gather("asked to stop", signals.requested)):  # after the last boundary
+            raise Interrupted(last_step)
+        heartbeat.beat(last_step, "closing")
         lines = close(run, state, corpus, log, checkpoints.address, signals.pass_on)
         if first:
             workdirs.write_summary(workdir, lines)

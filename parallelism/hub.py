@@ -52,6 +52,11 @@ class Hub:
         self.timer.daemon = True
         self.timer.start()
 
+    def settle(self, seconds: float) -> None:
+        """Return when all have been told why the run ends, or after some seconds; before process 0 ends itself."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.end, seconds)
+
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
         """Go when every process has said goodbye, or after some seconds."""
         with self.changed:
@@ -71,7 +76,8 @@ class Hub:
             _keep_alive(connection)
             for text in connection.makefile():
                 message = json.loads(text)
-                index = message.get("index", index)
+                if index is None:
+                    index = _number_of_joining(message)
                 with self.changed:
                     self._take(index, message, connection)
                     self.changed.notify_all()
@@ -168,13 +174,13 @@ class Line:
     """
 
     def __init__(self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable):
-        """Join the others.
+        """Reach the hub.
 
         Args:
           on_end: (line, exit status), called in a thread when a process has died or failed; does not return.
 
         Raises:
-          JoinError: not all processes came within `join_seconds`.
+          JoinError: there was no hub within `join_seconds`.
         """
         self.index, self.count = index, count
         self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
@@ -182,14 +188,22 @@ class Line:
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
         self.on_end, self.leaving = on_end, False
-        deadline = time.monotonic() + join_seconds
-        self.connection = _connect(host, port, deadline, join_seconds)
+        self.address, self.join_seconds = f"{host}:{port}", join_seconds
+        self.deadline = time.monotonic() + join_seconds
+        self.connection = _connect(host, port, self.deadline, join_seconds)
         _keep_alive(self.connection)
         self._say(kind="join", index=index, count=count, host=socket.gethostname())
         threading.Thread(target=self._listen, daemon=True).start()
-        with self.changed:  # the hub tells who is late; without a word from it, process 0 is
-            if not self.changed.wait_for(lambda: self.hosts, deadline - time.monotonic() + LEAVE_SECONDS):
-                raise JoinError(f"process 0 at {host}:{port} did not answer within {join_seconds:g} s")
+
+    def join(self) -> None:
+        """Wait for the others; who is late the hub tells all.
+
+        Raises:
+          JoinError: the hub says nothing.
+        """
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.hosts, self.deadline - time.monotonic() + LEAVE_SECONDS):
+                raise JoinError(f"process 0 at {self.address} did not answer within {self.join_seconds:g} s")
 
     def gather(self, topic: str, value) -> list:
         """Return the values of all processes, by number; every process must ask for the same topics."""
@@ -248,6 +262,21 @@ class Line:
                 case "stop":
                     self.stop_at = message["boundary"]
             self.changed.notify_all()
+
+
+def _number_of_joining(message) -> int:
+    """Return the number of a process that joins; ValueError for what a stranger sends to the port."""
+    if not isinstance(message, dict) or message.get("kind") != "join" or not isinstance(message.get("index"), int):
+        raise ValueError("not from a process of a run")
+    return message["index"]
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise JoinError where another program listens on a port of this machine."""
+    try:
+        _listen(host, port).close()
+    except OSError as error:
+        raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

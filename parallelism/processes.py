@@ -7,19 +7,29 @@ answers for one process.
 
 import dataclasses
 import pathlib
+import re
 import signal
 from collections.abc import Callable, Mapping
 
 from configs.base import ConfigError
-from parallelism.hub import Hub, Line
+from parallelism.hub import Hub, Line, check_free
 
 DEFAULT_PORT = 8476
-HUB_PORT = 1  # after the coordinator's, which is jax's own
-MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "PMIX_RANK", "KUBERNETES_SERVICE_HOST")  # places that jax knows
+LAST_PORT = 65535
+MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # places that jax knows
+ANNOUNCED = {  # what says, by a greater number than this, that there are others; and where jax finds none, a remedy
+    "OMPI_COMM_WORLD_SIZE": ("1", ""),
+    "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, by which jax asks for them, or "),
+}
+SETTLE_SECONDS = 2.0
+HEARTBEAT_SECONDS = 7 * 86400  # jax's own watch, which aborts from C++: off, as the hub and the watchdog do its work
 FAMILIES = (  # variables that place a process: of the address, the number, the count; of each kind one of several names
     (("JAX_COORDINATOR_ADDRESS",), ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"), ("JAX_PROCESS_COUNT", "JAX_NUM_PROCESSES")),
     (("TPU_COORDINATOR_ADDRESS",), ("TPU_WORKER_ID",), ("TPU_WORKER_COUNT",)),
     (("MASTER_ADDR",), ("RANK",), ("WORLD_SIZE",)),
+)
+ADDRESS = re.compile(  # of which a bare IPv6 address has no port
+    r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))((?<!:)(:(?P<port>[^:]*)))?"
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # set on every GKE worker too, where jax finds the rest
 
@@ -29,7 +39,7 @@ class Group:
     """Who this process is among others.
 
     Attributes:
-      host, port: of the coordinator, in process 0; the hub listens on the port after it.
+      host, port: of jax's coordinator, in process 0.
       source: the variables, or the system, that it is from.
       local_devices: numbers of the GPUs that are this process's; None: all.
     """
@@ -40,6 +50,16 @@ class Group:
     count: int
     source: str
     local_devices: tuple[int, ...] | None = None
+
+    @property
+    def coordinator(self) -> str:
+        """Its address, as jax writes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def hub_port(self) -> int:
+        """Where the hub listens: after the coordinator, or before it on the last port."""
+        return self.port + 1 if self.port < LAST_PORT else self.port - 1
 
 
 def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) -> Group | None:
@@ -56,9 +76,15 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
         _check_same(groups[0], other)
     if groups:
         return groups[0]
-    if accelerator == "tpu" or any(name in environment for name in MANAGED):
-        return _found_by_jax(join_seconds)
-    return None
+    managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
+    group = _found_by_jax(join_seconds) if managed else None
+    for name, (alone, remedy) in ANNOUNCED.items():
+        if group is None and accelerator != "tpu" and _number(name, environment.get(name) or alone) > int(alone):
+            raise ConfigError(
+                f"{name}={environment[name]} says that there are other processes, and jax does not find them; "
+                f"{remedy}set {', '.join(names[0] for names in FAMILIES[0])}"
+            )
+    return group
 
 
 def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None:
@@ -83,10 +109,14 @@ def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None
 
 
 def _address(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    host, _, port = environment[name].rpartition(":") if ":" in environment[name] else (environment[name], "", "")
-    if name == "MASTER_ADDR":
-        port = port or environment.get("MASTER_PORT", "")
-    return host.strip("[]"), _number(f"the port of {name}", port) if port else DEFAULT_PORT
+    address = ADDRESS.fullmatch(environment[name])
+    if not address:
+        raise ConfigError(f"{name}={environment[name]} is no address; write HOST:PORT, or [IPV6]:PORT")
+    port = address["port"] or (environment.get("MASTER_PORT", "") if name == "MASTER_ADDR" else "") or DEFAULT_PORT
+    number = _number(f"the port of {name}", port)
+    if not 1 < number <= LAST_PORT:
+        raise ConfigError(f"the port of {name}={number} must be greater than 1 and at most {LAST_PORT}")
+    return address["bracketed"] or address["host"] or address["bare"], number
 
 
 def _number(name: str, text: str) -> int:
@@ -110,9 +140,13 @@ def _found_by_jax(join_seconds: float) -> Group | None:
     """Return the group of a TPU slice, of SLURM, Open MPI or Kubernetes; None where there is but one process."""
     from jax._src.clusters import ClusterEnv  # no public function tells the place without going there
 
-    address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
-        None, None, None, None, None, int(join_seconds)
-    )
+    try:
+        address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(join_seconds)
+        )
+    except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
+        variables = ", ".join(names[0] for names in FAMILIES[0])
+        raise ConfigError(f"jax does not find the other processes ({error}); set {variables}") from error
     if address is None or count == 1:
         return None
     host, _, port = address.rpartition(":")
@@ -136,15 +170,17 @@ def start(group: Group, join_seconds: float, on_end: Callable[[str, int], None])
     import jax
 
     if group.index == 0:
-        _hub = Hub(group.host, group.port + HUB_PORT, group.count, join_seconds)
+        check_free(group.host, group.port)
+        _hub = Hub(group.host, group.hub_port, group.count, join_seconds)
     _line = Line(
-        group.host, group.port + HUB_PORT, index=group.index, count=group.count,
-        join_seconds=join_seconds, on_end=on_end,
-    )  # fmt: skip
+        group.host, group.hub_port, index=group.index, count=group.count, join_seconds=join_seconds, on_end=on_end
+    )
+    _line.join()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     jax.distributed.initialize(
-        f"{group.host}:{group.port}", group.count, group.index, local_device_ids=group.local_devices,
-        initialization_timeout=int(join_seconds) + 1, cluster_detection_method="deactivate",
+        group.coordinator, group.count, group.index, local_device_ids=group.local_devices,
+        initialization_timeout=int(join_seconds) + 1, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        cluster_detection_method="deactivate",
     )  # fmt: skip
     for number, handler in handlers.items():  # jax has put its own in place of SIGTERM's
         signal.signal(number, handler)
@@ -208,9 +244,16 @@ def boundary() -> bool:
 
 
 def fail(line: str, status: int) -> None:
-    """Tell the others why this process ends."""
+    """Tell the others why this process ends, and return when they know."""
     if _line:
         _line.fail(line, status)
+    settle()
+
+
+def settle() -> None:
+    """In process 0, which holds the middle, wait until all others have been told why the run ends."""
+    if _hub:
+        _hub.settle(SETTLE_SECONDS)
 
 
 def leave() -> None:

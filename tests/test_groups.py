@@ -107,19 +107,21 @@ def test_a_checkpoint_of_four_processes_goes_on_in_as_many_or_fewer(place, of_fo
     assert losses(place, copy.name)["loss"] == losses(place, "four")["loss"][4:]
 
 
-def test_a_killed_process_ends_the_others_who_name_it(place):
-    processes = start(place, "killed", 4, ENDLESS)
-    wait_for_step(place, "killed", processes)
-    processes[2].kill()
+@pytest.mark.parametrize(("count", "killed"), [(4, 2), (2, 0)])
+def test_a_killed_process_ends_the_others_who_name_it(place, count, killed):
+    workdir = f"killed-{killed}"
+    processes = start(place, workdir, count, ENDLESS)
+    wait_for_step(place, workdir, processes)
+    processes[killed].kill()
     began = time.monotonic()
     ended = groups.finish(processes)
     assert time.monotonic() - began < KILLED_SECONDS
     for number, (status, _, err) in enumerate(ended):
-        if number != 2:
+        if number != killed:
             assert status == 1
-            assert err.strip().splitlines()[-1] == f"error: process 2 of 4 ({socket.gethostname()}) died"
-    log = (place / "killed" / "logs" / "train_worker_0.out").read_text()
-    assert "this process was here:" in log and "train.py" in log
+            assert err.strip().splitlines()[-1] == f"error: process {killed} of {count} ({socket.gethostname()}) died"
+            log = (place / workdir / "logs" / f"train_worker_{number}.out").read_text()
+            assert "this process was here:" in log and "train.py" in log
 
 
 def test_a_signal_to_one_stops_all_at_the_same_step_saved(place):

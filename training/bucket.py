@@ -3,9 +3,12 @@
 
 import dataclasses
 import hashlib
+import os
 import pathlib
+import tempfile
 
-COPIED = ("metrics.jsonl", "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
+GROWING = "metrics.jsonl"  # of which the longer one holds
+COPIED = (GROWING, "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
 
 
 class BucketError(ValueError):
@@ -34,8 +37,8 @@ class Bucket:
                 raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
             for name in COPIED:
                 there, here = store / name, self.folder / name
-                if there.exists() and (not here.exists() or there.stat().length > here.stat().st_size):
-                    here.write_bytes(there.read_bytes())
+                if there.exists() and (name != GROWING or not _holds_more(here, there)):
+                    _write_atomically(here, there.read_bytes())
         except OSError as error:
             raise BucketError(f"--workdir={self.url}: {error}") from None
 
@@ -44,8 +47,11 @@ class Bucket:
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         own = [*(self.folder / name for name in COPIED), *events] if first else []
         for path in [log, *own]:
+            there = _path(self.url) / path.relative_to(self.folder)
             if path.exists():
-                (_path(self.url) / path.relative_to(self.folder)).write_bytes(path.read_bytes())
+                there.write_bytes(path.read_bytes())
+            else:
+                there.unlink(missing_ok=True)  # such as the summary of a run that goes on
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
@@ -60,6 +66,16 @@ def copy_name(url: str) -> str:
     """Return the name of the local copy of a folder in a bucket, below `workdirs` of the cache."""
     url = url.rstrip("/")
     return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+
+
+def _holds_more(here: pathlib.Path, there) -> bool:
+    return here.exists() and here.stat().st_size >= there.stat().length
+
+
+def _write_atomically(path: pathlib.Path, content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
 
 
 def _path(url: str):

@@ -15,6 +15,7 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from parallelism import processes
+from training.interruption import Interrupted
 from training.state import TrainState
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -54,8 +55,10 @@ class Checkpoints:
     def __enter__(self):
         return self
 
-    def __exit__(self, *unused):
-        self.manager.close()
+    def __exit__(self, kind, *unused):
+        # Closing waits for all processes, and those of a run that fails may never come.
+        if kind is None or processes.count() == 1 or issubclass(kind, Interrupted):
+            self.manager.close()
 
     def newest(self) -> int | None:
         """Return the step of the newest complete checkpoint that process 0 sees, None where there is none."""

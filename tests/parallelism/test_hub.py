@@ -3,6 +3,7 @@
 
 import concurrent.futures
 import contextlib
+import socket
 import threading
 import time
 
@@ -47,19 +48,20 @@ class Member:
     def __init__(self, port: int, index: int, count: int, join_seconds: float = 5.0):
         self.ended, self.end = threading.Event(), None
         self.line = Line("localhost", port, index=index, count=count, join_seconds=join_seconds, on_end=self._on_end)
+        self.line.join()
 
     def _on_end(self, line: str, status: int) -> None:
         self.end = self.end or (line, status)
         self.ended.set()
 
 
-def members(count: int, present: list[int] | None = None, join_seconds: float = 5.0) -> list[Member | None]:
-    """Return members that have joined; None for one that failed to."""
+def members(count: int, hubs: list | None = None) -> list[Member]:
+    """Return members that have joined; their hub is put into `hubs`."""
     port = free_ports()
-    Hub("localhost", port, count, join_seconds)
-    present = list(range(count)) if present is None else present
+    hub = Hub("localhost", port, count, 5.0)
+    (hubs if hubs is not None else []).append(hub)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda index: Member(port, index, count, join_seconds), present))
+        return list(pool.map(lambda index: Member(port, index, count), range(count)))
 
 
 def together(group: list[Member], call) -> list:
@@ -87,6 +89,25 @@ def test_a_process_that_fails_is_quoted_with_its_status():
     group[1].line.fail("error: data.path='x': no such file", 2)
     assert group[0].ended.wait(5)
     assert group[0].end[0].endswith("): data.path='x': no such file") and group[0].end[1] == 2
+
+
+def test_what_a_stranger_sends_is_nothing_to_the_run():
+    port = free_ports()
+    hub = Hub("localhost", port, 2, 5)
+    for text in (b"0\n", b"GET / HTTP/1.1\n", b'{"kind": "failed", "line": "x", "status": 1}\n', b'{"kind": "join"}\n'):
+        with socket.create_connection(("localhost", port)) as stranger:
+            stranger.sendall(text)
+            assert stranger.recv(10) == b""  # hung up on
+    assert hub.end is None
+
+
+def test_process_0_ends_only_when_the_others_have_been_told():
+    hubs = []
+    group = members(3, hubs=hubs)
+    group[0].line.fail("error: disk full", 1)
+    hubs[0].settle(5)
+    for member in group[1:]:
+        assert member.ended.wait(5) and member.end[0].endswith("): disk full")
 
 
 def test_who_leaves_with_all_the_others_is_not_dead():
@@ -124,7 +145,7 @@ def test_who_is_late_is_named_and_who_came_too():
     ends = []
 
     def join(index: int) -> None:
-        Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end))
+        Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end)).join()
 
     for index in (0, 2):
         threading.Thread(target=join, args=[index], daemon=True).start()
@@ -165,7 +186,7 @@ def test_processes_that_were_told_different_things_end(index, count, message):
             ends.append(end)
             told.set()
 
-        Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end)
+        Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end).join()
 
     threading.Thread(target=join, args=[0, 2], daemon=True).start()
     threading.Event().wait(0.2)

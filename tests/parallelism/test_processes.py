@@ -2,6 +2,7 @@
 """Who a process is among others is read from the environment, in one way or not at all."""
 
 import pytest
+from jax._src import clusters
 
 from configs.base import ConfigError
 from parallelism import processes
@@ -21,10 +22,12 @@ def find(environment: dict[str, str], accelerator: str = "cpu") -> Group | None:
     [
         (JAX, "10.0.0.2", 8476),
         (JAX | {"JAX_COORDINATOR_ADDRESS": "[fd00::1]:99"}, "fd00::1", 99),
+        (RANK | {"MASTER_ADDR": "fd00::1"}, "fd00::1", 12355),
+        (TPU | {"TPU_COORDINATOR_ADDRESS": "::1"}, "::1", 8476),
         (TPU, "10.0.0.2", 8476),
         (RANK, "10.0.0.2", 12355),
         ({k: v for k, v in RANK.items() if k != "MASTER_PORT"}, "10.0.0.2", 8476),
-        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"}, "a", 1),
+        ({"JAX_COORDINATOR_ADDRESS": "a:7", "JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"}, "a", 7),
         (JAX | TPU, "10.0.0.2", 8476),
         (JAX | {"JAX_PROCESS_ID": "1"}, "10.0.0.2", 8476),
     ],
@@ -36,6 +39,7 @@ def test_three_families_of_variables_place_a_process(environment, host, port):
 
 def test_without_variables_a_process_is_alone():
     assert find({"HOME": "/root", "TPU_WORKER_ID": "3"}) is None  # the last is on every GKE worker
+    assert find({"OMPI_COMM_WORLD_SIZE": "1", "JOB_COMPLETION_INDEX": "0"}) is None
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,11 @@ def test_without_variables_a_process_is_alone():
         ),
         (JAX | {"JAX_PROCESS_INDEX": "one"}, "JAX_PROCESS_INDEX=one is not a whole number"),
         (RANK | {"MASTER_PORT": "http"}, "the port of MASTER_ADDR=http is not a whole number"),
+        (RANK | {"MASTER_PORT": "-5"}, "the port of MASTER_ADDR=-5 must be greater than 1 and at most 65535"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "h:65536"}, "at most 65535"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "grpc://h:99"}, "=grpc://h:99 is no address; write HOST:PORT"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 says that there are other processes, and jax does not"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "install the Python package kubernetes"),
         (JAX | {"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_INDEX=1, JAX_PROCESS_ID=2 contradict each other"),
         (JAX | RANK | {"WORLD_SIZE": "8"}, "contradict each other in the count"),
         (JAX | TPU | {"TPU_WORKER_ID": "2"}, "contradict each other in the index"),
@@ -79,7 +88,25 @@ def test_on_a_tpu_and_under_slurm_jax_finds_the_others(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert find(slurm | {"SLURM_NTASKS": "1"}) is None
-    assert find({}, "tpu") is None or find({}, "tpu").count > 1
+
+
+def test_what_jax_stumbles_over_is_told(monkeypatch):
+    class Broken:
+        @classmethod
+        def auto_detect_unset_distributed_params(cls, *arguments):
+            raise RuntimeError("no metadata server")
+
+    monkeypatch.setattr(clusters, "ClusterEnv", Broken)
+    with pytest.raises(
+        ConfigError, match=r"jax does not find the other processes \(no metadata server\); set JAX_COORD"
+    ):
+        find({}, "tpu")
+
+
+@pytest.mark.parametrize(("port", "hub_port"), [(8476, 8477), (65535, 65534)])
+def test_the_hub_has_a_port_beside_the_coordinators(port, hub_port):
+    assert Group("h", port, 0, 2, "").hub_port == hub_port
+    assert Group("fd00::1", port, 0, 2, "").coordinator == f"[fd00::1]:{port}"
 
 
 def test_outside_a_group_everything_answers_for_one_process():
