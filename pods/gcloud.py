@@ -151,7 +151,8 @@ class Gcloud:
         if re.match(r"https?://[^/]*@", url):
             raise usage_error("REPO_URL has a password in it, which everybody on the hosts could read; leave it out")
         if _git("status", "--porcelain"):
-            print("warning: there are uncommitted changes here, and the hosts get the commit without them", flush=True)
+            line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
+            print(f"# {line}" if settings.dry_run else line, flush=True)
         self._remote(hosts.setup(settings, url, _git("rev-parse", "HEAD")), "set up")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
@@ -189,7 +190,14 @@ class Gcloud:
         answer = self._gcloud(words)
         if answer.status and NOT_FOUND.search(answer.message):
             raise _Missing(f"gcloud compute tpus tpu-vm describe: {answer.message}")
-        return json.loads(self._check(words, answer).stdout)
+        text = self._check(words, answer).stdout
+        try:
+            described = json.loads(text)
+        except ValueError:
+            described = None
+        if not isinstance(described, dict):
+            raise PodError(f"gcloud compute tpus tpu-vm describe: answered no JSON object: {text[:100]!r}")
+        return described
 
     def _imagined(self) -> dict:
         """Print what would be asked, and go on as if every host were there."""

@@ -4,6 +4,7 @@
     run.pid      the process group that was launched; gone when it was stopped
     run.command  what was launched, to tell the same from another
     run.status   how it ended: the exit status (75: saved)
+    run.stopped  there where `pod.py stop` was called since
     run.boot     the boot it was launched in, since numbers of processes are given anew after each
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
@@ -60,7 +61,8 @@ def python(settings: Settings) -> str:
 
 def in_environment(settings: Settings, command: str) -> str:
     """Return `command` in the folder of the code and in the environment of its packages."""
-    activate = f". {path(settings.venv_activate)} && " if settings.venv_activate else ""
+    # Not &&, which would bind the first of several commands alone.
+    activate = f". {path(settings.venv_activate)} || exit 1; " if settings.venv_activate else ""
     return in_code(settings, activate + command)
 
 
@@ -89,7 +91,7 @@ def launch(
     fingerprint = shlex.quote(shlex.join([*variables, *words]))
     output = log_name(log)
     start = (
-        f"mkdir -p logs; rm -f run.status; boot > run.boot; printf '%s\\n' {fingerprint} > run.command; "
+        f"mkdir -p logs; rm -f run.status run.stopped; boot > run.boot; printf '%s\\n' {fingerprint} > run.command; "
         f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output}; '
         f"if [ -f {ENV_FILE} ]; then chmod 600 {ENV_FILE}; set -a; . ./{ENV_FILE}; set +a; fi; "
         f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null & "
@@ -103,10 +105,13 @@ def launch(
     return in_environment(settings, f"{ALIVE}; if alive; then {running}; else {start}; fi")
 
 
-def stop(settings: Settings) -> str:
+def stop(settings: Settings, *, for_good: bool = True) -> str:
     """End what was launched: TERM, time to save, then KILL; where nothing runs it says so and succeeds.
 
     Each worker says what was done; the status is 1 where something had to be killed, and so did not save.
+
+    Args:
+      for_good: leave run.stopped, by which `supervise` knows that it is not to start again.
     """
     grace = settings.grace_seconds
     end = (
@@ -119,7 +124,8 @@ def stop(settings: Settings) -> str:
     )
     nothing = 'rm -f run.pid; echo "worker $W: nothing runs"'
     absent = f'cd {path(settings.repo_dir)} 2>/dev/null || {{ echo "worker $W: nothing runs"; exit 0; }}'
-    return f"{WORKER}; {absent}; {ALIVE}; if alive; then {end}; else {nothing}; fi"
+    mark = ": > run.stopped; " if for_good else ""
+    return f"{WORKER}; {absent}; {ALIVE}; {mark}if alive; then {end}; else {nothing}; fi"
 
 
 def status_line(settings: Settings, heartbeat: str = "") -> str:
@@ -137,6 +143,7 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
         ("alive", "%s", '"$(alive && echo true || echo false)"'),
         ("pid", "%s", '"$(cat run.pid 2>/dev/null | grep . || echo null)"'),
         ("status", "%s", '"$(cat run.status 2>/dev/null | grep . || echo null)"'),
+        ("stopped", "%s", '"$([ -e run.stopped ] && echo true || echo false)"'),
         ("now", "%s", '"$(date +%s)"'),
         ("started", "%s", '"$(date -r run.pid +%s 2>/dev/null || echo null)"'),
         ("log_age_seconds", "%s", '"$(age)"'),

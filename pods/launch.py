@@ -57,21 +57,25 @@ def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Stop, and start what was launched last again; a run of train.py goes on from its newest good checkpoint."""
     record = records.read(transport)
-    stop(settings, transport, [])
+    transport.run(hosts.stop(settings, for_good=False))
     return start(settings, transport, record | {"time": time.time()})
 
 
-def start(settings: Settings, transport: Transport, record: dict) -> int:
+def start(settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False) -> int:
     """Launch what a record describes and see that it stays; show the log of a worker where it does not.
+
+    Args:
+      unless_ended: not where `stop` or `delete` was called since the last launch.
 
     Raises:
       PodError: some workers run already and others do not, or another program runs, or one ends with an error.
     """
     variables = record["environment"] | life.group_variables(settings, transport)
     command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
-    if not settings.dry_run:
-        _check_idle_or_whole(settings, transport)
-        life.share_secrets(settings, transport)
+    idle = not settings.dry_run and _is_idle(settings, transport, unless_ended)
+    life.share_secrets(settings, transport)
+    if idle:  # before the launch: of one that fails on some workers, or is cut short, `restart` has to know
+        records.write(transport, record)
     results = transport.run(command)
     if settings.dry_run:
         return 0
@@ -80,7 +84,6 @@ def start(settings: Settings, transport: Transport, record: dict) -> int:
         raise PodError(_last_line(failed[0].output))
     if any("runs already" in result.output for result in results):
         return 0
-    records.write(transport, record)
     time.sleep(LOOK_AFTER_SECONDS)
     return _check_started(settings, transport, record)
 
@@ -117,13 +120,21 @@ def _record(
     }
 
 
-def _check_idle_or_whole(settings: Settings, transport: Transport) -> None:
-    """Raise PodError where a part of the pod runs, since a late worker would wait for a group that is not its own."""
+def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bool:
+    """Return whether no worker runs anything; False where all do.
+
+    PodError where a part of them does, since a late worker would wait for a group that is not its own.
+    """
     workers = watch.look(settings, transport, None)
+    if unless_ended and not transport.record_path.exists():
+        raise PodError("the pod was given back by `delete`")
+    if unless_ended and any(worker.stopped for worker in workers):
+        raise PodError("the run was stopped by `stop`")
     running = [worker for worker in workers if worker.alive]
     if running and len(running) < len(workers):
         rest = [str(worker.number) for worker in workers if not worker.alive]
         raise PodError(f"workers {', '.join(rest)} do not run, the others do; `restart` starts all again")
+    return not running
 
 
 def _check_started(settings: Settings, transport: Transport, record: dict) -> int:

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 
 from configs import topologies
-from pods import hosts
+from pods import hosts, records
 from pods.gcloud import quoted, storage
 from pods.settings import Settings
 from pods.transports import PodError, Result, Transport, connect, selected, usage_error
@@ -40,7 +40,10 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
         versions(settings, transport, rest)
     line = transport.create()
     _tell(settings, line)
-    if line.endswith("exists already") and not settings.queued:
+    exists = line.endswith("exists already")
+    if not settings.dry_run and not (exists and records.creation_kept(settings)):
+        records.keep_creation(settings)
+    if exists and not settings.queued:
         pod = transport.describe() or {}
         print(_summary(settings, pod))
         if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
@@ -65,8 +68,9 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Give the pod back."""
-    _tell(settings, transport.delete())
+    """Give the pod back, and forget what was launched on it."""
+    with records.forgotten(settings, transport):
+        _tell(settings, transport.delete())
     return 0
 
 

@@ -21,7 +21,7 @@ import sys
 import threading
 
 from configs import topologies
-from pods import hosts
+from pods import hosts, records
 from pods.transports import PodError, Result, selected, usage_error
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,7 +62,7 @@ class Local:
     def describe(self) -> dict | None:
         """Return state, health and accelerator type, as gcloud does; None where no such pod is."""
         path = self.folder / "pod.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return records.read_json(path, {"state", "acceleratorType", "workers"}) if path.exists() else None
 
     def create(self) -> str:
         """Make the workers' folders with the code as it stands here; what a broken create left goes.
@@ -92,18 +92,21 @@ class Local:
         return f"{self.name} is READY"
 
     def delete(self) -> str:
-        """End what runs and remove the workers; `shared`, with checkpoints, stays, as a bucket would."""
-        pod = self.describe()
-        if pod is None:
+        """End what runs and remove the workers; `shared`, with checkpoints, stays, as a bucket would.
+
+        The workers are those that are there, whatever pod.json says: a create that was cut short left none.
+        """
+        homes = {int(path.name.removeprefix("worker-")): path for path in self.folder.glob("worker-[0-9]*")}
+        if not homes and not (self.folder / "pod.json").exists():
             return f"{self.name} does not exist; nothing to delete"
         if self.settings.dry_run:
             return f"# dry run: would end what runs in {self.folder} and remove the workers"
         grace = min(self.settings.grace_seconds, DELETE_GRACE_SECONDS)
-        self.run(hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), show=False)
-        for file in (self.folder / "pod.json", self.record_path):
-            file.unlink(missing_ok=True)
-        for index in range(pod["workers"]):
-            shutil.rmtree(self._home(index), ignore_errors=True)
+        self._run_on(hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), sorted(homes), show=False)
+        for name in ("pod.json", "pod.json.partial"):
+            (self.folder / name).unlink(missing_ok=True)
+        for home in homes.values():
+            shutil.rmtree(home, ignore_errors=True)
         for folder in (self.shared, self.folder):
             with contextlib.suppress(OSError):  # holds something
                 folder.rmdir()
@@ -124,21 +127,24 @@ class Local:
         if self.settings.dry_run:
             return [Result(index, 0, "") for index in self._say(command, worker)]
         self._present()
-        calls = [_Call(index, self._start(command, index, group)) for index, group in self._group(worker)]
+        results = self._run_on(command, selected(worker, self.num_workers), show)
+        for result in results if output_directory else ():
+            pathlib.Path(output_directory).mkdir(parents=True, exist_ok=True)
+            pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
+        return results
+
+    def _run_on(self, command: str, workers: list[int], show: bool) -> list[Result]:
+        calls = [_Call(index, self._start(command, index, group)) for index, group in self._group(workers)]
         readers = [threading.Thread(target=call.read, args=(show, len(calls) > 1), daemon=True) for call in calls]
         for reader in readers:
             reader.start()
         try:
             for reader in readers:
                 reader.join()
-            results = [call.result() for call in calls]
+            return [call.result() for call in calls]
         finally:  # after Ctrl-C, what was started in the foreground goes with us
             for call in calls:
                 call.kill()
-        for result in results if output_directory else ():
-            pathlib.Path(output_directory).mkdir(parents=True, exist_ok=True)
-            pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
-        return results
 
     def run_each(self, command: str) -> list[Result]:
         """Run a command on every worker, showing nothing."""
@@ -209,9 +215,8 @@ class Local:
             elif name and not source.exists():
                 target.unlink(missing_ok=True)
 
-    def _group(self, worker: str) -> list[tuple[int, dict[str, str]]]:
+    def _group(self, workers: list[int]) -> list[tuple[int, dict[str, str]]]:
         """Return (worker, variables by which its processes find each other) for a new group."""
-        workers = selected(worker, self.num_workers)
         port, count = free_port(), len(workers)
         common = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_PROCESS_COUNT": str(count)}
         ranked = enumerate(workers)

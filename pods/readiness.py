@@ -60,7 +60,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     recipes.arguments(settings, recipes.chosen_data_keys(settings) | switches.keys)
     launch.say_not_yet(settings, switches)
     if settings.dry_run:
-        transport.run(_check_command(settings, transport, switches, _scratch(settings, transport)))
+        transport.run_each(_check_command(settings, transport, switches, _scratch(settings, transport)))
         return 0
     pod = transport.describe()
     if pod is None:

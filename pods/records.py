@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was launched, kept on this side, and the state of the code that it was launched from."""
+"""What was created and launched, kept on this side, and the state of the code that it was launched from."""
 
+import contextlib
+import dataclasses
 import json
+import pathlib
 import subprocess
+from collections.abc import Iterator
 
-from pods.settings import ROOT
-from pods.transports import Transport, usage_error
+from pods.settings import FIELDS, ROOT, Settings
+from pods.transports import PodError, Transport, usage_error
+
+KEYS = {
+    "subcommand", "words", "environment", "log", "workdir", "switches", "recipe", "accelerator", "commit", "changed",
+    "time",
+}  # fmt: skip
+CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
+CREATION += ["accel", "version", "workers"]  # with the above, all that a pod is made by
 
 
 def read(transport: Transport) -> dict:
@@ -17,21 +28,74 @@ def read(transport: Transport) -> dict:
     """
     if not transport.record_path.exists():
         raise usage_error(f"nothing was launched from here ({transport.record_path} is missing); `launch` first")
-    return json.loads(transport.record_path.read_text())
+    return read_json(transport.record_path, KEYS)
+
+
+def read_json(path: pathlib.Path, keys: set[str] = frozenset()) -> dict:
+    """Return the JSON object of a file of ours; PodError, naming it, where it is none or `keys` are missing."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:  # of UTF-8, too
+        raise PodError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict) or not keys <= content.keys():
+        raise PodError(f"{path} is damaged: it is no JSON object with {', '.join(sorted(keys)) or 'anything in it'}")
+    return content
 
 
 def write(transport: Transport, record: dict) -> None:
     """Keep what was launched; the file is whole or absent."""
-    transport.record_path.parent.mkdir(parents=True, exist_ok=True)
-    partial = transport.record_path.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=1))
-    partial.replace(transport.record_path)
+    _write_json(transport.record_path, record)
+
+
+def keep_creation(settings: Settings) -> None:
+    """Keep the flags of a creation, by which the pod is made again where it is taken away."""
+    _write_json(_creation_path(settings), {name: getattr(settings, name) for name in CREATION})
+
+
+def creation_kept(settings: Settings) -> bool:
+    """Whether they are there."""
+    return _creation_path(settings).exists()
+
+
+def as_created(settings: Settings) -> Settings:
+    """Return the settings with the flags that the pod was created with, where they are kept; typed ones win."""
+    if not creation_kept(settings):
+        return settings
+    kept = read_json(_creation_path(settings))
+    names = [name for name in CREATION if name in kept and settings.origins.get(name) != "flag"]
+    return dataclasses.replace(settings, **{name: kept[name] for name in names})
+
+
+@contextlib.contextmanager
+def forgotten(settings: Settings, transport: Transport) -> Iterator[None]:
+    """What is kept goes, before the pod does, so that `supervise` lets it go; it is back where that fails."""
+    files = (transport.record_path, _creation_path(settings))
+    texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
+    for file in texts:
+        file.unlink()
+    try:
+        yield
+    except PodError:
+        for file, text in texts.items():
+            file.write_bytes(text)
+        raise
 
 
 def code_state() -> tuple[str, list[str]]:
     """Return the commit of the code here, and the files that differ from it; "" outside a git checkout."""
     commit = _git("rev-parse", "HEAD").strip()
     return commit, [line[3:] for line in _git("status", "--porcelain").splitlines()] if commit else []
+
+
+def _creation_path(settings: Settings) -> pathlib.Path:
+    return settings.pod_folder / "created.json"
+
+
+def _write_json(path: pathlib.Path, content: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1))
+    partial.replace(path)
 
 
 def _git(*arguments: str) -> str:

@@ -187,6 +187,12 @@ GROUPS = {
 }
 
 
+def recipe_names() -> list[str]:
+    """Return the recipes of configs/: what has a get_config(), without base.py, from which they begin."""
+    files = (ROOT / "configs").glob("*.py")
+    return sorted(p.stem for p in files if p.stem != "base" and "\ndef get_config(" in p.read_text())
+
+
 def environment_name(field: str) -> str:
     """Return the environment's variable of a field, or "" for flags alone."""
     return "" if field in NOT_IN_ENVIRONMENT else field.upper()
@@ -311,7 +317,7 @@ def _check(settings: Settings) -> None:
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
         raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
     if not (ROOT / settings.recipe).is_file():
-        names = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "def get_config(" in p.read_text())
+        names = recipe_names()
         near = nearest(settings.recipe_name, names)
         raise usage_error(f"there is no recipe {settings.recipe}; nearest: {near} (all: {', '.join(names)})")
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):

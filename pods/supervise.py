@@ -2,7 +2,7 @@
 """Keeps a run going: when a worker dies or hangs, or the pod is taken away, all is started again from what was saved.
 
 It ends with the run: 0 when every process finished, 2 or 3 when one ended so, which no restart mends, 75 when
-`pod.py stop` ended it, and 1 when the restarts without progress between them are used up.
+`pod.py stop` or `delete` ended it, and 1 when the restarts without progress between them are used up.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ class Verdict:
 def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Watch what was launched last until it ends, and start it again where something ends it before.
 
-    A pod that was taken away is created again with the flags given here (--queued, --spot, ...) and its own type.
+    A pod that was taken away is created again with the flags that it was created with (--queued, --spot, ...).
     """
     if settings.dry_run:
         print("# dry run: would look at every worker, and stop and launch all again where one died")
         return 0
     record = records.read(transport)
-    settings = _as_created(settings, transport, record)
+    settings = _as_created(settings, record)
     supervisor = Supervisor(settings, connect(settings), record)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -75,6 +75,7 @@ class Supervisor:
             if verdict.end is not None:
                 if verdict.end:
                     self.alert(f"{self.settings.name}: {verdict.trouble}; not started again")
+                if verdict.end in FINAL:
                     self.stop()
                 print(f"the run has ended with status {verdict.end}", flush=True)
                 return verdict.end
@@ -84,6 +85,8 @@ class Supervisor:
 
     def look(self) -> Verdict:
         """Ask the pod and its workers."""
+        if not self.transport.record_path.exists():
+            return Verdict(end=watch.STOPPED, trouble="the pod was given back by `delete`")
         try:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
@@ -101,6 +104,8 @@ class Supervisor:
         final = [worker for worker in ended if worker.status in FINAL]
         if final:
             return Verdict(end=final[0].status, trouble=final[0].how())
+        if any(worker.stopped for worker in workers) and not all(worker.status == 0 for worker in workers):
+            return Verdict(end=watch.STOPPED, trouble="the run was stopped by `stop`")
         died = sorted((worker for worker in workers if worker.died), key=_blame)
         if died:
             return Verdict(trouble=died[0].how())
@@ -125,12 +130,14 @@ class Supervisor:
         count = f"restart {self.restarts} of {self.settings.max_restarts}"
         self.alert(f"{self.settings.name}: {verdict.trouble}; {count} from the newest good checkpoint")
         time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self.restarts - 1), LONGEST_PAUSE_SECONDS))
+        if not self.transport.record_path.exists():  # given back meanwhile; the next look ends with it
+            return True
         try:
             if verdict.lost:
                 self.create_again()
             else:
                 self.stop()
-            launch.start(self.settings, self.transport, self.record | {"time": time.time()})
+            launch.start(self.settings, self.transport, self.record | {"time": time.time()}, unless_ended=True)
         except PodError as error:  # the next look sees that nothing runs, and counts it
             print(f"restart failed: {error}", file=sys.stderr, flush=True)
         self.mixed_since = None
@@ -145,7 +152,7 @@ class Supervisor:
     def stop(self) -> None:
         """End what still runs."""
         try:
-            self.transport.run(hosts.stop(self.settings))
+            self.transport.run(hosts.stop(self.settings, for_good=False))
         except PodError as error:
             print(f"stop: {error}", file=sys.stderr, flush=True)
 
@@ -171,8 +178,6 @@ class Supervisor:
     def _all_ended(self, workers: list[watch.Worker]) -> Verdict:
         if all(worker.status == 0 for worker in workers):
             return Verdict(end=0)
-        if not any(worker.launched for worker in workers) and any(worker.status is not None for worker in workers):
-            return Verdict(end=watch.STOPPED, trouble="the run was stopped by `stop`")
         return Verdict(trouble="all workers were interrupted" if any(w.launched for w in workers) else "nothing runs")
 
     def _some_ended(self, ended: list[watch.Worker]) -> Verdict:
@@ -187,9 +192,10 @@ class Supervisor:
         return Verdict(trouble=f"workers {numbers} have ended and the others have not")
 
 
-def _as_created(settings: Settings, transport: Transport, record: dict) -> Settings:
-    """Return the settings with the type and the number of workers that the pod has, for creating it again."""
-    pod = transport.describe() or {}
+def _as_created(settings: Settings, record: dict) -> Settings:
+    """Return the settings that the pod was created with, and the type and number of workers that it has."""
+    settings = records.as_created(settings)
+    pod = connect(settings).describe() or {}
     accel = pod.get("acceleratorType") or record["accelerator"]
     return dataclasses.replace(settings, accel=accel, workers=pod.get("workers", settings.workers))
 

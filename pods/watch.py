@@ -23,6 +23,7 @@ WATCH_SECONDS = 1.0
 RECENT_LINES = 20  # of which the seconds of a step are the median
 KILLED = 128  # a shell adds the number of the signal
 STOPPED = 75  # by us, after it saved
+BEAT_KEYS = {"step", "phase", "time", "code"}  # of a heartbeat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Worker:
 
     Attributes:
       status: how the program ended; None while it runs, or where nothing is known.
-      launched: whether something was launched and not stopped by `stop` since.
+      launched: whether something was launched and not ended by us since.
+      stopped: whether `pod.py stop` was called since the launch.
       heartbeat: what the process of train.py wrote last in this run: step, phase, host_memory_gib, device_memory_gib,
         code; None before its first.
       age: seconds since it was written.
@@ -42,6 +44,7 @@ class Worker:
     error: str = ""
     alive: bool = False
     launched: bool = False
+    stopped: bool = False
     status: int | None = None
     commit: str = ""
     changed: int = 0
@@ -57,7 +60,8 @@ class Worker:
     @property
     def died(self) -> bool:
         """Whether it ended, and not because it was done or had been asked to stop."""
-        return self.reachable and self.launched and not self.alive and self.status not in (0, STOPPED)
+        ended = self.reachable and self.launched and not self.alive
+        return ended and not self.stopped and self.status not in (0, STOPPED)
 
     def process(self) -> str:
         """Return what the process does, in a word or two."""
@@ -65,7 +69,7 @@ class Worker:
             return "unreachable"
         if self.alive:
             return self.heartbeat["phase"] if self.heartbeat else "running"
-        if not self.launched and self.status is None:
+        if not (self.launched or self.stopped) and self.status is None:
             return "nothing runs"
         return "died" if self.died else "finished" if self.status == 0 else "stopped"
 
@@ -141,9 +145,8 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
         if settings.json:
             rows = [dataclasses.asdict(worker) | {"process": worker.process()} for worker in workers]
             return json.dumps({"pod": pod, "launched": record, "workers": rows, "problems": wrong}), bool(wrong)
-        lines = [*_heading(settings, pod, record), "", *aligned(_rows(workers))] + [
-            f"PROBLEM: {line}" for line in wrong
-        ]
+        table = ["", *aligned(_rows(workers))] if workers else []
+        lines = [*_heading(settings, pod, record), *table, *[f"PROBLEM: {line}" for line in wrong]]
         return "\n".join(lines), bool(wrong)
 
     if settings.dry_run:
@@ -156,8 +159,10 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Print how far the run is, how fast, and what it has cost."""
     if settings.dry_run:
-        workdir = settings.run_folder(transport.num_workers)
-        transport.run(_read_command(settings, workdir, "metrics.jsonl"), worker=str(settings.coordinator_worker))
+        workdir = records.read(transport)["workdir"] if transport.record_path.exists() else ""
+        workdir = workdir or settings.run_folder(transport.num_workers)
+        for name in ("metrics.jsonl", "config.json"):
+            transport.run(_read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
         return 0
     record = records.read(transport)
     if not record["workdir"]:
@@ -167,7 +172,7 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
     def picture() -> tuple[str, int]:
         lines, config = _read_run(settings, transport, record["workdir"])
-        figures = summarise(lines, config.get("train.steps"), recipes.num_chips(settings), price)
+        figures = summarise(lines, config.get("train.steps"), recipes.num_chips(settings), price, record["time"])
         if settings.json:
             return json.dumps(figures), 0
         return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
@@ -175,13 +180,17 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     return _show(settings, picture)
 
 
-def summarise(lines: list[dict], last_step: int | None, chips: int | None, price: float | None) -> dict:
+def summarise(
+    lines: list[dict], last_step: int | None, chips: int | None, price: float | None, launched: float | None = None
+) -> dict:
     """Return the figures of a run from the lines of its metrics.jsonl, in the order in which they were written.
 
-    Hours count from the start to the last line of each process of the run; None stands for what is not known.
+    Hours count from the start to the last line of each process of the run, of the newest from its launch; None stands
+    for what is not known.
 
     Args:
       price: dollars for a chip and hour.
+      launched: when the newest process was launched (Unix seconds).
     """
     newest = {(line["kind"], line.get("step"), line.get("event")): line for line in lines}
     trained = [line for line in lines if line["kind"] == "train" and newest["train", line["step"], None] is line]
@@ -189,7 +198,7 @@ def summarise(lines: list[dict], last_step: int | None, chips: int | None, price
     last = trained[-1] if trained else {}
     recent = [line["step_seconds"] for line in trained[-RECENT_LINES:]]
     steps_left = max(0, last_step - last["step"]) if last and last_step else None
-    hours = elapsed_seconds(lines) / 3600
+    hours = elapsed_seconds(lines, launched) / 3600
     chip_hours = hours * chips if chips else None
     return {
         "step": last.get("step"),
@@ -206,14 +215,20 @@ def summarise(lines: list[dict], last_step: int | None, chips: int | None, price
     }
 
 
-def elapsed_seconds(lines: list[dict]) -> float:
-    """Return how long the processes of the run lived, as far as metrics.jsonl tells: each from its start on."""
-    total, before = 0.0, None
+def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
+    """Return how long the processes of the run lived, as far as metrics.jsonl tells: each from its start on.
+
+    The start is written after the compilation, which counts where it is known when the newest was launched.
+    """
+    total, before, compiled = 0.0, None, 0.0
     for line in lines:
         starts = line.get("event") == "start"
         total += 0.0 if starts or before is None else line["time"] - before
+        if starts:
+            known = launched is not None and (before or 0.0) <= launched <= line["time"]
+            compiled = line["time"] - launched if known else 0.0
         before = line["time"]
-    return total
+    return total + compiled
 
 
 def price_per_chip_hour(settings: Settings) -> float | None:
@@ -234,12 +249,17 @@ def _worker(number: int, result, record: dict | None) -> Worker:
     if result.status or not found:
         error = ["", *result.output.strip().splitlines()][-1] or f"exit status {result.status}"
         return Worker(number, reachable=False, error=error[:200])
-    said = json.loads(found[-1])
+    try:
+        said = json.loads(found[-1])
+    except ValueError:
+        return Worker(number, reachable=False, error="its answer is no JSON; is its heartbeat file damaged?")
     beat, now = said["heartbeat"], said["now"]
+    if beat is not None and not (isinstance(beat, dict) and beat.keys() >= BEAT_KEYS):
+        return Worker(number, reachable=False, error=f"its heartbeat is damaged: {beat}"[:200])
     if beat and said["started"] and beat["time"] < said["started"] - 1:
         beat = None
     return Worker(
-        number, alive=said["alive"], launched=said["pid"] is not None, status=said["status"],
+        number, alive=said["alive"], launched=said["pid"] is not None, stopped=said["stopped"], status=said["status"],
         commit=said["commit"], changed=said["changed"], rss_gib=said["rss_gib"], heartbeat=beat,
         age=max(0.0, now - beat["time"]) if beat else None,
     )  # fmt: skip

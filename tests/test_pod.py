@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -131,6 +132,20 @@ def test_every_line_of_the_migration_modes_can_be_typed(gcloud, entry, subcomman
         )
         assert done.calls == [] and "Traceback" not in done.stderr, (name, done.stderr)
         assert done.status == 0, (name, done.stderr)
+
+
+def test_a_dry_run_of_metrics_knows_the_folder_of_the_run(gcloud):
+    record = gcloud.folder / "pods" / "torus" / "launch.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps(LAUNCHED))
+    done = gcloud.run("metrics", "--dry-run")
+    assert done.status == 0, done.stderr
+    assert "gs://b/models/metrics.jsonl" in done.stdout and "gs://b/models/config.json" in done.stdout
+
+
+def test_recipes_alone_are_offered(gcloud):
+    said = gcloud.run("launch", MODEL_SIZE="tinny").last_line
+    assert "nearest: tiny " in said and not {"base", "loading"} & set(re.findall(r"\w+", said.partition("all: ")[2]))
 
 
 def test_the_scripts_can_be_executed():

@@ -196,7 +196,8 @@ def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts):
     calls, _ = asked("launch", "--", "bash", "-c", program, HF_TOKEN="hf_secret")
     assert sorted(calls) == sorted([*each, protect, start, *each]) and calls.index(start) == num_hosts + 1
     assert sorted(asked("status")[0]) == each
-    assert sorted(asked("restart")[0]) == sorted([stop, *each, start, *each])
+    pause = ssh("all", hosts.stop(given, for_good=False))
+    assert sorted(asked("restart")[0]) == sorted([pause, *each, start, *each])
     calls, said = asked("stop")
     assert calls == [stop]
     for i, code in enumerate(codes):
@@ -371,5 +372,5 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         assert process.stdout.readline() == "first\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert process.stderr.readline() == "SSH: Attempting to connect to worker 0...\n"
-        assert process.stderr.readline() == "interrupted; what was launched goes on\n"
+        said = process.stderr.readlines()  # of what ssh says no more is waited for
+        assert said[-1] == "interrupted; what was launched goes on\n" and len(said) <= 2

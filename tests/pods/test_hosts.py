@@ -85,8 +85,25 @@ def test_what_does_not_end_is_killed_with_all_that_it_started(host):
     pid = host.status()["pid"]
     done = host.run(hosts.stop(host.settings))
     assert (done.returncode, done.stderr) == (1, "worker 3: did not end within 1 s and was killed\n")
+    assert (host.status()["status"], host.status()["stopped"]) == (None, True)
     listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True).stdout.splitlines()
     assert [line for line in listed if line.split()[0] == str(pid) and not line.split()[1].startswith("Z")] == []
+
+
+def test_who_was_stopped_for_good_says_so_until_the_next_launch(host):
+    assert host.launch("bash", "-c", SAVES).returncode == 0
+    assert host.run(hosts.stop(host.settings, for_good=False)).returncode == 0
+    assert host.status()["stopped"] is False
+    assert host.run(hosts.stop(host.settings)).stdout == "worker 3: nothing runs\n"  # in a pause before a restart
+    assert host.status()["stopped"] is True
+    assert host.launch("true").returncode == 0 and host.status()["stopped"] is False
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_without_its_environment_nothing_is_started(host, shell):
+    host.settings, _ = settings.read(["--venv_activate=~/none/activate"], {})
+    done = host.run(hosts.launch(host.settings, ["sleep", "600"]), shell)
+    assert done.returncode != 0 and "none/activate" in done.stderr and list(host.code.iterdir()) == []
 
 
 def test_the_number_of_a_process_of_an_earlier_boot_is_nobodys(host):

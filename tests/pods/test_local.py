@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from pods import launch
+from pods import launch, records
 from tests.pods.local_pods import LocalPod, alive, wait_until
 
 WAITS = "import os, time; print(os.environ['JAX_PROCESS_INDEX'], flush=True); time.sleep(600)"
@@ -51,6 +51,25 @@ def test_a_pod_is_made_with_the_code_as_it_stands_and_given_back(tmp_path):
     assert pod.run("ssh", "--worker=2", "--", "pwd").stdout.strip() == str(pod.folder / "worker-2")
     deleted = pod.run("delete")
     assert deleted.status == 0 and not pod.folder.exists()
+
+
+def test_what_a_broken_create_left_is_deleted(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-16")
+    (pod.folder / "worker-1" / "torus").mkdir(parents=True)
+    deleted = pod.run("delete")
+    assert (deleted.status, deleted.stdout) == (0, "mine: deleted\n") and not pod.folder.exists()
+
+
+@pytest.mark.parametrize("name", ["pod.json", "launch.json", "created.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_a_damaged_file_of_ours_is_one_line(tmp_path, name, content):
+    pod = LocalPod(tmp_path, ACCEL="v4-16")
+    pod.folder.mkdir(parents=True)
+    (pod.folder / "launch.json").write_text(json.dumps(dict.fromkeys(records.KEYS)))
+    (pod.folder / name).write_bytes(content.encode("latin-1"))
+    done = pod.run("supervise" if name == "created.json" else "status")
+    assert (done.status, len(done.stderr.splitlines())) == (1, 1) and f"{name} is damaged" in done.last_line
+    assert pod.run("delete").status == 0 and not (pod.folder / name).exists()
 
 
 def test_checkpoints_outlive_the_pod(two):

@@ -3,15 +3,17 @@
 
 import json
 import os
+import pathlib
 import signal
 import time
 
 import pytest
 
-from pods import launch, settings, supervise, watch
+from pods import launch, records, settings, supervise, watch
 from pods.transports import PodError, Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
+from tests.pods.recording import Recorder
 
 RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
@@ -21,6 +23,7 @@ class Pod:
     """A transport that says what it was told, and keeps what it was asked."""
 
     num_workers = 2
+    record_path = pathlib.Path(__file__)  # any that is there
 
     def __init__(self):
         self.described, self.asked = {"state": "READY"}, []
@@ -30,6 +33,7 @@ class Pod:
 
     def run(self, command, **options):
         self.asked.append("stop")  # nothing else is run by it
+        assert "run.stopped" not in command  # which is for the user's
         return [Result(0, 0, "")]
 
     def __getattr__(self, name):
@@ -46,7 +50,7 @@ def looks(monkeypatch):
     found, launched = [], []
     monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(watch, "look", lambda *_: found.pop(0) if len(found) > 1 else found[0])
-    monkeypatch.setattr(launch, "start", lambda settings, transport, record: launched.append(record) or 0)
+    monkeypatch.setattr(launch, "start", lambda settings, transport, record, **_: launched.append(record) or 0)
     return found, launched
 
 
@@ -80,7 +84,14 @@ FINISHED = [Worker(n, launched=True, status=0) for n in range(2)]
         (workers(**ended(None)), None, "worker 1 died and left no exit status"),
         (workers(age=9999.0), None, "worker 1 hangs: step 7 was 9999 s ago"),
         ([Worker(n, launched=True, status=75) for n in range(2)], None, "all workers were interrupted"),
-        ([Worker(n, launched=False, status=75) for n in range(2)], 75, "the run was stopped by `stop`"),
+        ([Worker(n, stopped=True, status=75) for n in range(2)], 75, "the run was stopped by `stop`"),
+        # `stop` is still at it; it had to kill; what it ended does not save
+        ([Worker(n, launched=True, stopped=True, status=75) for n in range(2)], 75, "the run was stopped by `stop`"),
+        (workers(stopped=True), 75, "the run was stopped by `stop`"),
+        ([Worker(n, stopped=True) for n in range(2)], 75, "the run was stopped by `stop`"),
+        (workers(stopped=True, **ended(143)), 75, "the run was stopped by `stop`"),
+        ([Worker(n, launched=True, stopped=True, status=0) for n in range(2)], 0, ""),  # too late
+        ([Worker(n, launched=False, status=75) for n in range(2)], None, "nothing runs"),  # ended by supervise itself
         ([Worker(n) for n in range(2)], None, "nothing runs"),
         (workers(reachable=False, error="timed out"), None, ""),  # once may be the network's fault
         ([Worker(0, launched=True, status=1), Worker(1, launched=True, status=137)], None,
@@ -134,11 +145,38 @@ def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
     assert supervisor("--max_restarts=3").run() == 1 and len(launched) == 2 + 3
 
 
+def test_a_pod_that_was_given_back_is_not_made_again(looks, tmp_path, monkeypatch):
+    found, launched = looks
+    found += [workers(**ended(1))]
+    one = supervisor()
+    one.transport.described, one.transport.record_path = None, tmp_path / "gone.json"
+    assert one.run() == 75 and (launched, one.transport.asked) == ([], [])
+    one.transport.record_path.touch()
+    monkeypatch.setattr(time, "sleep", lambda _: one.transport.record_path.unlink(missing_ok=True))  # in the pause
+    assert one.run() == 75 and (launched, one.transport.asked) == ([], [])
+
+
+def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.0)
+    gcloud = Recorder(tmp_path)
+    options = "--network=n --internal_ips --labels=a=b --metadata=c=d --data_disk=source=d --valid_until_duration=6h"
+    made = gcloud.run("create", "--queued", "--spot", "--queued_resource=q", *options.split(), "--accel=v4-16")
+    assert made.status == 0, made.stderr
+    record = dict.fromkeys(records.KEYS) | RECORD | {"accelerator": "v4-16"}
+    (tmp_path / "pods" / "torus" / "launch.json").write_text(json.dumps(record))
+    words = ("supervise", "--max_restarts=1", "--labels=e=f", "--repo_url=https://example.com/torus")
+    done = gcloud.run(*words, FAKE_NODE_STATE="PREEMPTED", FAKE_HOSTS="2")
+    assert done.status == 1 and "the pod is PREEMPTED; given up after 1 restarts" in done.stderr
+    again = [argv for argv in done.argvs if argv[2:4] == ["queued-resources", "create"]]
+    assert again == [[word.replace("a=b", "e=f") for word in made.argvs[0]]] and "--spot" in again[0]
+    assert ["queued-resources", "delete", "q"] in [argv[2:5] for argv in done.argvs]
+
+
 def test_a_restart_that_fails_is_tried_again(looks, monkeypatch, capfd):
     found, _ = looks
     found += [workers(**ended(1)), workers(**ended(1)), FINISHED]
     answers = [PodError("no capacity")]
-    monkeypatch.setattr(launch, "start", lambda *_: answers and (_ for _ in ()).throw(answers.pop()))
+    monkeypatch.setattr(launch, "start", lambda *_, **__: answers and (_ for _ in ()).throw(answers.pop()))
     assert supervisor().run() == 0
     assert "restart failed: no capacity" in capfd.readouterr().err
 
@@ -168,6 +206,22 @@ def test_a_real_pod_that_was_taken_away_comes_back_as_it_was(tmp_path):
     assert pod.run("stop").status == 0
     said, _ = supervising.communicate(timeout=60)
     assert supervising.returncode == 75 and "ALERT: mine: the pod is PREEMPTED; restart 1 of 10" in said, said
+
+
+@pytest.mark.parametrize("words", [["stop"], ["delete"]])
+def test_what_the_user_ends_in_the_pause_is_not_started_again(tmp_path, words):
+    pod = LocalPod(tmp_path)
+    assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
+    assert pod.run("launch", "--", "sleep", "600").status == 0
+    supervising = pod.start("supervise")
+    assert supervising.stdout.readline().startswith("supervising mine")
+    os.killpg(pod.groups()[1], signal.SIGKILL)
+    assert "restart 1 of 10" in supervising.stdout.readline()
+    groups = pod.groups()
+    assert pod.run(*words).status == 0
+    said, _ = supervising.communicate(timeout=60)
+    assert supervising.returncode == 75 and f"by `{words[0]}`; not started again" in said, said
+    assert pod.groups() == [] and not any(map(alive, groups))
 
 
 @pytest.fixture

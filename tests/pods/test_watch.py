@@ -50,6 +50,14 @@ def test_figures_of_a_run_that_was_taken_up_again():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("launched", "seconds"),
+    [(7400, 1200 + 100), (100, 1200), (8400, 1200)],  # before the start; of an earlier process; of one to come
+)
+def test_the_compilation_of_the_newest_process_counts_where_its_launch_is_known(launched, seconds):
+    assert watch.elapsed_seconds(RUN, START + launched) == pytest.approx(seconds)
+
+
 def test_what_is_not_known_is_none():
     figures = watch.summarise([start(0, 0)], 100, None, None)
     unknown = {"step", "loss", "eval_loss", "tokens_per_second", "mfu", "goodput", "seconds_left", "chip_hours"}
@@ -158,6 +166,19 @@ def test_a_heartbeat_of_an_earlier_run_is_none(running):
     file = running.folder / "shared" / "tiny" / "workers" / "0.json"
     file.write_text(json.dumps(beat(time=time.time() - 60)))
     assert running.status()["workers"][0]["heartbeat"] is None
+
+
+@pytest.mark.parametrize("content", ['{"step": 4', '{"step": 4}', "[1]"])
+def test_a_damaged_heartbeat_is_told_with_its_worker(running, content):
+    (running.folder / "shared" / "tiny" / "workers" / "1.json").write_text(content)
+    done = running.run("status")
+    assert done.status == 1 and done.stderr == ""
+    assert "PROBLEM: worker 1 is unreachable: its " in done.stdout and "damaged" in done.stdout
+
+
+def test_without_a_pod_there_is_no_table(tmp_path):
+    said = LocalPod(tmp_path, ACCEL="v4-16").run("status").stdout
+    assert said.splitlines()[1:] == ["launched: nothing", "PROBLEM: there is no pod mine"]
 
 
 def test_metrics_of_the_run_as_text_and_json(running):

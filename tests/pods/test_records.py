@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a launch, answers that are no answers, and that a dry run prints what would be called."""
+
+import json
+import re
+
+import pytest
+
+from tests.pods.recording import Recorder
+
+
+@pytest.fixture
+def gcloud(tmp_path):
+    return Recorder(tmp_path)
+
+
+def test_an_answer_that_is_no_json_is_one_line(gcloud):
+    failure = {"verb": "tpu-vm describe", "status": 0, "stderr": ""}
+    for words in (["describe"], ["status"]):
+        done = gcloud.run(*words, FAKE_FAILURES=json.dumps([failure]))
+        assert (done.status, len(done.stderr.strip().splitlines())) == (1, 1), done.stderr
+        assert "tpu-vm describe: answered no JSON object" in done.last_line
+
+
+def test_what_is_launched_is_known_before_and_forgotten_with_the_pod(gcloud):
+    record = gcloud.folder / "pods" / "torus" / "launch.json"
+    variables = {"FAKE_RUN": "1", "FAKE_HOSTS": "2"}
+    for i in range(2):
+        (gcloud.folder / f"worker-{i}" / "torus").mkdir(parents=True)
+    failure = {"verb": "setsid", "status": 1, "stderr": "ERROR: (gcloud.x) worker 1 is away"}
+    assert gcloud.run("launch", "--", "true", FAKE_FAILURES=json.dumps([failure]), **variables).status == 1
+    assert json.loads(record.read_text())["words"] == ["true"]
+    assert gcloud.run("restart", **variables).status == 0
+    denied = {"verb": "tpu-vm delete", "status": 1, "stderr": "ERROR: (gcloud.x) PERMISSION_DENIED"}
+    assert gcloud.run("delete", FAKE_FAILURES=json.dumps([denied])).status == 1 and record.exists()
+    assert gcloud.run("delete", "--dry_run").status == 0 and record.exists()
+    assert gcloud.run("delete").status == 0 and not record.exists()
+
+
+def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a_comment(gcloud, monkeypatch):
+    launched = gcloud.run("launch", "--dry-run", "--", "true", HF_TOKEN="hf_secret")
+    assert "scp /tmp/private/.env 'torus:~/torus/.env'" in launched.stdout and "chmod 600 .env" in launched.stdout
+    assert "hf_secret" not in launched.stdout + launched.stderr
+    git = {"status": " M pod.py", "rev-parse": "c" * 40}
+    monkeypatch.setattr("pods.gcloud._git", lambda *words: git[words[0]])
+    setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
+    assert setup.status == 0, setup.stderr
+    assert "# warning: there are uncommitted changes" in setup.stdout.splitlines()[0]
+
+
+def test_a_dry_run_of_validate_prints_a_call_for_each_worker(gcloud):
+    done = gcloud.run("validate", "--dry-run", BUCKET="b", MODEL_SIZE="tiny", ACCEL="v4-16")
+    calls = [line for line in done.stdout.splitlines() if "check_host.py" in line]
+    assert [re.search(r"--worker=(\S+)", line)[1] for line in calls] == ["0", "1"], done.stderr
