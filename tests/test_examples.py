@@ -40,20 +40,20 @@ def test_the_example_of_a_v4_32_learns_its_batch(tmp_path, mesh, chips, axes):
 
 
 def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
-    """As process group of four, four simulated chips each."""
+    """As process group of two, eight simulated chips each."""
     pod = LocalPod(tmp_path, ACCEL="v4-32")
     try:
-        assert pod.run("create").status == 0
+        assert pod.run("create", "--workers=2").status == 0
         workdir = f"--workdir={pod.folder}/shared/example"
         example = ("python", "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=3", workdir)
         assert pod.run("launch", "--", *example).status == 0
-        codes = [pod.code_of(worker) for worker in range(4)]
+        codes = [pod.code_of(worker) for worker in range(2)]
         wait_until(lambda: all((code / "run.status").exists() for code in codes), "the example to end", 240)
     finally:
         pod.end()
-    assert [(code / "run.status").read_text().strip() for code in codes] == ["0"] * 4, pod.log(0)
-    for worker in range(4):
-        for line in ("Local devices: 4", "Global devices: 16", f"Process index: {worker}", "Process count: 4"):
+    assert [(code / "run.status").read_text().strip() for code in codes] == ["0"] * 2, pod.log(0)
+    for worker in range(2):
+        for line in ("Local devices: 8", "Global devices: 16", f"Process index: {worker}", "Process count: 2"):
             assert line in pod.log(worker)
     losses = [float(loss) for _, loss, *_ in MEASURED.findall(pod.log(0))]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)

@@ -64,6 +64,12 @@ def members(count: int, hubs: list | None = None) -> list[Member]:
         return list(pool.map(lambda index: Member(port, index, count), range(count)))
 
 
+def wait_for(line: Line) -> None:
+    """Join in a thread of a test that ends before the waiting does."""
+    with contextlib.suppress(JoinError):
+        line.join()
+
+
 def together(group: list[Member], call) -> list:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         return list(pool.map(call, group))
@@ -145,7 +151,8 @@ def test_who_is_late_is_named_and_who_came_too():
     ends = []
 
     def join(index: int) -> None:
-        Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end)).join()
+        line = Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end))
+        wait_for(line)
 
     for index in (0, 2):
         threading.Thread(target=join, args=[index], daemon=True).start()
@@ -186,7 +193,7 @@ def test_processes_that_were_told_different_things_end(index, count, message):
             ends.append(end)
             told.set()
 
-        Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end).join()
+        wait_for(Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end))
 
     threading.Thread(target=join, args=[0, 2], daemon=True).start()
     threading.Event().wait(0.2)
