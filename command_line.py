@@ -38,7 +38,6 @@ _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
-OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ from host to host
 
 flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
@@ -145,7 +144,9 @@ def join(command: Command) -> None:
     if command.group is None:
         return
     processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
-    configuration = {key: value for key, value in loading.flat(command.config).items() if key not in OF_THE_HOST}
+    configuration = {
+        key: value for key, value in loading.flat(command.config).items() if key not in loading.OF_THE_HOST
+    }
     processes.check_same(configuration, "their configuration")
     identity.check_same()
 

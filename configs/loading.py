@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "layout.", "model.remat", "model.layer_loop", "train.global_batch")
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
+OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
 ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
@@ -187,6 +188,11 @@ def nearest(name: str, candidates) -> str:
     return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
 
 
+def recipe_names() -> list[str]:
+    """Return the files of configs/ that have a get_config(), base among them."""
+    return sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_config(" in p.read_text())
+
+
 def _put_out_of_force(typed: dict, current: dict) -> dict:
     """Return what becomes of the alternatives to typed keys: nothing, 0 or ''."""
     emptied = {}
@@ -202,9 +208,7 @@ def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     """Execute the recipe file; return its configuration, and the recipe file that each changed key is from."""
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
     if file is None:
-        files = sorted((ROOT / "configs").glob("*.py"))
-        recipes = [p.stem for p in files if "\ndef get_config(" in p.read_text()]
-        near = nearest(pathlib.Path(path).stem, recipes)
+        near = nearest(pathlib.Path(path).stem, recipe_names())
         raise ConfigError(f"--config={path} is no file; nearest recipe: configs/{near}.py")
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     module = importlib.util.module_from_spec(spec) if spec else None

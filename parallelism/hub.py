@@ -43,10 +43,7 @@ class Hub:
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
         self.proposal, self.promises = None, {}
-        try:
-            self.listener = _listen(host, port)
-        except OSError as error:
-            raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
+        self.listener = _listen(host, port)
         threading.Thread(target=self._accept, daemon=True).start()
         self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
         self.timer.daemon = True
@@ -273,18 +270,18 @@ def _number_of_joining(message) -> int:
 
 def check_free(host: str, port: int) -> None:
     """Raise JoinError where another program listens on a port of this machine."""
-    try:
-        _listen(host, port).close()
-    except OSError as error:
-        raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
+    _listen(host, port).close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if host in ("localhost", "127.0.0.1"):
-        return socket.create_server((host, port))
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+    try:
+        if host in ("localhost", "127.0.0.1"):
+            return socket.create_server((host, port))
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
 
 
 def _connect(host: str, port: int, deadline: float, seconds: float) -> socket.socket:

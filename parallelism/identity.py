@@ -5,12 +5,11 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
-import pathlib
 import platform
 
+from configs.loading import ROOT
 from parallelism import processes
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow-cpu", "tensorflow")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

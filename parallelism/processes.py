@@ -29,7 +29,7 @@ FAMILIES = (  # variables that place a process: of the address, the number, the 
     (("MASTER_ADDR",), ("RANK",), ("WORLD_SIZE",)),
 )
 ADDRESS = re.compile(  # of which a bare IPv6 address has no port
-    r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))((?<!:)(:(?P<port>[^:]*)))?"
+    r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))(:(?P<port>[^:]*))?"
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # set on every GKE worker too, where jax finds the rest
 

@@ -21,10 +21,10 @@ import sys
 import threading
 
 from configs import topologies
+from configs.loading import ROOT
 from pods import hosts, records
 from pods.transports import PodError, Result, selected, usage_error
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 KEPT = (  # of the environment; a host would not see the rest either
     r"PATH|LANG|LC_\w+|TERM|TZ|USER|LOGNAME|SHELL|TMPDIR|\w+_proxy|\w+_PROXY|SSL_\w+|HF_\w+|XLA_FLAGS"
     r"|JAX_PLATFORMS|JAX_COMPILATION_CACHE_DIR|JAX_PERSISTENT_\w+|TF_\w+"

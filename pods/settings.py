@@ -6,7 +6,6 @@ environment's variable the same in capitals (ZONE). The names are those of the e
 """
 
 import dataclasses
-import difflib
 import os
 import pathlib
 import re
@@ -15,10 +14,10 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from configs import topologies
+from configs import loading, topologies
+from configs.loading import ROOT, nearest
 from pods.transports import check_worker, usage_error
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # what Google lets a node be called
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
@@ -189,8 +188,7 @@ GROUPS = {
 
 def recipe_names() -> list[str]:
     """Return the recipes of configs/: what has a get_config(), without base.py, from which they begin."""
-    files = (ROOT / "configs").glob("*.py")
-    return sorted(p.stem for p in files if p.stem != "base" and "\ndef get_config(" in p.read_text())
+    return [name for name in loading.recipe_names() if name != "base"]
 
 
 def environment_name(field: str) -> str:
@@ -242,11 +240,6 @@ def lines(settings: Settings) -> list[str]:
 def answers(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return a line for each variable of the earlier systems that is set and not read."""
     return [f"{name} is not read: {why}" for name, why in ANSWERED.items() if environment.get(name)]
-
-
-def nearest(word: str, words) -> str:
-    """Return the one of `words` that is most like `word`."""
-    return difflib.get_close_matches(word, list(words), n=1, cutoff=0.0)[0]
 
 
 def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:

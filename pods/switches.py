@@ -9,9 +9,9 @@ import json
 import pathlib
 from collections.abc import Mapping
 
+from pods.settings import TRUTH
 from pods.transports import usage_error
 
-WORDS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 ALL = "ENABLE_OPTIMIZATIONS"  # off: none of the others is on, whatever it says
 
 
@@ -88,9 +88,9 @@ def boolean(name: str, value: str | bool) -> bool:
     """Return a variable's value as a truth value; PodError where it is none."""
     if isinstance(value, bool):
         return value
-    if str(value).strip().lower() not in WORDS:
+    if str(value).strip().lower() not in TRUTH:
         raise usage_error(f"{name}={value} is neither on nor off; write true or false")
-    return WORDS[str(value).strip().lower()]
+    return TRUTH[str(value).strip().lower()]
 
 
 def read_file(path: str) -> dict[str, bool]:

@@ -7,6 +7,7 @@ import json
 import pathlib
 import secrets
 
+from configs.loading import OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints, differences
 
@@ -16,7 +17,6 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
 )  # fmt: skip
-NOT_CONTENT = ("data.cache_dir", "data.readers", "data.prefetch")
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     changed = differences(record["config"], config, MAY_CHANGE)
     if record["corpus"] != corpus_digest:
         data = {key: value for key, value in config.items() if key.startswith("data.")}
-        changed += differences(record["config"], data, NOT_CONTENT) or ["the content of the corpus"]
+        changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
     if changed:
         raise CheckpointError(
             f"{workdir} holds another run, at step {step}: {'; '.join(changed)} changed; "
