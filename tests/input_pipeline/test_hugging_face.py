@@ -99,6 +99,6 @@ def test_the_token_is_kept_nowhere(datasets, tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"config.json", "log-0.txt", "metrics.jsonl"} <= {path.name for path in files}
+    assert {"config.json", "train_worker_0.out", "metrics.jsonl"} <= {path.name for path in files}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
     assert SECRET not in ended.stdout + ended.stderr
