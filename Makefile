@@ -13,7 +13,7 @@ installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lo
 ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
-.PHONY: help setup train rehearse test bench lint format lock clean
+.PHONY: help setup train rehearse test bench lint style audit format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -72,9 +72,19 @@ test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)
 
-lint: setup ## check style and format
+lint: style audit ## check style, format, and the locked packages for known vulnerabilities
+
+style: setup
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+
+# By OSV: a mirror of the package index has the packages, not what is known of them. Whatever answers is in reach.
+OSV ?= https://api.osv.dev/v1/query
+audit: setup
+	@if $(python) -c 'import requests; requests.head("$(OSV)", timeout=10)' 2>/dev/null; \
+	then $(python) -m pip_audit --disable-pip --progress-spinner=off --vulnerability-service=osv \
+	    --osv-url=$(OSV) $(addprefix -r ,$(sort $(wildcard requirements*.lock))); \
+	else echo "audit: $(OSV) is out of reach; the locked packages were not looked up"; fi
 
 format: setup ## mend what can be mended of it
 	$(python) -m ruff check --fix .

@@ -23,7 +23,7 @@ from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import optimizers, schedules, throughput
+from training import guard, optimizers, schedules, throughput
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
 
@@ -80,13 +80,16 @@ class Run:
         return self.flops_per_token * self.config.train.global_batch * self.config.train.sequence_length
 
 
-def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> Run:
+def assemble(
+    config, *, devices=None, on_microbatch: Callable | None = None, wrap_gradient: Callable = lambda gradient: gradient
+) -> Run:
     """Return the run that a validated configuration with a resolved mesh describes.
 
     Args:
       config: with `train.steps` set.
       devices: of the mesh; default all.
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
+      wrap_gradient: gradient function -> gradient function, to spoil it on purpose.
 
     Raises:
       ConfigError: a dimension that its mesh axis does not divide.
@@ -108,7 +111,7 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
-            carry=objective.init_carry(batch),
+            carry=objective.init_carry(batch), guard=guard.init(),
         )  # fmt: skip
 
     with mesh_context(mesh):
@@ -118,7 +121,10 @@ def assemble(config, *, devices=None, on_microbatch: Callable | None = None) -> 
         graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
         groups={} if slow else _summed_once(config, abstract_model),
     )  # fmt: skip
-    step = make_train_step(gradient, optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay)
+    step = make_train_step(
+        wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay,
+        spike_deviations=config.train.spike_deviations,
+    )  # fmt: skip
 
     def train_step(state, batch):
         return step(state, batch)[:2]
@@ -232,6 +238,7 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
         step=copied, examples=copied, params=weights, average=weights if abstract_state.average else {},
         optimizer=jax.tree_util.tree_map_with_path(of_optimizer, abstract_state.optimizer),
         carry=jax.tree.map(lambda _: rows, abstract_state.carry),
+        guard=jax.tree.map(lambda _: copied, abstract_state.guard),
     )  # fmt: skip
 
 

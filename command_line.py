@@ -33,6 +33,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
+STARTED = time.monotonic()  # of this process, but for a part of a second
 FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
@@ -203,6 +204,7 @@ def log_to(workdir: pathlib.Path) -> None:
     handler = logging.FileHandler(processes.log_file(workdir), delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
+    logging.raiseExceptions = False  # on a full disk lines are lost, and the run goes on
     LOG.propagate = False
     LOG.setLevel(logging.INFO)
 

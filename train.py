@@ -1,50 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
 
-Takes up where the newest checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
+Takes up where the newest good checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
 on all documents of other data where --config.data.path is given.
 """
 
 import command_line
 
-command_line.flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
-if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__, stored=lambda flags: flags.evaluate_only)
+flags = command_line.flags
+flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
+flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
+flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
+flags.DEFINE_string("faults", "", "strike on purpose, see training/faults.py: kill:1@300,nan@550,...")
 
+
+def reads_only(parsed) -> bool:
+    """Whether a run is looked at and not trained."""
+    return parsed.evaluate_only or parsed.verify_checkpoints or parsed.explain_step is not None
+
+
+if __name__ == "__main__":
+    COMMAND = command_line.parse(__doc__, stored=reads_only)
+
+import dataclasses
 import math
 import pathlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import jax
 
 import assembly
+import inspection
 from configs import validation
 from configs.loading import DATA_READ, flat
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
+from input_pipeline import ledger
 from parallelism import processes
 from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, place
 from reasoning.sampling import continue_texts
-from training import preflight, replicas, step_log
+from training import lease, preflight, replicas, step_log
 from training import workdir as workdirs
-from training.checkpoints import Checkpoints
+from training.checkpoints import Checkpoints, Damaged
+from training.clock import PARTS, Clock
 from training.display import Display
 from training.evaluation import evaluate
-from training.heartbeat import Heartbeat
-from training.interruption import Interrupted, in_thread, interruption
+from training.faults import Fault, Faults, parse_faults, spoiled
+from training.goodput import Goodput
+from training.interruption import Interrupted, Interruption, in_thread, interruption
+from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
+from training.recheck import twice
+from training.retention import Retention
 from training.step import every, is_finite
-from training.watchdog import watchdog
+from training.step_log import NonFinite
+from training.watch import Heartbeat, watchdog
 
 SAMPLE_PROMPT = "def "
 SAMPLE_TEMPERATURE = 0.7
 
 
 def train(
-    config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True
-) -> None:
+    config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True,
+    faults: Sequence[Fault] = (), started: float | None = None,
+) -> None:  # fmt: skip
     """Run the one training loop up to `train.steps`, then evaluate and print what came of it.
 
     Args:
@@ -52,24 +74,29 @@ def train(
       workdir: of metrics, checkpoints and logs; an earlier run in it is taken up.
       batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays, beginning with the first
         example not yet trained on; default: the corpus that `config.data` describes.
-      bucket: of which `workdir` is the local copy; checkpoints go there.
+      bucket: of which `workdir` is the local copy; checkpoints are copied there.
       topology: hardware preset, for its peak.
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
+      faults: to strike on purpose.
+      started: time.monotonic() when this process began; default: now.
 
     Raises:
       Interrupted: SIGINT or SIGTERM came; the state is saved.
-      NonFinite: the loss or gradient is not finite.
+      NonFinite: the run diverged, and going back did not help.
+      SaveFailed: the last state could not be saved.
     """
+    clock = Clock(time.monotonic() if started is None else started)
     run = assembly.assemble(config)
     preflight.check_state_fits(run)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
-    hang_seconds = 0 if run.slow else config.train.hang_seconds
-    send = send_to(bucket, workdir)
+    staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
         workdirs.exclusive(workdir, is_copy=bucket is not None),
-        watchdog(hang_seconds, processes.log_file(workdir)) as alive,
-        Checkpoints(bucket.url if bucket else workdir, config.checkpoint.keep, on_save=send) as checkpoints,
+        lease.held(bucket and bucket.url),
+        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging) as checkpoints,
     ):
+        send = send_to(bucket, workdir)
+        checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
@@ -79,62 +106,163 @@ def train(
             workdirs.open_workdir(workdir, flat(config), corpus)
         send()
         try:
-            run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, alive)
-        except (Interrupted, step_log.NonFinite):
+            run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
+        finally:
             send()
-            raise
-        send()
+
+
+def retention(config) -> Retention:
+    """Return which checkpoints are kept."""
+    return Retention(config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best)
+
+
+@dataclasses.dataclass
+class Job:
+    """What a process has at hand while it trains."""
+
+    run: assembly.Run
+    train_step: Callable
+    workdir: pathlib.Path
+    checkpoints: Checkpoints
+    corpus: corpora.Corpus | None
+    batches: Iterator | None
+    topology: object
+    clock: Clock
+    log: step_log.StepLog
+    signals: Interruption
+    roll_backs: int = 0
+
+    @property
+    def config(self):
+        """The run's."""
+        return self.run.config
 
 
 def run_to_the_end(
-    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, alive
+    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults
 ) -> None:
-    """Take the run from `record`, or from nothing, to its last step and its summary; call `alive` now and then."""
-    start, last_step = record["step"] if record else 0, config.train.steps
-    first = processes.index() == 0
-    display, heartbeat = Display(last_step, quiet=not first), Heartbeat(workdir)
+    """Take the run from `record`, or from nothing, to its last step and its summary."""
+    last_step, first = config.train.steps, processes.index() == 0
+    goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
+    display = Display(last_step, quiet=not first)
     run = assembly.assemble(config, on_microbatch=display.microbatch)
+    faults = Faults(faults, workdir, clock)
+    hang_seconds = 0 if run.slow else config.train.hang_seconds
     with (
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
         display,
-        interruption(alive) as signals,
+        watchdog(clock, hang_seconds, processes.log_file(workdir)),
+        interruption() as signals,
+        maintenance_notices(signals.ask),
         mesh_context(run.mesh),
     ):
-        heartbeat.beat(start, "compiling")
-        batches = training_batches(run, corpus, batches, record["examples"] if record else 0, last_step - start)
-        state = restored(checkpoints, start, run) if record else run.init()
-        replicas.check(state, run.mesh)
-        train_step = run.compile()
+        clock.enter("compile", record["step"] if record else 0)
+        compiled = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
-        display.lines(preflight.report(run, train_step, last_step - start, peak))
+        display.lines(preflight.report(run, compiled, last_step - clock.step, peak))
+        train_step = faults.wrapped(compiled, assembly.assemble(config, wrap_gradient=spoiled).compile)
         train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
-        log = step_log.StepLog(
-            run, writer, display, workdir=workdir, peak_flops=peak[0], record=record, on_end=heartbeat.beat
+        log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
+        checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
+        job = Job(run, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals)
+        with Heartbeat(
+            clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
+            tell=lambda text, figures: log.event(text, "blame", **figures),
+        ):  # fmt: skip
+            try:
+                finish(job, train_to_the_end(job, record))
+            finally:
+                log.account()
+
+
+def train_to_the_end(job: Job, record: dict | None):
+    """Return the state after the last step; a run that diverges goes back and leaves out what it diverged on."""
+    while True:
+        try:
+            return train_from(job, record)
+        except step_log.Diverged as trouble:
+            record = go_back(job, trouble, record)
+
+
+def train_from(job: Job, record: dict | None):
+    """Train from a checkpoint, or from nothing, to the last step; return the state."""
+    train, clock, run = job.config.train, job.clock, job.run
+    start, last_step = record["step"] if record else 0, train.steps
+    clock.enter("start_up", start)
+    keep_ledger(job, start, record["examples"] if record else 0)
+    batches = training_batches(job, record["examples"] if record else 0, last_step - start)
+    state = restored(job.checkpoints, start, run) if record else run.init()
+    replicas.check(state, run.mesh)
+    save_every = 1 if run.slow else train.save_every
+    job.log.stopwatch.skip()
+    for step in range(start + 1, last_step + 1):
+        clock.enter("data", step)
+        batch = job.log.stopwatch.next(batches)
+        if jax.default_backend() == "cpu":  # whose devices take work only when they are done with the last
+            clock.enter("wait")
+            job.log.flush()
+        clock.enter("step")
+        recheck_now = every(step, train.recheck_every)
+        state, scalars = twice(job.train_step, state, batch, run.mesh) if recheck_now else job.train_step(state, batch)
+        clock.enter("wait")
+        job.log.add(step, scalars)
+        stop = job.signals.agreed()
+        if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
+            save(job, state, step, ends=stop or step == last_step)
+        if stop:
+            raise Interrupted(step)
+        if job.corpus and step < last_step and every(step, train.eval_every):
+            evaluate_now(job, state, step, job.config.evaluation.batches, job.signals.agreed)
+    return state
+
+
+def go_back(job: Job, trouble: step_log.Diverged, record: dict | None) -> dict | None:
+    """Return the record of the checkpoint to go back to, None for the beginning, having left out the bad batches.
+
+    Raises:
+      NonFinite: it was done too often, or the batches are from elsewhere and come but once.
+    """
+    start, examples = (record["step"], record["examples"]) if record else (0, 0)
+    rows = job.config.train.global_batch
+    first, last = (examples + (step - start - 1) * rows for step in (trouble.first_step, trouble.last_step + 1))
+    if job.roll_backs >= job.config.train.roll_backs or not job.corpus:
+        raise NonFinite(
+            f"{trouble} at step {trouble.last_step}, after going back {job.roll_backs} times; nothing bad was saved; "
+            f"{keep_bad_documents(job, trouble)}lower optimizer.learning_rate in another --workdir"
         )
-        save_every = 1 if run.slow else config.train.save_every
-        for step in range(start + 1, last_step + 1):
-            state, scalars = train_step(state, log.stopwatch.next(batches))
-            log.add(step, scalars)
-            stop = signals.agreed()
-            if every(step, save_every) or step == last_step or stop:
-                save(checkpoints, state, log, corpus, topology)
-            if stop:
-                heartbeat.beat(step, "stopped")
-                raise Interrupted(step)
-            if corpus and step < last_step and every(step, config.train.eval_every):
-                log.flush()
-                heartbeat.beat(step, "evaluating")
-                heldout = evaluate_heldout(run, state, corpus, signals.agreed, config.evaluation.batches)
-                log.evaluation(step, heldout)
-        checkpoints.wait()
-        signals.at_once = True
-        if any(processes.gather("asked to stop", signals.requested)):  # after the last boundary
-            raise Interrupted(last_step)
-        heartbeat.beat(last_step, "closing")
-        lines = close(run, state, corpus, log, checkpoints.address, signals.pass_on)
-        if first:
-            workdirs.write_summary(workdir, lines)
-        heartbeat.beat(last_step, "finished")
+    job.roll_backs += 1
+    job.checkpoints.wait()
+    step = job.checkpoints.newest()
+    record = job.checkpoints.record(step) if step is not None else None
+    job.corpus = dataclasses.replace(job.corpus, train=job.corpus.train.skip(first, last))
+    job.log.go_on(record)
+    job.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
+    job.log.event(
+        f"{trouble}; back to step {step or 0}, leaving out batches {trouble.first_step} to {trouble.last_step}",
+        "roll_back", step or 0, first_step=trouble.first_step, last_step=trouble.last_step,
+    )  # fmt: skip
+    return record
+
+
+def keep_bad_documents(job: Job, trouble: step_log.Diverged) -> str:
+    """Write down what the bad batches were made of; return where, as a part of a sentence."""
+    if not job.corpus:
+        return ""
+    path = job.workdir / "bad_documents.txt"
+    if processes.index() == 0:
+        lines = inspection.documents_of(job.config, job.workdir, range(trouble.first_step, trouble.last_step + 1))
+        workdirs.write_atomically(path, "\n".join(lines).encode())
+    return f"the documents of the bad batches are in {path}: mend them, or "
+
+
+def finish(job: Job, state) -> None:
+    """Wait for the last save, then evaluate, draw a sample and keep the summary."""
+    job.signals.at_once = True
+    if any(processes.gather("asked to stop", job.signals.requested)):  # after the last boundary
+        raise Interrupted(job.config.train.steps)
+    lines = close(job, state)
+    if processes.index() == 0:
+        workdirs.write_summary(job.workdir, lines)
 
 
 def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
@@ -186,18 +314,28 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     return start, train.steps
 
 
-def training_batches(run: assembly.Run, corpus, batches, first_example: int, num_steps: int):
+def keep_ledger(job: Job, step: int, examples: int) -> None:
+    """Write down how the steps from here on map to examples."""
+    if job.corpus and processes.index() == 0:
+        train = job.config.train
+        section = ledger.new_section(
+            job.corpus, step=step, examples=examples, global_batch=train.global_batch,
+            sequence_length=train.sequence_length, seed=train.seed,
+        )  # fmt: skip
+        ledger.append(job.workdir, section)
+
+
+def training_batches(job: Job, first_example: int, num_steps: int):
     """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
-    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+    train, data, sharding = job.config.train, job.config.data, job.run.abstract_batch["tokens"].sharding
     rows = local_rows(sharding, train.global_batch)
-    if batches is None:
+    if job.corpus:
         batches = pipeline.training_batches(
-            corpus.train, seed=train.seed, sequence_length=train.sequence_length, global_batch=train.global_batch,
-            rows=rows, first_example=first_example, num_steps=num_steps,
-            readers=run.config.data.readers, prefetch=run.config.data.prefetch,
+            job.corpus.train, seed=train.seed, sequence_length=train.sequence_length, global_batch=train.global_batch,
+            rows=rows, first_example=first_example, num_steps=num_steps, readers=data.readers, prefetch=data.prefetch,
         )  # fmt: skip
     else:
-        batches = ({name: array[rows] for name, array in batch.items()} for batch in islice(batches, num_steps))
+        batches = ({name: array[rows] for name, array in batch.items()} for batch in islice(job.batches, num_steps))
     return place(batches, sharding, train.global_batch)
 
 
@@ -218,37 +356,67 @@ def evaluate_heldout(run: assembly.Run, state, corpus, stop=lambda: False, num_b
     return evaluate(run, state.evaluated, batches, stop)
 
 
-def save(checkpoints: Checkpoints, state, log: step_log.StepLog, corpus, topology) -> None:
-    """Begin to write a checkpoint of a state whose loss and gradient were finite."""
-    log.flush()
-    if not is_finite(state):
-        raise step_log.NonFinite(f"the parameters or moments after step {int(state.step)} are not finite; not saved")
-    record = log.record() | {
-        "step": int(state.step),
-        "examples": int(state.examples),
-        "config": flat(log.run.config),
-        "corpus": digest(corpus),
-        "mixture": corpus.train.record() if corpus else [],
-        "topology": topology.name if topology else None,
-    }
-    checkpoints.save(int(state.step), state, record)
-    log.stopwatch.skip()
+def save(job: Job, state, step: int, *, ends: bool) -> None:
+    """Begin to write a checkpoint of a state that is finite; where the run `ends`, return when it is written.
+
+    Raises:
+      Diverged: the state is not finite.
+      SaveFailed: the run ends, and it could not be written.
+    """
+    job.log.flush()
+    with job.clock.within("save"):
+        if not is_finite(state):
+            raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
+        record = job.log.record() | {
+            "step": step,
+            "examples": int(state.examples),
+            "config": flat(job.config),
+            "corpus": digest(job.corpus),
+            "mixture": job.corpus.train.record() if job.corpus else [],
+            "skips": job.corpus.train.skips if job.corpus else [],
+            "losses": job.checkpoints.losses,
+            "topology": job.topology.name if job.topology else None,
+        }
+        write = job.checkpoints.save_and_wait if ends else job.checkpoints.save
+        write(step, state, record)
+    job.log.stopwatch.skip()
 
 
-def close(run: assembly.Run, state, corpus, log: step_log.StepLog, workdir: pathlib.Path | str, stop) -> list[str]:
+def losses_of(record: dict | None) -> dict[int, float]:
+    """Return the held-out losses of the checkpoints before, by step."""
+    return {int(step): loss for step, loss in record["losses"].items()} if record else {}
+
+
+def evaluate_now(job: Job, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
+    """Evaluate, write and return (nats per token, tokens); None where it was stopped."""
+
+    def is_stopped() -> bool:
+        job.clock.enter("evaluation")  # another batch of it
+        return stop()
+
+    with job.clock.within("evaluation"):
+        job.log.flush()
+        result = evaluate_heldout(job.run, state, job.corpus, is_stopped, num_batches)
+        if result:
+            job.checkpoints.losses[step] = result[0]
+            job.log.evaluation(step, result)
+    return result
+
+
+def close(job: Job, state) -> list[str]:
     """Evaluate all held-out documents, draw a sample, and print and return the summary."""
-    lines = [""]
+    lines, corpus, workdir, step = [""], job.corpus, job.checkpoints.address, job.config.train.steps
     if corpus:
-        log.display.phase("evaluating all held-out documents")
-        loss, tokens = evaluate_heldout(run, state, corpus, stop)
-        log.evaluation(int(state.step), (loss, tokens))
-        lines += heldout_lines(loss, tokens, corpus)
-    lines.append(f"speed: {log.average_tokens_per_second():,.0f} tokens/s over {log.total_tokens:,} tokens")
-    lines.append(f"checkpoint: {workdir}/checkpoints/{int(state.step)}")
-    if corpus and corpus.tokenizer and run.config.evaluation.sample_tokens:
-        lines += sample_lines(run, state.evaluated, corpus.tokenizer)
+        job.log.display.phase("evaluating all held-out documents")
+        lines += heldout_lines(*evaluate_now(job, state, step, None, lambda: False), corpus)
+    lines.append(f"speed: {job.log.average_tokens_per_second():,.0f} tokens/s over {job.log.total_tokens:,} tokens")
+    lines.append(job.log.goodput.line())
+    lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
+    if corpus and corpus.tokenizer and job.config.evaluation.sample_tokens:
+        with job.clock.within("evaluation"):
+            lines += sample_lines(job.run, state.evaluated, corpus.tokenizer)
         lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
-    log.display.lines(lines)
+    job.log.display.lines(lines)
     return lines
 
 
@@ -290,18 +458,26 @@ def evaluate_only(config, workdir: pathlib.Path | str, other_data: bool) -> None
 
 def main(command: command_line.Command) -> None:
     """Settle what only the devices know, say where we are, and train or evaluate."""
-    config = command.config
+    config, flags = command.config, command_line.FLAGS
     command_line.join(command)
     command_line.log_to(command.workdir)
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
-    if command_line.FLAGS.evaluate_only:
+    if flags.verify_checkpoints:
+        lines, all_good = inspection.checkpoints_table(command.address, retention(config))
+        print("\n".join(lines))
+        if not all_good:
+            raise Damaged(f"{command.address} has damaged checkpoints")
+    elif flags.explain_step is not None:
+        print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
+    elif flags.evaluate_only:
         evaluate_only(config, command.address, any(command.loaded.typed.get(key) for key in DATA_READ))
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
         train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
+            faults=parse_faults(flags.faults), started=command_line.STARTED,
         )  # fmt: skip
     processes.leave()
 

@@ -104,11 +104,20 @@ def get_config() -> ConfigDict:
     train.log_every = 10  # steps
     train.eval_every = 250  # steps; 0: only at the end
     train.save_every = 500  # steps; the last step and an interruption are always saved
+    train.spike_deviations = 0.0  # loss or gradient norm so many above its running mean: update not taken; 0: never
+    train.bad_steps = 10  # updates not taken in a row: back to the last good checkpoint, without these batches
+    train.roll_backs = 3  # going back so in a run; then it ends
+    train.recheck_every = 0  # steps: one is computed twice and compared bit by bit, as are copies; 0: never
     train.hang_seconds = 1800.0  # without a step ending: every process keeps its stacks in its log and ends; 0: never
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.resume = True  # false: refuse a workdir that has a checkpoint
     checkpoint.keep = 2  # newest checkpoints kept
+    checkpoint.keep_every = 0  # steps of whose multiples all are kept too; 0: none for that
+    checkpoint.keep_best = 1  # of those with an evaluation, the best by held-out loss kept too
+    checkpoint.staging = (
+        ""  # local folder to save to, and copy from in the background; of buckets '': in data.cache_dir
+    )
     checkpoint.restore = "read"  # by each copy of the model for itself; broadcast: by one, which sends it to the others
 
     config.evaluation = evaluation = ConfigDict()

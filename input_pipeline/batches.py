@@ -35,12 +35,13 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Return the batches of `num_steps` steps, this process's rows of them.
 
-    Step s takes the examples first_example + s * global_batch + rows. Example i is a pure function of
-    (seed, i, mixture). So neither a stop, nor the number of processes, nor a changed batch alters which
-    example comes when.
+    Step s takes the examples first_example + s * global_batch + rows, counted as the run takes them. What it
+    takes as number t is a pure function of (seed, t, mixture). So neither a stop, nor the number of processes,
+    nor a changed batch alters which example comes when.
 
     Args:
         rows: int array, which of range(global_batch) to read.
+        first_example: how many the run has taken; those that the mixture skips are not counted.
         readers: threads; 0: as many as there are cores, up to a few.
         prefetch: batches made ahead; 0: as many as some memory holds, up to a few.
 
@@ -48,7 +49,8 @@ def training_batches(
         iterator of int32 [len(rows), sequence_length] each: tokens, targets, segments, positions.
 
     Raises:
-        DataError: there are fewer tokens than one batch, or in some part than one sequence.
+        DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:
+            a shard changed or vanished.
     """
     _check_enough(mixture, sequence_length, global_batch)
     rows = np.asarray(rows, np.int64)
@@ -107,13 +109,19 @@ def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> 
 def _read_ahead(
     read: Callable[[int], Batch], num_steps: int, batch_tokens: int, readers: int, prefetch: int
 ) -> Iterator[Batch]:
-    """Yield read(0), read(1), ... in order, some of them read before they are asked for."""
+    """Return read(0), read(1), ... in order, some of them read before they are asked for."""
     tf = _tensorflow()
     readers = readers or min(os.cpu_count(), MOST_READERS)
     prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(KEYS))), 8)
 
+    failed: list[DataError] = []
+
     def arrays(step: np.ndarray) -> list[np.ndarray]:
-        batch = read(int(step))
+        try:
+            batch = read(int(step))
+        except DataError as error:
+            failed.append(error)
+            raise
         return [batch[key] for key in KEYS]
 
     steps = tf.data.Dataset.range(num_steps)
@@ -125,10 +133,20 @@ def _read_ahead(
     options = tf.data.Options()
     options.threading.private_threadpool_size = readers
     options.autotune.enabled = False
-    iterator = batches.prefetch(prefetch).with_options(options).as_numpy_iterator()
-    generator = (dict(zip(KEYS, batch, strict=True)) for batch in iterator)
+    generator = _batches(batches.prefetch(prefetch).with_options(options).as_numpy_iterator(), failed)
     _unfinished.add(generator)
     return generator
+
+
+def _batches(arrays: Iterator[tuple[np.ndarray, ...]], failed: list[DataError]) -> Iterator[Batch]:
+    """Yield the arrays by name; in place of TensorFlow's account of an error in a reader raise what `failed` holds."""
+    try:
+        for batch in arrays:
+            yield dict(zip(KEYS, batch, strict=True))
+    except tensorflow().errors.OpError:
+        if failed:
+            raise failed[0] from None
+        raise
 
 
 @cache

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from input_pipeline.cache import cache_folder
-from input_pipeline.documents import Span, hold_out, scan
+from input_pipeline.documents import Document, Span, hold_out, scan
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
 from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
@@ -34,6 +34,8 @@ class Corpus:
             [len(indices), T] `tokens`, `targets`, `segments` (0: padding) and `positions`.
         digest: the same wherever the same documents, tokenizer and split are read, with whatever weights.
         gzip_bits_per_byte: `gzip -9` on the held-out documents one at a time; None where there is no text.
+        names: of the parts of .train: their data paths, or where there is none the source.
+        documents: of each part of .train, in stored order; None unless asked for, as they take memory.
     """
 
     tokenizer: ByteTokenizer | SentencePieceTokenizer | None
@@ -41,19 +43,23 @@ class Corpus:
     heldout: TokenWindows | MarkovWindows
     digest: str
     gzip_bits_per_byte: float | None
+    names: tuple[str, ...] = ()
+    documents: tuple[list[Document], ...] | None = None
 
     def go_on(self, record: dict) -> "Corpus":
         """Return this corpus for a run taken up: the parts go on where they were, from here on by these weights.
 
         Args:
-            record: of the checkpoint: `mixture`, what .train.record() gave, and `examples`, trained on so far.
+            record: of the checkpoint: `mixture`, what .train.record() gave; `skips`, what .train.skips was, none
+                where it is missing; and `examples`, taken so far.
         """
-        return replace(self, train=self.train.go_on(record.get("mixture"), record["examples"]))
+        train = self.train.go_on(record.get("mixture"), record["examples"], record.get("skips", ()))
+        return replace(self, train=train)
 
 
 def prepare(
     data, *, vocab_size: int, vocab_size_typed: bool, seed: int = 0,
-    announce: Callable[[str], object] = say,
+    announce: Callable[[str], object] = say, with_documents: bool = False,
 ) -> Corpus:  # fmt: skip
     """Return the corpus that the `data` section describes, from the cache where it was made before.
 
@@ -63,6 +69,7 @@ def prepare(
         vocab_size_typed: the user asked for this very size; else a small corpus may have fewer pieces.
         seed: of a synthetic source.
         announce: takes a line now and then while something is built.
+        with_documents: keep which documents are trained on, for the ledger: a hundred bytes or more each.
 
     Raises:
         DataError: whatever a user can put right, in one line.
@@ -76,7 +83,7 @@ def prepare(
     if isinstance(found[0], tuple):
         train, heldout = found[0]
         digest = _digest([data.source, vocab_size, seed])
-        return Corpus(None, mixture_of_one(train), heldout, digest=digest, gzip_bits_per_byte=None)
+        return Corpus(None, mixture_of_one(train), heldout, digest, gzip_bits_per_byte=None, names=(data.source,))
     validation = read(data.validation_path) if data.validation_path else None
     parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
     if validation is not None:
@@ -88,7 +95,9 @@ def prepare(
     stores = [_store(part, tokenizer, cache, announce) for part in parts]
     trained_on = [open_windows([store], "train") for store in stores if "train" in store[1]["splits"]]
     train = Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0])
-    return _corpus(tokenizer, train, stores)
+    kept = tuple([span.document for span in part["train"]] for part in parts if "train" in part)
+    names = tuple(path or "python" for path in paths)  # the source that needs no path
+    return replace(_corpus(tokenizer, train, stores), names=names, documents=kept if with_documents else None)
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], object] = say) -> Corpus:

@@ -5,8 +5,12 @@ With weights w_k, the first n examples have n * w_k from part k, give or take le
 are fractions, so the choice repeats after as many examples as their common denominator, and a table of that length
 places any example at once. Each part goes through its own windows in an order of its own, pass by pass. New weights
 begin another section of the run, in which every part goes on where it was.
+
+An example is a place in the order that this makes: 0, 1, ... . A run takes them one after another, but for ranges that
+it leaves out, such as those on which it diverged; so the example that it takes as number t may be a later one.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -102,15 +106,17 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a run trains on: one or more window sources and the weights that they had from which example on.
+    """What a run trains on: window sources, the weights that they had from which example on, what is left out.
 
     Attributes:
         parts: window sources.
-        history: (first example, weights) of each section of the run; the first begins with example 0.
+        history: (first example, weights) of each section of the order; the first begins with example 0.
+        skips: (taken, count): after so many taken examples, and after earlier skips, so many are left out.
     """
 
     parts: tuple
     history: tuple[tuple[int, Weights], ...]
+    skips: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -120,17 +126,32 @@ class Mixture:
         """Return how many windows there are in all parts together."""
         return sum(part.num_examples(sequence_length) for part in self.parts)
 
-    def read(self, examples: np.ndarray, sequence_length: int, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples as a window source does; each is a pure function of (seed, its number, the mixture)."""
-        parts, indices = self.locate(examples)
+    def read(self, taken: np.ndarray, sequence_length: int, seed: int) -> dict[str, np.ndarray]:
+        """Return the examples that the run takes as number `taken`, as a window source does.
+
+        Each is a pure function of (seed, its number, the mixture).
+        """
+        parts, windows = self.windows(self.examples(taken), sequence_length, seed)
         batch = {key: np.zeros((len(parts), sequence_length), np.int32) for key in KEYS}
         for number in np.unique(parts).tolist():
-            rows, windows = parts == number, self.parts[number]
-            order = seed + (number << 32)  # of each part its own, the first part's that of the seed
-            chosen = example_windows(indices[rows], windows.num_examples(sequence_length), order)
-            for key, values in windows.read(chosen, sequence_length).items():
+            rows = parts == number
+            for key, values in self.parts[number].read(windows[rows], sequence_length).items():
                 batch[key][rows] = values
         return batch
+
+    def examples(self, taken: np.ndarray) -> np.ndarray:
+        """Return the examples that the run takes as number `taken`, counted from 0: int64 of the same shape."""
+        taken = np.asarray(taken, np.int64)
+        return taken + sum(count * (first <= taken) for first, count in self.skips)
+
+    def windows(self, examples: np.ndarray, sequence_length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (the part of each example, its window in the part): int64 of the same shape."""
+        parts, indices = self.locate(examples)
+        windows = np.zeros_like(indices)
+        for number in np.unique(parts).tolist():
+            rows, order = parts == number, seed + (number << 32)  # of each part its own, the first's that of the seed
+            windows[rows] = example_windows(indices[rows], self.parts[number].num_examples(sequence_length), order)
+        return parts, windows
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (the part of each example, its number among those of the part), in constant time each."""
@@ -145,18 +166,40 @@ class Mixture:
             done = done + schedule.taken(last - first)
         return parts, indices
 
-    def go_on(self, stored: list | None, example: int) -> "Mixture":
-        """Return this mixture with the sections of an earlier run, its own weights from `example` on.
+    def go_on(self, stored: list | None, taken: int, skips: Iterable[Iterable[int]] = ()) -> "Mixture":
+        """Return this mixture with the sections and skips of an earlier run, its own weights from here on.
 
         Args:
             stored: what `record` gave of the earlier run, which has the same parts; none: its weights were these.
+            taken: examples that the run has taken.
+            skips: of the earlier run, also as JSON gives them back.
         """
-        stored = stored or self.record()
-        history = [(first, tuple(map(Fraction, weights))) for first, weights in stored if first < example]
-        weights = self.history[-1][1]
+        earlier = self.recorded(stored or self.record(), skips)
+        example, weights = int(earlier.examples(taken)), self.history[-1][1]
+        history = [section for section in earlier.history if section[0] < example]
         if not history or history[-1][1] != weights:
             history.append((example, weights))
-        return replace(self, history=tuple(history))
+        return replace(earlier, history=tuple(history))
+
+    def recorded(self, stored: list, skips: Iterable[Iterable[int]]) -> "Mixture":
+        """Return the mixture of these parts whose `record` and skips were stored as JSON."""
+        history = tuple((first, tuple(map(Fraction, weights))) for first, weights in stored)
+        return replace(self, history=history, skips=tuple((first, count) for first, count in skips))
+
+    def skip(self, first: int, last: int) -> "Mixture":
+        """Return this mixture without what the run took, or would take, as a range of numbers.
+
+        Skips within the range become part of the new one, and those after it come as many examples sooner.
+
+        Args:
+            first: left out first; the run goes back to where it had taken no more, and takes those before it again.
+            last: taken in its place; at least `first`.
+        """
+        assert first <= last, f"nothing to leave out from {first} to {last}"
+        begin, end = self.examples([first, last]).tolist()
+        before = [skip for skip in self.skips if skip[0] <= first]
+        after = [(taken - (last - first), count) for taken, count in self.skips if taken > last]
+        return replace(self, skips=(*before, (first, end - begin), *after))
 
     def record(self) -> list:
         """Return the history as JSON can hold it."""

@@ -7,9 +7,41 @@ the stream with that EOD in front, and as targets the T stored tokens iT to iT+T
 document is its first input.
 """
 
+import itertools
+from typing import NamedTuple
+
 import numpy as np
 
 KEYS = ("tokens", "targets", "segments", "positions")
+
+
+class Piece(NamedTuple):
+    """A run of one document's tokens among the targets of a window.
+
+    Attributes:
+        document: its number in the stored stream.
+        segment: its number in the window, as `pack` counts.
+        first, count: place of the first token in the window, and how many there are; an EOD is a document's last.
+        offset: place of the first token in the document.
+    """
+
+    document: int
+    segment: int
+    first: int
+    count: int
+    offset: int
+
+
+def pieces(begin: int, length: int, starts: np.ndarray, num_tokens: int) -> list[Piece]:
+    """Return what `pack` finds in one window, in order; arguments as there, `length` tokens from `begin` on."""
+    end = min(begin + length, num_tokens)
+    number = int(np.searchsorted(starts, begin, side="right")) - 1
+    stop = int(np.searchsorted(starts, end, side="left"))
+    borders = [begin, *starts[number + 1 : stop].tolist(), end]
+    return [
+        Piece(number + nth, nth + 1, first - begin, last - first, first - int(starts[number + nth]))
+        for nth, (first, last) in enumerate(itertools.pairwise(borders))
+    ]
 
 
 def pack(stream: np.ndarray, begins: np.ndarray, starts: np.ndarray, num_tokens: int) -> dict[str, np.ndarray]:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenized documents on disk: memory-mapped shards with a manifest, built once, read as windows.
+"""Tokenized documents on disk: shards with a manifest, built once, read as windows.
 
 A folder holds the shards of one corpus under one tokenizer; its name is the hash of both. Shard k of
 `train` or `heldout` is three files: NAME-k.bin (the tokens, each document followed by end of document),
 NAME-k.offsets (int64, where documents start in it) and, when those are complete, NAME-k.json (counts and
 digest). manifest.json comes last. A build that was interrupted goes on with the first shard that is not
-complete, and a shard that is not what its digest says is built again.
+complete, and a shard that is not what its digest says is built again. One that changes under a run ends it.
 """
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -19,12 +21,69 @@ import numpy as np
 from input_pipeline.cache import locked, writing
 from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged, gzip_bits_per_byte
 from input_pipeline.errors import DataError
-from input_pipeline.packing import pack
+from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
 
 FORMAT = 1  # of the files; another number is another folder
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
+SHARD_NAME = re.compile(r"(train|heldout)-\d{5,}")
+
+
+class ShardFile:
+    """The numbers in a file of a shard, of which a slice is an array, as of a numpy array.
+
+    Every read opens the file and compares it with what it was at first: of a memory map that is cut off under it a
+    process dies, one that is overwritten gives other tokens, and hundreds of shards are too many to keep open.
+
+    Raises:
+        DataError: the file is not of this length, and when read: it changed, was replaced or is gone.
+    """
+
+    def __init__(self, path: Path, dtype: str, length: int):
+        """Take a file of `length` numbers of a numpy dtype."""
+        self._path, self._dtype, self._length = str(path), np.dtype(dtype), length
+        _, self._first = self._read(0, 0)
+        if self._first.st_size != length * self._dtype.itemsize:
+            raise self._damaged(f"has {self._first.st_size:,} bytes, not {length * self._dtype.itemsize:,}")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        start, stop, _ = places.indices(self._length)
+        size = (stop - start) * self._dtype.itemsize
+        content, now = self._read(start * self._dtype.itemsize, size)
+        change = _change(self._first, now)
+        if change or len(content) != size:
+            raise self._damaged(f"{change or 'cannot be read to its end'} since this run opened it")
+        return np.frombuffer(content, self._dtype)
+
+    def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
+        """Return some bytes of the file, and then what it is."""
+        try:
+            file = os.open(self._path, os.O_RDONLY)
+            try:
+                return os.pread(file, size, offset), os.fstat(file)
+            finally:
+                os.close(file)
+        except FileNotFoundError as error:
+            raise self._damaged("is gone") from error
+        except OSError as error:
+            raise self._damaged(f"cannot be read: {error.strerror}") from error
+
+    def _damaged(self, what: str) -> DataError:
+        advice = "start the run again, which builds what is damaged again from its documents"
+        return DataError(f"{self._path}: {what}; {advice}")
+
+
+def _change(first: os.stat_result, now: os.stat_result) -> str:
+    """Return what was done to a file; '' where nothing was."""
+    if first.st_ino != now.st_ino:
+        return "was replaced"
+    if first.st_size != now.st_size:
+        return f"was {first.st_size:,} bytes long and has {now.st_size:,}"
+    return "was written to" if first.st_mtime_ns != now.st_mtime_ns else ""
 
 
 class TokenWindows:
@@ -34,7 +93,7 @@ class TokenWindows:
         num_documents, num_tokens (ends of documents among them), num_bytes (of UTF-8 text).
     """
 
-    def __init__(self, shards: list[np.ndarray], starts: np.ndarray, num_bytes: int, end_of_document: int):
+    def __init__(self, shards: list[np.ndarray | ShardFile], starts: np.ndarray, num_bytes: int, end_of_document: int):
         self._shards, self._starts, self._end_of_document = shards, starts, end_of_document
         self._firsts = np.array([0, *accumulate(len(shard) for shard in shards)])
         self.num_documents, self.num_tokens, self.num_bytes = len(starts), int(self._firsts[-1]), num_bytes
@@ -50,6 +109,10 @@ class TokenWindows:
             self._copy(begin - 1, stream[row])
         return pack(stream, begins, self._starts, self.num_tokens)
 
+    def pieces(self, index: int, sequence_length: int) -> list[Piece]:
+        """Return what of which documents is in a window, as `packing.pieces`."""
+        return pieces(index * sequence_length, sequence_length, self._starts, self.num_tokens)
+
     def _copy(self, begin: int, row: np.ndarray) -> None:
         """Fill a row with the stored tokens from `begin` on, across shards; place -1 is end of document."""
         done = 0
@@ -57,7 +120,8 @@ class TokenWindows:
             row[0], begin, done = self._end_of_document, 0, 1
         number = int(np.searchsorted(self._firsts, begin, side="right")) - 1
         while done < len(row) and number < len(self._shards):
-            part = self._shards[number][begin - self._firsts[number] :][: len(row) - done]
+            place = begin - self._firsts[number]
+            part = self._shards[number][place : place + len(row) - done]
             row[done : done + len(part)] = part
             begin, done, number = begin + len(part), done + len(part), number + 1
 
@@ -82,15 +146,15 @@ def load_or_build(
 
 
 def open_windows(stores: list[tuple[Path, dict]], split: str) -> TokenWindows:
-    """Open a split of some (folder, manifest), end to end, as memory-mapped windows.
+    """Open a split of some (folder, manifest), end to end, as windows.
 
     They have one tokenizer. Nothing is read but the starts of the documents.
     """
     shards = [(folder, shard) for folder, manifest in stores for shard in manifest["splits"][split]]
-    token, end_of_document = np.dtype(stores[0][1]["token"]), stores[0][1]["end_of_document"]
-    arrays = [np.asarray(np.memmap(folder / f"{shard['name']}.bin", token, "r")) for folder, shard in shards]
+    token, end_of_document = stores[0][1]["token"], stores[0][1]["end_of_document"]
+    arrays = [ShardFile(folder / f"{shard['name']}.bin", token, shard["tokens"]) for folder, shard in shards]
     firsts = [0, *accumulate(shard["tokens"] for _, shard in shards)]
-    starts = [np.fromfile(folder / f"{shard['name']}.offsets", "<i8") for folder, shard in shards]
+    starts = [ShardFile(folder / f"{shard['name']}.offsets", "<i8", shard["documents"])[:] for folder, shard in shards]
     starts = np.concatenate([first + part for first, part in zip(firsts, starts, strict=False)])
     return TokenWindows(arrays, starts, sum(shard["bytes"] for _, shard in shards), end_of_document)
 
@@ -99,7 +163,7 @@ def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, 
     folder.mkdir(parents=True, exist_ok=True)
     token = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     units = {f"{split}-{k:05d}": unit for split in splits for k, unit in enumerate(_units(splits[split]))}
-    shards = {name: _complete_shard(folder, name) for name in units}
+    shards = {name: _complete_shard(folder, name, token, announce) for name in units}
     missing = {name: units[name] for name, shard in shards.items() if shard is None}
     total_bytes = sum(span.size for unit in missing.values() for span in unit)
     with progress("tokenizing", total_bytes, announce) as advance:
@@ -193,7 +257,11 @@ def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[st
 
 
 def _complete_manifest(folder: Path, facts: dict) -> dict | None:
-    """Return the manifest if it is there and every shard is what it says. Raises DataError where it has other facts."""
+    """Return the manifest if it is there and every shard is what it says.
+
+    Raises:
+        DataError: it has other facts, or the name of a shard in it is none.
+    """
     manifest = _read_json(folder / "manifest.json")
     if manifest is None:
         return None
@@ -204,20 +272,46 @@ def _complete_manifest(folder: Path, facts: dict) -> dict | None:
             f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
         )
     shards = [shard for split in manifest["splits"].values() for shard in split]
-    return manifest if all(_complete_shard(folder, shard["name"]) == shard for shard in shards) else None
+    for shard in shards:
+        if not SHARD_NAME.fullmatch(str(shard["name"])):
+            raise DataError(
+                f"{folder}/manifest.json: {shard['name']!r} is not the name of a shard, such as 'train-00000'; "
+                "remove the folder to have it made again"
+            )
+    told = (_read_json(folder / f"{shard['name']}.json") for shard in shards)
+    whole = all(
+        one == shard and not _damage(folder, shard, manifest["token"]) for one, shard in zip(told, shards, strict=True)
+    )
+    return manifest if whole else None
 
 
-def _complete_shard(folder: Path, name: str) -> dict | None:
-    """Return what NAME.json says of a shard if it is there and its files are what it says."""
+def _complete_shard(folder: Path, name: str, token: str, announce: Callable[[str], object]) -> dict | None:
+    """Return what NAME.json says of a shard if it is there and its files are what it says; announce what is not."""
     shard = _read_json(folder / f"{name}.json")
-    return shard if shard and shard["digest"] == _shard_digest(folder, name) else None
+    if shard is None or shard["name"] != name:
+        return None
+    damage = _damage(folder, shard, token)
+    if damage:
+        announce(f"{damage}; it is built again")
+    return None if damage else shard
 
 
-def _shard_digest(folder: Path, name: str) -> str | None:
+def _damage(folder: Path, shard: dict, token: str) -> str:
+    """Return which file of a shard is not what the shard's record says, and how; '' where they are."""
+    sizes = {"bin": shard["tokens"] * np.dtype(token).itemsize, "offsets": shard["documents"] * 8}
+    for suffix, size in sizes.items():
+        path = folder / f"{shard['name']}.{suffix}"
+        if not path.exists():
+            return f"{path}: is gone"
+        if path.stat().st_size != size:
+            return f"{path}: has {path.stat().st_size:,} bytes, not {size:,}"
+    same = shard["digest"] == _shard_digest(folder, shard["name"])
+    return "" if same else f"{folder / shard['name']}.bin, .offsets: not what their digest says"
+
+
+def _shard_digest(folder: Path, name: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path in (folder / f"{name}.bin", folder / f"{name}.offsets"):
-        if not path.exists():
-            return None
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

@@ -9,10 +9,13 @@ import collections
 import contextlib
 import json
 import math
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
+
+from parallelism.blame import Sign, to_blame
 
 RETRY_SECONDS = 0.2
 LEAD = 2  # boundaries from the furthest process to where all are proposed to stop
@@ -43,11 +46,19 @@ class Hub:
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
         self.proposal, self.promises = None, {}
+        self.said: dict[int, tuple[dict | None, float]] = {}  # the last sign, and when; {}: none yet, None: no more
         self.listener = _listen(host, port)
         threading.Thread(target=self._accept, daemon=True).start()
         self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
         self.timer.daemon = True
         self.timer.start()
+
+    def signs(self) -> list[Sign]:
+        """Return the last sign of every process that is here and has not ended its watch, by number."""
+        with self.changed:
+            waiting = {index for given in self.values.values() for index in given}
+            here = [index for index in sorted(self.said) if index not in self.left and self.said[index][0] is not None]
+            return [self._sign(index, index in waiting) for index in here]
 
     def settle(self, seconds: float) -> None:
         """Return when all have been told why the run ends, or after some seconds; before process 0 ends itself."""
@@ -95,6 +106,10 @@ class Hub:
                 self._propose(message["passed"] + LEAD)
             case "promise" if message["boundary"] == self.proposal:
                 self._promised(index, message["passed"])
+            case "sign":
+                self.said[index] = (message["sign"], time.monotonic())
+            case "blame":
+                _send(connection, {"kind": "blame", "text": to_blame(self.signs()).text})
             case "failed":
                 self.left.add(index)  # it says so itself
                 line = (
@@ -110,6 +125,7 @@ class Hub:
             self._end(f"two processes are number {index}: on {self.hosts[index]} and on {host}", 2, also=connection)
             return
         self.connections[index], self.hosts[index] = connection, host
+        self.said[index] = ({}, time.monotonic())
         if message["count"] != self.count:
             says = f"process {index} ({host}) was told of {message['count']} processes, process 0 of {self.count}"
             self._end(f"{says}; give all the same number", 2)
@@ -117,6 +133,13 @@ class Hub:
             _send(connection, self.end)
         elif len(self.connections) == self.count:
             self._tell({"kind": "joined", "hosts": [self.hosts[i] for i in range(self.count)]})
+
+    def _sign(self, index: int, waits: bool) -> Sign:
+        said, since = self.said[index]
+        age = time.monotonic() - since
+        if not said:
+            return Sign(index, self.hosts[index], "start_up", 0, 0, phase_seconds=age, seconds={}, waits=waits)
+        return Sign(**(said | {"age": age, "waits": waits}))
 
     def _collect(self, index: int, message: dict) -> None:
         topic = message["topic"]
@@ -184,6 +207,8 @@ class Line:
         self.changed, self.rounds = threading.Condition(), collections.Counter()
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
+        self.to_blame: str | None = None
+        self.sending = threading.RLock()  # a signal's handler may speak while its thread does
         self.on_end, self.leaving = on_end, False
         self.address, self.join_seconds = f"{host}:{port}", join_seconds
         self.deadline = time.monotonic() + join_seconds
@@ -222,6 +247,18 @@ class Line:
             self.changed.wait_for(lambda: self.passed < self.promised or self.stop_at < math.inf)
             return self.passed >= self.stop_at
 
+    def sign(self, sign: dict | None) -> None:
+        """Give a sign of life, the fields of a Sign; None: the last one. Never waits for the hub."""
+        self._say_at_once(kind="sign", sign=sign)
+
+    def blame(self, seconds: float) -> str | None:
+        """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`."""
+        with self.changed:
+            self.to_blame = None
+            self._say_at_once(kind="blame")
+            self.changed.wait_for(lambda: self.to_blame, seconds)
+            return self.to_blame
+
     def fail(self, line: str, status: int) -> None:
         """Say why this process ends; the others end too."""
         with contextlib.suppress(OSError):  # nobody is left to be told
@@ -234,7 +271,19 @@ class Line:
         self._say(kind="leave")
 
     def _say(self, **message) -> None:
-        _send(self.connection, message)
+        with self.sending:
+            _send(self.connection, message)
+
+    def _say_at_once(self, **message) -> None:
+        """Say what is short, or nothing where that would have to wait: for a hub that is frozen and reads no more."""
+        if not self.sending.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):  # closed, which `_listen` tells
+                if _has_room(self.connection):
+                    _send(self.connection, message)
+        finally:
+            self.sending.release()
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -258,6 +307,8 @@ class Line:
                     self._say(kind="promise", boundary=self.promised, passed=self.passed)
                 case "stop":
                     self.stop_at = message["boundary"]
+                case "blame":
+                    self.to_blame = message["text"]
             self.changed.notify_all()
 
 
@@ -302,6 +353,13 @@ def _keep_alive(connection: socket.socket) -> None:
     for name, value in KEEPALIVE.items():
         if option := getattr(socket, name, None):  # Linux has all of them
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _has_room(connection: socket.socket) -> bool:
+    """Return whether a short message would go out at once; ValueError where it is closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _send(connection: socket.socket, message: dict) -> None:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from configs.base import ConfigError
+from parallelism.blame import Sign, to_blame
 from parallelism.hub import Hub, Line, check_free
 
 DEFAULT_PORT = 8476
@@ -22,6 +23,7 @@ ANNOUNCED = {  # what says, by a greater number than this, that there are others
     "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, by which jax asks for them, or "),
 }
 SETTLE_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 HEARTBEAT_SECONDS = 7 * 86400  # jax's own watch, which aborts from C++: off, as the hub and the watchdog do its work
 FAMILIES = (  # variables that place a process: of the address, the number, the count; of each kind one of several names
     (("JAX_COORDINATOR_ADDRESS",), ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"), ("JAX_PROCESS_COUNT", "JAX_NUM_PROCESSES")),
@@ -241,6 +243,25 @@ def ask_to_stop() -> None:
 def boundary() -> bool:
     """Pass a boundary of the loop; return whether a process has asked all to stop, and all stop here."""
     return _line is not None and _line.boundary()
+
+
+def sign(own: Sign | None) -> None:
+    """Give the others a sign of life; None: the last one."""
+    if _line:
+        _line.sign(dataclasses.asdict(own) if own else None)
+
+
+def signs(own: Sign) -> list[Sign]:
+    """Return the last sign of every process, in process 0, which holds the middle; of one alone, `own`."""
+    return _hub.signs() if _hub else [own]
+
+
+def blame(own: Sign) -> str:
+    """Return who is to blame that nothing ends, and in which phase they are; where process 0 is silent, `own`'s."""
+    if _hub or not _line:
+        return to_blame(signs(own)).text
+    here = to_blame([own]).text
+    return _line.blame(ANSWER_SECONDS) or f"{name(0)} does not answer within {ANSWER_SECONDS:g} s; {here}"
 
 
 def fail(line: str, status: int) -> None:

@@ -25,6 +25,7 @@ LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "training"}  # of training the one file that imports no jax
 ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
+ROOMS["inspection"] = LOWER | {"assembly"}
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "command_line": {"configs", "input_pipeline", "parallelism", "training"},

@@ -7,8 +7,8 @@ import os
 import pathlib
 import tempfile
 
-GROWING = "metrics.jsonl"  # of which the longer one holds
-COPIED = (GROWING, "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
+GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
+COPIED = (*GROWING, "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
 
 
 class BucketError(ValueError):
@@ -37,7 +37,7 @@ class Bucket:
                 raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
             for name in COPIED:
                 there, here = store / name, self.folder / name
-                if there.exists() and (name != GROWING or not _holds_more(here, there)):
+                if there.exists() and (name not in GROWING or not _holds_more(here, there)):
                     _write_atomically(here, there.read_bytes())
         except OSError as error:
             raise BucketError(f"--workdir={self.url}: {error}") from None

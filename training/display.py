@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a run: a live line with the time left on a terminal, plain lines elsewhere."""
 
+import contextlib
 import logging
 import sys
 import time
@@ -42,10 +43,11 @@ class Display:
     def line(self, text: str) -> None:
         """Print a line that stays."""
         LOG.info(text)
-        if self.live:
-            self.progress.console.print(text, markup=False, soft_wrap=True)
-        elif not self.quiet:
-            print(text, flush=True)
+        with contextlib.suppress(OSError):  # into a file on a disk that is full; the run goes on
+            if self.live:
+                self.progress.console.print(text, markup=False, soft_wrap=True)
+            elif not self.quiet:
+                print(text, flush=True)
 
     def lines(self, texts: list[str]) -> None:
         """Print lines that stay."""

@@ -3,8 +3,8 @@
 
 import concurrent.futures
 import contextlib
+import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 
@@ -13,6 +13,7 @@ import jax
 from parallelism import processes
 
 POLL_SECONDS = 0.05
+ECHO_SECONDS = 0.5  # make passes on a SIGTERM that was sent to the whole process group, so that it comes twice
 
 
 class Interrupted(Exception):
@@ -26,33 +27,40 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """`requested` is true from the first signal on; a second SIGINT ends the process without saving.
+    """`requested` is true from the first signal on, or once `ask` was called; a second signal ends without saving.
 
     With `at_once` set, which is when nothing is left to save, the first signal ends it.
     """
 
-    def __init__(self, alive: Callable[[], None] = lambda: None):
-        """`alive` is called at each boundary."""
-        self.requested = self.at_once = False
-        self.alive = alive
+    def __init__(self):
+        self.requested = self.at_once = self.signalled = False
+        self.echo_until = 0.0  # time.monotonic()
 
     def request(self, number: int, frame) -> None:
         """Handle a signal."""
-        if self.at_once or (self.requested and number == signal.SIGINT):
+        if number == signal.SIGTERM and time.monotonic() < self.echo_until:
+            return
+        if self.at_once or self.signalled:
             raise KeyboardInterrupt
+        self.signalled = True
+        self.echo_until = time.monotonic() + ECHO_SECONDS if number == signal.SIGTERM else 0.0
+        self._stop("stopping; a second signal (Ctrl-C) stops at once, without saving")
+
+    def ask(self, why: str) -> None:
+        """Ask for the stop that a first signal asks for, from any thread; the next signal is still the first.
+
+        The machine that gives notice of its end also sends a SIGTERM at the end, which must not spoil the saving.
+        """
+        self._stop(f"stopping: {why}")
+
+    def _stop(self, line: str) -> None:
         self.requested = True
         processes.ask_to_stop()
-        print("\nstopping; Ctrl-C again stops at once, without saving", file=sys.stderr, flush=True)
+        os.write(2, f"\n{line}\n".encode())  # print may be what a signal interrupts, and cannot be entered twice
 
     def agreed(self) -> bool:
         """Pass a boundary, after a step or before a batch is evaluated; return whether all processes stop here."""
-        self.alive()
         return processes.boundary() if processes.count() > 1 else self.requested
-
-    def pass_on(self) -> bool:
-        """Pass a boundary of what is not stopped any more."""
-        self.alive()
-        return False
 
 
 def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
@@ -78,9 +86,9 @@ def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
 
 
 @contextlib.contextmanager
-def interruption(alive: Callable[[], None]):
-    """Catch SIGINT and SIGTERM for the time of the block; `alive` is called at each boundary."""
-    state = Interruption(alive)
+def interruption():
+    """Catch SIGINT and SIGTERM for the time of the block."""
+    state = Interruption()
     before = {number: signal.signal(number, state.request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield state

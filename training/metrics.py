@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """metrics.jsonl, the truth of a run, and TensorBoard's event files beside it."""
 
+import contextlib
 import json
+import logging
 import math
 import os
 import pathlib
+import threading
 import time
+
+LOG = logging.getLogger("torus")
 
 
 class MetricsWriter:
-    """Appends one JSON object a line, each with its `kind`.
+    """Appends one JSON object a line, each with its `kind`; any thread may.
 
-    A torn last line, left by a process that was killed, is cut off at the start.
+    A torn last line, left by a process that was killed, is cut off at the start. Lines that cannot be written, on a
+    full disk or into a folder that has gone, are kept and written when they can be.
     """
 
     def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
@@ -19,37 +25,41 @@ class MetricsWriter:
         self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
         if first:
             _cut_torn_line(self.path)
-        self.file = self.path.open("a")
+        self.lock, self.pending = threading.Lock(), []
         self.events = _EventFiles(workdir / "tensorboard") if tensorboard and first else None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *unused):
-        self.file.close()
+        with self.lock:
+            self._append()
+        if self.pending:
+            LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
         if self.events:
             self.events.close()
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; numbers that are not finite become null."""
         line = {"kind": kind} | {name: _plain(value) for name, value in figures.items()} | {"time": time.time()}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
-        if self.events and kind != "event":
-            self.events.write(kind, line)
+        with self.lock:
+            self.pending.append(json.dumps(line) + "\n")
+            self._append()
+            if self.events and kind != "event":
+                self.events.write(kind, line)
 
-
-def elapsed_before(workdir: pathlib.Path) -> float:
-    """Return the wall-clock seconds of the earlier processes of a run, from its metrics.jsonl."""
-    path = workdir / "metrics.jsonl"
-    total, started, last = 0.0, None, None
-    for text in path.read_text().splitlines() if path.exists() else ():
-        line = json.loads(text) if text.endswith("}") else {}
-        if line.get("event") == "start":
-            total += last - started if started else 0.0
-            started = line["time"]
-        last = line.get("time", last)
-    return total + (last - started if started else 0.0)
+    def _append(self) -> None:
+        """Write what is pending, all of it or nothing."""
+        with contextlib.suppress(OSError), self.path.open("ab", buffering=0) as file:
+            size, content = file.tell(), "".join(self.pending).encode()
+            try:
+                written = file.write(content)
+            except OSError:
+                written = 0
+            if written == len(content):
+                self.pending.clear()
+            else:
+                file.truncate(size)
 
 
 def _plain(value):

@@ -12,12 +12,13 @@ class TrainState:
     """A plain pytree.
 
     Attributes:
-      step: int32 scalar, updates done.
+      step: int32 scalar, steps done.
       examples: uint32 scalar, examples consumed; the next batch begins with this one.
       params: nested dictionary of float32 arrays.
       average: their exponential moving average, {} where none is kept.
       optimizer: optax's state.
       carry: the objective's own, sharded like the batch; empty for language models.
+      guard: what training/guard.py remembers.
     """
 
     step: jax.Array
@@ -26,6 +27,7 @@ class TrainState:
     average: dict
     optimizer: tuple
     carry: dict
+    guard: dict = dataclasses.field(default_factory=dict)
 
     @property
     def evaluated(self) -> dict:

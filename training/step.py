@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 from parallelism.axis_rules import without
+from training import guard
 from training.state import TrainState
 
 
@@ -84,16 +85,20 @@ def make_train_step(
     *,
     seed: int,
     ema_decay: float = 0.0,
+    spike_deviations: float = 0.0,
 ) -> Callable:
     """Return train_step(state, batch) -> (state, scalars, gradients).
 
     The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
-    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight.
+    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight. An update whose
+    loss or gradient is not finite, or a spike, is not taken: parameters, average, moments and carry stay as they were,
+    and `skipped` is 1 and `skipped_in_a_row` counts; the batch is used up.
 
     Args:
       gradient: what `make_gradient` returns.
       seed: of everything random in the loss; each step and microbatch has a key of its own.
       ema_decay: d in average <- d * average + (1 - d) * parameters, after each update; 0: no average is kept.
+      spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
     """
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict, dict]:
@@ -104,19 +109,29 @@ def make_train_step(
         params, average = optax.apply_updates(state.params, updates), state.average
         if ema_decay:
             average = optax.incremental_update(params, average, 1 - ema_decay)
-        scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple)) | {
-            "gradient_norm": optax.tree.norm(gradients),
-            "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+        scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
+        gradient_norm = optax.tree.norm(gradients)
+        good, memory = guard.judge(state.guard, scalars["loss"], gradient_norm, spike_deviations)
+        scalars |= {
+            "gradient_norm": gradient_norm,
+            "learning_rate": jnp.asarray(schedule(state.step - state.guard["skipped"]), jnp.float32),
             "tokens": weight,
+            "skipped": (~good).astype(jnp.float32),
+            "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
         }
+
+        def taken(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+
         rows = jax.tree.leaves(batch)[0].shape[0]
         state = TrainState(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
-            params=params,
-            average=average,
-            optimizer=optimizer_state,
-            carry=carry,
+            params=taken(params, state.params),
+            average=taken(average, state.average),
+            optimizer=taken(optimizer_state, state.optimizer),
+            carry=taken(carry, state.carry),
+            guard=memory,
         )
         return state, scalars, gradients
 

@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the steps one behind: scalars stay on the device until the next step is under way."""
 
-import math
-import pathlib
 import time
-from collections.abc import Callable
 
 import jax
 
 from training.display import Display
-from training.metrics import MetricsWriter, elapsed_before
+from training.goodput import Goodput
+from training.metrics import MetricsWriter
 from training.step import every
 from training.throughput import Stopwatch
 
 POLL_SECONDS = 0.001
 
 
+class Diverged(ArithmeticError):
+    """Updates were not taken too often in a row, or a state is not finite.
+
+    Attributes:
+      first_step, last_step: of the steps to leave out.
+    """
+
+    def __init__(self, what: str, first_step: int, last_step: int):
+        self.first_step, self.last_step = first_step, last_step
+        super().__init__(what)
+
+
 class NonFinite(ArithmeticError):
-    """The loss or the gradient is not a number any more; nothing from this step on is saved."""
+    """The run diverged, and going back did not help; nothing of it is saved."""
 
     exit_status = 3
 
@@ -31,36 +41,51 @@ class StepLog:
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
-        workdir: pathlib.Path, peak_flops: float | None, record: dict | None, on_end: Callable[[int], None],
+        goodput: Goodput, peak_flops: float | None, record: dict | None,
     ):  # fmt: skip
         """Begin.
 
         Args:
           peak_flops: of all devices.
           record: what an earlier process saved beside its state.
-          on_end: called with each step that has ended.
         """
-        self.on_end = on_end
-        record = record or {"total_tokens": 0, "productive_seconds": 0.0}
-        self.run, self.writer, self.display = run, writer, display
-        self.peak_flops, self.total_tokens, self.pending = peak_flops, record["total_tokens"], None
-        self.stopwatch = Stopwatch(record["productive_seconds"], elapsed_before(workdir))
-        writer.write("event", event="start", step=record.get("step", 0))
-        display.after(record.get("step", 0))
+        self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
+        self.peak_flops, self.stopwatch = peak_flops, Stopwatch()
+        self.go_on(record)
+        writer.write("event", event="start", step=self.last_step)
+
+    def go_on(self, record: dict | None) -> None:
+        """Count on from a checkpoint; None: from nothing."""
+        record = record or {"total_tokens": 0, "step": 0}
+        self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
+        self.stopwatch.skip()
+        self.display.after(self.last_step)
 
     def record(self) -> dict:
         """Return what a later process needs to go on counting."""
-        return {"total_tokens": self.total_tokens, "productive_seconds": self.stopwatch.productive_seconds}
+        return {"total_tokens": self.total_tokens, "goodput": self.goodput.record()}
 
     def average_tokens_per_second(self) -> float:
         """Return the rate over all steps of the run."""
-        return self.total_tokens / max(self.stopwatch.productive_seconds, 1e-9)
+        parts = self.goodput.parts()
+        return self.total_tokens / max(parts["training"] + parts["data"], 1e-9)
 
-    def evaluation(self, step: int, result: tuple[float, int] | None) -> None:
-        """Write and show a held-out loss (of how many tokens); its time is no step's. None: it was stopped."""
+    def event(self, text: str, event: str, step: int | None = None, **figures) -> None:
+        """Write what happened to metrics.jsonl and, where there is a text, show it; from any thread."""
+        self.writer.write("event", event=event, step=self.last_step if step is None else step, **figures)
+        if text:
+            self.display.line(text)
+
+    def account(self) -> None:
+        """Write where the time of the run has gone."""
+        self.event(
+            "", "goodput", goodput=self.goodput.fraction(), wall_seconds=self.goodput.wall_seconds(),
+            seconds=self.goodput.parts(),
+        )  # fmt: skip
+
+    def evaluation(self, step: int, result: tuple[float, int]) -> None:
+        """Write and show a held-out loss (of how many tokens); its time is no step's."""
         self.stopwatch.skip()
-        if result is None:
-            return
         loss, tokens = result
         self.writer.write("eval", step=step, eval_loss=loss, eval_tokens=tokens)
         self.display.line(f"step {step}  held-out loss {loss:.4f} nats a token ({tokens:,} tokens)")
@@ -74,7 +99,7 @@ class StepLog:
         """Wait for the pending step, count it, check it, and log it if it is due.
 
         Raises:
-          NonFinite: its loss or gradient is not finite.
+          Diverged: it was the last of too many whose update was not taken.
         """
         if self.pending is None:
             return
@@ -82,22 +107,28 @@ class StepLog:
         while not scalars["loss"].is_ready():  # not block_until_ready, which would keep signals waiting
             time.sleep(POLL_SECONDS)
         figures = {name: float(value) for name, value in jax.device_get(scalars).items()}
-        tokens = int(figures.pop("tokens"))
+        tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        self.last_step = step
         self.total_tokens += tokens
         self.stopwatch.mark(tokens, self.run.config.train.global_batch)
-        self.on_end(step)
-        for name in ("loss", "gradient_norm"):
-            if not math.isfinite(figures[name]):
-                raise NonFinite(
-                    f"{name} is {figures[name]} at step {step}, and nothing was saved since; start again in another "
-                    "--workdir with a lower optimizer.learning_rate or optimizer.clip_norm"
-                )
         self.display.after(step)
+        if figures["skipped"]:
+            self._tell_skipped(step, figures, in_a_row)
         train = self.run.config.train
         if self.run.slow or every(step, train.log_every) or step == train.steps:
             self._log(step, figures | {"tokens": tokens, "total_tokens": self.total_tokens})
 
+    def _tell_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
+        bad = {name: figures[name] for name in ("loss", "gradient_norm")}
+        what = ", ".join(f"{name} {value:.4g}" for name, value in bad.items())
+        self.event(f"step {step}: update not taken ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
+        if in_a_row >= self.run.config.train.bad_steps:
+            raise Diverged(
+                f"the updates of {in_a_row} steps in a row were not taken ({what})", step - in_a_row + 1, step
+            )
+
     def _log(self, step: int, figures: dict) -> None:
         rates = self.stopwatch.interval(self.run.mesh.size, self.run.flops_per_token, self.peak_flops)
+        rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         self.display.train(step, figures | rates)

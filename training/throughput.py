@@ -53,16 +53,12 @@ def device_memory_gib() -> float | None:
 
 
 class Stopwatch:
-    """Splits wall-clock time: steps, waiting for data, and all the rest (compiling, evaluating, saving).
+    """How fast the steps since the last line of metrics were: `mark` ends one, `skip` leaves out what was none."""
 
-    `mark` closes the interval since the last mark as step time; `skip` drops it.
-    """
-
-    def __init__(self, productive_seconds: float = 0.0, elapsed_seconds: float = 0.0):
-        self.started = self.marked = time.perf_counter()
+    def __init__(self):
+        self.marked = time.perf_counter()
         self.step_seconds = self.data_seconds = 0.0
         self.steps = self.tokens = self.examples = 0
-        self.productive_seconds, self.elapsed_before = productive_seconds, elapsed_seconds
 
     def next(self, batches):
         """Return the next of an iterator, booking the wait as waiting for data; ValueError where it has ended."""
@@ -81,16 +77,10 @@ class Stopwatch:
         """A step ended."""
         now = time.perf_counter()
         self.step_seconds += now - self.marked
-        self.productive_seconds += now - self.marked
         self.marked = now
         self.steps += 1
         self.tokens += tokens
         self.examples += examples
-
-    @property
-    def elapsed_seconds(self) -> float:
-        """Wall-clock seconds of this run over all its processes so far."""
-        return self.elapsed_before + time.perf_counter() - self.started
 
     def interval(self, num_devices: int, flops_per_token: float, peak_flops: float | None) -> dict:
         """Return the metrics of the steps since the last call, and begin anew. `peak_flops`: of all devices."""
@@ -102,7 +92,6 @@ class Stopwatch:
             "tokens_per_second_per_device": rate / num_devices,
             "examples_per_second": self.examples / seconds,
             "mfu": rate * flops_per_token / peak_flops if peak_flops else None,
-            "goodput": self.productive_seconds / max(self.elapsed_seconds, 1e-9),
             "data_wait_seconds": self.data_seconds / steps,
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": device_memory_gib(),

@@ -10,12 +10,14 @@ import secrets
 from configs.loading import OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints, differences
+from training.lease import named, this_run
 
 MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
     "mesh.", "layout.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
     "data.",  # the digest of the corpus stands for it; weights of a mixture, readers and the cache may change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
+    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every",
 )  # fmt: skip
 
 
@@ -27,7 +29,8 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
       is_copy: of a bucket, so that each host has one of its own.
 
     Raises:
-      CheckpointError: it cannot be made or written, another run is in it, or not all processes see the same folder.
+      CheckpointError: it cannot be made or written, another run is in it (which one is told), or not all processes see
+        the same folder.
     """
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
@@ -43,10 +46,28 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
 
 
 def _hold(lock, workdir: pathlib.Path) -> None:
+    """Lock the open file, which the end of this process undoes whatever ends it, and leave our name in it.
+
+    The name is for others to read; it binds nobody, and the file stays, since two could lock a file and its successor.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CheckpointError(f"another process trains in {workdir}; take another --workdir") from None
+        raise CheckpointError(
+            f"another process trains in {workdir}: {named(_read(lock))} holds it; "
+            "take another --workdir, or stop that one"
+        ) from None
+    lock.truncate(0)
+    json.dump(this_run(), lock)
+    lock.flush()
+
+
+def _read(lock) -> dict | None:
+    lock.seek(0)
+    try:
+        return json.load(lock)
+    except ValueError:  # from before names were left there, or just being written
+        return None
 
 
 def _check_same_folder(workdir: pathlib.Path) -> None:

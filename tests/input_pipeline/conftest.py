@@ -48,7 +48,10 @@ def section(tmp_path, texts):
 def corpus(section):
     """Prepare the small corpus; keyword arguments change its `data` section."""
 
-    def make(vocab_size=256, vocab_size_typed=False, announce=lambda line: None, **changes):
-        return prepare(section(**changes), vocab_size=vocab_size, vocab_size_typed=vocab_size_typed, announce=announce)
+    def make(vocab_size=256, vocab_size_typed=False, announce=lambda line: None, with_documents=False, **changes):
+        return prepare(
+            section(**changes), vocab_size=vocab_size, vocab_size_typed=vocab_size_typed, announce=announce,
+            with_documents=with_documents,
+        )  # fmt: skip
 
     return make

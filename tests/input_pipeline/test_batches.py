@@ -152,6 +152,43 @@ def test_fewer_tokens_than_a_batch_are_an_error():
         training_batches(mixture, global_batch=11, rows=np.arange(11), **arguments)
 
 
+class Broken(MarkovWindows):
+    """A window source of which reading some windows raises."""
+
+    def __init__(self, error: Exception):
+        super().__init__(16, 0, 4_000, "train")
+        self.error = error
+
+    def read(self, indices, sequence_length):
+        if indices.max() > 40:
+            raise self.error
+        return super().read(indices, sequence_length)
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_an_error_in_the_data_arrives_after_the_batches_before_it_as_the_line_that_it_is(readers, capfd):
+    error, arguments = DataError("shard: what, where, and what to do"), {"sequence_length": 8, "global_batch": 8}
+    arguments |= {"rows": np.arange(8), "readers": readers}
+    batches = evaluation_batches(Broken(error), num_batches=None, **arguments)
+    taken = []
+    with pytest.raises(DataError) as caught:
+        taken.extend(batches)
+    assert caught.value is error and len(taken) == 5
+    with pytest.raises(DataError) as caught:
+        list(training_batches(mixture_of_one(Broken(error)), seed=0, first_example=0, num_steps=50, **arguments))
+    assert caught.value is error
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_of_ours_in_a_reader_is_not_taken_for_one_of_the_data():
+    batches = evaluation_batches(
+        Broken(KeyError("a mistake")), sequence_length=8, global_batch=8, rows=np.arange(8), num_batches=None
+    )
+    with pytest.raises(Exception, match="KeyError: 'a mistake'") as caught:
+        list(batches)
+    assert not isinstance(caught.value, DataError)
+
+
 def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
     script = """
 import numpy as np

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +118,25 @@ def test_what_is_held_out_is_trained_on_nowhere(corpus, tmp_path):
     assert (first.num_documents, second.num_documents) == (12 - mixed.heldout.num_documents, 1)
     with pytest.raises(DataError, match="every document is held out elsewhere, and none is left to train on"):
         corpus(path=str(folder / "3.txt"), validation_path=str(folder))
+
+
+def test_a_corpus_goes_on_with_the_weights_and_skips_of_a_record(corpus):
+    ready = corpus()
+    rolled_back = replace(ready, train=ready.train.skip(8, 24))
+    record = {"examples": 16, "mixture": rolled_back.train.record(), "skips": rolled_back.train.skips}
+    assert ready.go_on(json.loads(json.dumps(record))).train == rolled_back.train
+    without = {key: value for key, value in record.items() if key != "skips"}
+    assert rolled_back.go_on(without).train == ready.train  # of a run from before there were skips
+
+
+def test_the_training_documents_are_kept_in_stored_order_where_asked_for(corpus, texts):
+    assert corpus().documents is None and corpus().names == (str(texts),)
+    kept = corpus(with_documents=True)
+    (documents,) = kept.documents
+    (windows,) = kept.train.parts
+    assert len(documents) == windows.num_documents
+    stream = windows.read(np.arange(windows.num_examples(64)), 64)["targets"].ravel()[: windows.num_tokens]
+    assert bytes(stream.astype(np.uint8)) == b"".join(Path(one.name).read_bytes() + b"\0" for one in documents)
 
 
 def test_other_data_is_evaluated_whole(section, texts):

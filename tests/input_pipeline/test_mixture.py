@@ -67,6 +67,111 @@ def test_new_weights_go_on_with_every_part_where_it_was(sections):
         assert all(sorted(one) == list(range(7 + part)) for one in passes[:-1])
 
 
+ACTIONS = st.one_of(
+    st.tuples(st.just("train"), st.integers(1, 60)),
+    st.tuples(st.just("weights"), st.permutations([0, 1, 2, 5])),
+    st.tuples(st.just("roll back"), st.integers(0, 9), st.integers(0, 60), st.integers(0, 40)),
+    st.tuples(st.just("restart"), st.integers(0, 9)),
+)
+
+
+class Run:
+    """A run that trains, restarts and rolls back: which examples it trained on, as which windows, and left out."""
+
+    def __init__(self):
+        self.parts = tuple(Numbered(part, 7 + part) for part in range(4))
+        self.weights = (Fraction(1, 4),) * 4
+        self.mixture = Mixture(self.parts, ((0, self.weights),))
+        self.trained, self.windows, self.left_out, self.checkpoints = [], [], set(), []
+        self.save()
+
+    def save(self):
+        record = json.dumps({"mixture": self.mixture.record(), "skips": self.mixture.skips})
+        self.checkpoints.append((list(self.trained), list(self.windows), set(self.left_out), record))
+
+    def restart(self, number=-1):
+        number %= len(self.checkpoints)
+        del self.checkpoints[number + 1 :]
+        trained, windows, left_out, record = self.checkpoints[number]
+        self.trained, self.windows, self.left_out = list(trained), list(windows), set(left_out)
+        fresh, stored = Mixture(self.parts, ((0, self.weights),)), json.loads(record)
+        self.mixture = fresh.go_on(stored["mixture"], len(trained), stored["skips"])
+
+    def train(self, number):
+        taken = np.arange(len(self.trained), len(self.trained) + number)
+        self.trained += self.mixture.examples(taken).tolist()
+        self.windows += windows_of(self.mixture, taken)
+
+    def roll_back(self, number, kept, left_out):
+        """Go back to a checkpoint, train on some examples again, and leave out some after them."""
+        number %= len(self.checkpoints)
+        del self.checkpoints[number + 1 :]
+        trained, windows, _, _ = self.checkpoints[number]
+        self.trained, self.windows = list(trained), list(windows)
+        first, last = len(trained) + kept, len(trained) + kept + left_out
+        self.left_out |= set(self.mixture.examples(np.arange(first, last)).tolist())
+        self.mixture = self.mixture.skip(first, last)
+        self.save()
+
+
+@settings(deadline=None)
+@given(actions=st.lists(ACTIONS, max_size=14))
+def test_skips_and_new_weights_leave_every_example_trained_on_once_or_left_out_once(actions):
+    run = Run()
+    for action, *arguments in [*actions, ("train", 50)]:
+        if action == "train":
+            run.train(*arguments)
+            run.save()
+        if action == "weights":
+            run.weights = tuple(Fraction(share, 8) for share in arguments[0])
+            run.restart()
+        if action == "roll back":
+            run.roll_back(*arguments)
+        if action == "restart":
+            run.restart(*arguments)
+    taken = np.arange(len(run.trained))
+    assert run.mixture.examples(taken).tolist() == run.trained
+    assert windows_of(run.mixture, taken) == run.windows
+    passed = [example for example in run.left_out if example < run.trained[-1]]
+    assert sorted(run.trained + passed) == list(range(run.trained[-1] + 1))
+    whole = [
+        tuple(map(int, pair)) for pair in zip(*run.mixture.windows(np.arange(run.trained[-1] + 1), 2, 1), strict=True)
+    ]
+    for part in range(4):
+        of_part = [window for number, window in whole if number == part]
+        passes = [of_part[start : start + 7 + part] for start in range(0, len(of_part), 7 + part)]
+        assert all(len(set(one)) == len(one) for one in passes)
+
+
+def test_a_skip_is_counted_in_examples_taken_and_holds_earlier_ones_within_it():
+    mixture = mixture_of_one(Numbered(0, 1000))
+    once = mixture.skip(10, 15)
+    assert once.skips == ((10, 5),) and once.examples([9, 10, 11]).tolist() == [9, 15, 16]
+    assert once.skip(10, 12).skips == ((10, 5), (10, 2))  # it diverged again: 15 and 16 go too
+    later = once.skip(20, 30)
+    assert later.skips == ((10, 5), (20, 10)) and later.examples([19, 20]).tolist() == [24, 35]
+    further_back = later.skip(5, 25)
+    assert further_back.skips == ((5, 35),) and further_back.examples([4, 5]).tolist() == [4, 40]
+    assert later.examples(25) == 40
+    sooner = later.skip(12, 15)  # what was example number 20 is now number 17
+    assert sooner.skips == ((10, 5), (12, 3), (17, 10)) and sooner.examples([11, 12, 16, 17]).tolist() == [
+        16,
+        20,
+        24,
+        35,
+    ]
+    assert mixture.examples(7) == 7 and mixture.skip(3, 3).examples(7) == 7
+
+
+def test_weights_that_change_after_a_skip_hold_from_the_next_example_on():
+    old, new = (Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 4), Fraction(3, 4))
+    parts = (Numbered(0, 50), Numbered(1, 50))
+    rolled_back = Mixture(parts, ((0, old),)).skip(10, 30)
+    again = Mixture(parts, ((0, new),)).go_on(rolled_back.record(), 12, json.loads(json.dumps(rolled_back.skips)))
+    assert again == Mixture(parts, ((0, old), (32, new)), ((10, 20),))
+    assert again.recorded(again.record(), json.loads(json.dumps(again.skips))) == again
+
+
 def test_taking_up_again_and_from_an_older_checkpoint():
     old, new = ((Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 4), Fraction(3, 4)))
     parts = (Numbered(0, 50), Numbered(1, 50))

@@ -70,6 +70,22 @@ def test_any_rows_in_any_order_are_the_same_rows(documents, length, cuts, data):
         assert np.array_equal(some[key], whole[key][indices])
 
 
+@given(documents=DOCUMENTS, length=LENGTHS, cuts=st.lists(st.integers(0, 200), max_size=4))
+def test_pieces_are_the_segments_of_a_window_and_say_where_they_stand_in_their_documents(documents, length, cuts):
+    windows = windows_of(documents, cuts)
+    batch, found = everything(windows, length), []
+    for index, (targets, segments) in enumerate(zip(batch["targets"], batch["segments"], strict=True)):
+        filled = np.zeros(length, np.int32)
+        for document, segment, first, count, offset in windows.pieces(index, length):
+            assert count > 0 and not filled[first : first + count].any()
+            filled[first : first + count] = segment
+            stored = [*documents[document], EOD][offset : offset + count]
+            assert targets[first : first + count].tolist() == stored
+            found += [(document, offset + place) for place in range(count)]
+        assert filled.tolist() == segments.tolist()
+    assert found == [(number, place) for number, one in enumerate(documents) for place in range(len(one) + 1)]
+
+
 def test_a_window_written_out():
     batch = everything(windows_of([[5, 6, 7], [8]]), 4)
     assert batch["tokens"].tolist() == [[0, 5, 6, 7], [0, 8, 0, 0]]

@@ -3,6 +3,9 @@
 
 import io
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 from input_pipeline import progress, shards
+from input_pipeline.batches import training_batches
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture
 
@@ -132,14 +136,109 @@ def test_a_damaged_file_is_built_again_and_no_other(corpus, store, tmp_path, dam
     assert {shard for shard in files if after[shard] != files[shard]} <= {Path(name).stem + ".bin"}
 
 
+@pytest.mark.parametrize("suffix", ["bin", "offsets"])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_truncate, "has [0-9,]+ bytes, not [0-9,]+"),
+        (_flip_a_bit, "not what their digest says"),
+        (Path.unlink, "is gone"),
+    ],
+)
+def test_a_damaged_shard_is_named_when_it_is_built_again(corpus, store, tmp_path, suffix, damage, said):
+    corpus()
+    (path,) = (tmp_path / "cache" / "shards").glob(f"*/train-00001.{suffix}")
+    damage(path)
+    lines = []
+    corpus(announce=lines.append)
+    named = f"{path.parent}/train-00001.bin, .offsets" if damage is _flip_a_bit else str(path)
+    assert re.fullmatch(re.escape(named) + f": {said}; it is built again", lines[0])
+    assert len(lines) == 2 and lines[1].startswith("tokenized 39 documents")
+
+
+def _overwrite(path):
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+def _replace(path):
+    shutil.copy2(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").rename(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_truncate, "was [0-9,]+ bytes long and has [0-9,]+ since this run opened it"),
+        (lambda path: os.truncate(path, 0), "was [0-9,]+ bytes long and has 0 since this run opened it"),
+        (_overwrite, "was written to since this run opened it"),
+        (_replace, "was replaced since this run opened it"),
+        (Path.unlink, "is gone"),
+        (lambda path: shutil.rmtree(path.parent), "is gone"),
+    ],
+)
+def test_a_shard_that_changes_under_a_run_ends_it_with_a_line_that_names_it(corpus, store, tmp_path, damage, said):
+    mixture = corpus().train
+    batches = training_batches(
+        mixture, seed=0, sequence_length=50, global_batch=16, rows=np.arange(16), first_example=0, num_steps=500,
+        readers=2, prefetch=2,
+    )  # fmt: skip
+    assert next(batches)["tokens"].shape == (16, 50)
+    (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
+    damage(path)
+    with pytest.raises(DataError) as caught:
+        list(batches)
+    advice = "; start the run again, which builds what is damaged again from its documents"
+    named = re.escape(str(path)) if path.parent.exists() else r"\S+/train-\d{5}.bin"
+    assert re.fullmatch(f"{named}: {said}{advice}", str(caught.value))
+    assert (read_all(corpus().train)["segments"] > 0).sum() == mixture.num_tokens  # once it is started again
+
+
+def test_a_shard_that_is_not_as_long_as_its_record_says_is_not_opened(tmp_path):
+    np.arange(10, dtype="<u2").tofile(tmp_path / "train-00000.bin")
+    assert shards.ShardFile(tmp_path / "train-00000.bin", "<u2", 10)[3:99].tolist() == [3, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(DataError, match=r"train-00000.bin: has 20 bytes, not 22; start the run again"):
+        shards.ShardFile(tmp_path / "train-00000.bin", "<u2", 11)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists the open files there")
+def test_no_file_is_kept_open_however_many_shards_there_are(corpus, store):
+    read_all(corpus().train)
+    opened = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+    assert not [path for path in opened if path.endswith((".bin", ".offsets"))]
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "train-00000/../x", "train-1", "heldout-00000\n", 7])
+def test_a_manifest_that_names_a_file_elsewhere_is_an_error(corpus, tmp_path, name):
+    corpus()
+    (path,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["splits"]["train"][0]["name"] = name
+    path.write_text(json.dumps(manifest))
+    message = f"{path}: {name!r} is not the name of a shard, such as 'train-00000'; remove the folder"
+    with pytest.raises(DataError, match="^" + re.escape(message)) as caught:
+        corpus()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_of_a_shard_that_names_another_file_is_written_anew(corpus, store, tmp_path):
+    corpus()
+    (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.json")
+    shard = json.loads(path.read_text())
+    path.write_text(json.dumps(shard | {"name": "../../secret"}))
+    corpus()
+    assert json.loads(path.read_text()) == shard
+
+
 def test_a_killed_build_goes_on_with_the_next_shard(store, tmp_path, texts):
     process = start(texts, tmp_path / "cache", stop_after=4)
     assert process.wait() == -signal.SIGKILL
     process.stdout.close()
     finished = store("*.json")
     assert len(finished) == 4 and "manifest.json" not in finished
-    digests = [start(texts, tmp_path / cache, -1).communicate()[0].split()[-1] for cache in ("cache", "other")]
-    assert digests[0] == digests[1]
+    outputs = [start(texts, tmp_path / cache, -1).communicate()[0] for cache in ("cache", "other")]
+    assert outputs[0].split()[-1] == outputs[1].split()[-1]
+    assert not [output for output in outputs if "built again" in output]
     after = store()
     assert len(after) > 20 and not [name for name in after if name.endswith(".part")]
     assert {name: after[name] for name in finished} == finished

@@ -3,15 +3,23 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from parallelism import blame
+from parallelism.blame import Sign
 from parallelism.hub import Hub, JoinError, Line
 from tests.groups import free_ports
+from tests.support import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -199,3 +207,88 @@ def test_processes_that_were_told_different_things_end(index, count, message):
     threading.Event().wait(0.2)
     threading.Thread(target=join, args=[index, count], daemon=True).start()
     assert told.wait(5) and message in ends[0][0] and ends[0][1] == 2
+
+
+def say(line: Line, phase: str, number: int) -> None:
+    """Give a sign of life of the process."""
+    sign = Sign(line.index, f"host-{line.index}", phase, step=7, number=number, phase_seconds=3.0, seconds={})
+    line.sign(dataclasses.asdict(sign))
+
+
+def wait_for_signs(hub: Hub, numbers: list[int]) -> None:
+    deadline = time.monotonic() + 5
+    while [sign.number for sign in hub.signs()] != numbers:
+        assert time.monotonic() < deadline, hub.signs()
+        time.sleep(0.01)
+
+
+def test_who_is_behind_is_named_to_all():
+    hubs = []
+    group = members(4, hubs=hubs)
+    for member in group:
+        say(member.line, "data" if member.line.index == 2 else "wait", 28 if member.line.index == 2 else 30)
+    wait_for_signs(hubs[0], [30, 30, 28, 30])
+    answers = together(group, lambda member: member.line.blame(5))
+    assert set(answers) == {"process 2 (host-2) is in data of step 7 for 3.0 s"}
+
+
+def test_who_gives_no_more_signs_is_named_with_what_it_did_last(monkeypatch):
+    monkeypatch.setattr(blame, "SILENT_SECONDS", 0.3)
+    hubs = []
+    group = members(4, hubs=hubs)
+    for member in group:
+        say(member.line, "step", 29)
+    for number in range(30, 40):
+        for member in group[:1] + group[2:]:
+            say(member.line, "wait", number)
+        time.sleep(0.05)
+    assert re.fullmatch(
+        r"process 1 \(host-1\) gives no sign of life for 0\.\d+ s; it was in step of step 7", group[3].line.blame(5)
+    )
+
+
+def test_who_has_not_come_to_what_the_others_wait_for_is_named():
+    """Before any sign of life, too."""
+    group = members(3)
+    for member in group[:2]:
+        threading.Thread(target=member.line.gather, args=["topic", None], daemon=True).start()
+    time.sleep(0.2)
+    assert re.fullmatch(rf"process 2 \({socket.gethostname()}\) is in start-up for 0\.\d+ s", group[0].line.blame(5))
+
+
+def test_who_has_ended_its_watch_is_not_to_blame():
+    hubs = []
+    group = members(3, hubs=hubs)
+    for member in group:
+        say(member.line, "save", member.line.index)
+    group[0].line.sign(None)
+    wait_for_signs(hubs[0], [1, 2])
+    assert group[2].line.blame(5).startswith("process 1 (host-1) is in save")
+
+
+FROZEN = (
+    "import sys, time; from parallelism.hub import Hub; h = Hub('localhost', int(sys.argv[1]), 1, 9); time.sleep(60)"
+)
+
+
+def test_a_frozen_hub_is_not_waited_for_however_much_is_said():
+    port = free_ports()
+    with subprocess.Popen([sys.executable, "-c", FROZEN, str(port)], cwd=ROOT) as process:
+        try:
+            line = Line("localhost", port, index=0, count=1, join_seconds=5, on_end=lambda *end: None)
+            line.join()
+            process.send_signal(signal.SIGSTOP)
+            answers = []
+
+            def speak() -> None:
+                for _ in range(20_000):  # of hours; more than the sockets hold
+                    line.sign({"filling": "x" * 500})
+                answers.append(line.blame(0.1))
+
+            speaking = threading.Thread(target=speak, daemon=True)
+            speaking.start()
+            speaking.join(5)
+            assert answers == [None]
+        finally:
+            line.leaving = True
+            process.kill()

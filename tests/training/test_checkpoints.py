@@ -11,8 +11,12 @@ import assembly
 from configs import base
 from configs.loading import flat
 from parallelism.mesh import mesh_context
+from tests.bucket_server import empty_bucket
 from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints, differences
+from training.retention import Retention
+
+TWO = Retention(newest=2)
 
 
 def run_on(ema_decay=0.0, **mesh):
@@ -29,7 +33,7 @@ RECORD = {"step": 3, "config": flat(base.get_config()), "corpus": "abc"}
 
 def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
     one, other = run_on(fsdp=8), run_on(data=2, fsdp=2, model=2)
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(tmp_path, TWO) as checkpoints:
         with mesh_context(one.mesh):
             state = one.init()
             checkpoints.save(3, state, RECORD)
@@ -46,7 +50,7 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
 
 def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
     run = run_on(ema_decay=0.9, fsdp=8)
-    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
+    with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
         state = run.init()
         average = jax.tree.map(lambda weight: weight + 1, state.average)
         checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
@@ -57,28 +61,28 @@ def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
 
 def test_only_the_newest_are_kept_and_the_record_stands_beside(tmp_path):
     run = run_on(fsdp=8)
-    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
+    with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
         state = run.init()
         for step in (1, 2, 3):
             checkpoints.save(step, state, RECORD | {"step": step})
-        checkpoints.wait()
+            checkpoints.wait()
         assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
         record = checkpoints.record(3)
     assert record["step"] == 3 and record["config"]["train.seed"] == 0 and record["versions"].keys() >= {"jax", "flax"}
 
 
 def test_a_reader_leaves_a_save_under_way_alone_and_a_writer_clears_what_a_killed_one_left(tmp_path):
-    unfinished = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
+    unfinished = tmp_path / "checkpoints" / "9.unfinished"
     run = run_on(fsdp=8)
-    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as checkpoints:
+    with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
         state = run.init()
         checkpoints.save(3, state, RECORD)
     unfinished.mkdir()
+    (unfinished / "part").touch()
     with Checkpoints(tmp_path) as reader:
         assert reader.newest_or_error() == 3
     assert unfinished.is_dir()
-    with mesh_context(run.mesh), Checkpoints(tmp_path, keep=2) as writer:
-        writer.save(4, state, RECORD)  # orbax clears in the background, and waits for that before it saves
+    with Checkpoints(tmp_path, TWO):
         assert not unfinished.exists()
 
 
@@ -89,10 +93,78 @@ def test_a_folder_that_was_never_trained_in_stays_untouched_by_a_reader(tmp_path
 
 
 def test_a_workdir_without_a_checkpoint_is_fresh_to_train_and_an_error_to_read(tmp_path):
-    with Checkpoints(tmp_path, keep=2) as checkpoints:
+    with Checkpoints(tmp_path, TWO) as checkpoints:
         assert workdirs.check_resumable(checkpoints, RECORD["config"], "abc", tmp_path) is None
         with pytest.raises(CheckpointError, match="has no complete checkpoint"):
             checkpoints.newest_or_error()
+
+
+def test_what_is_saved_is_the_state_of_then_though_the_next_steps_take_its_memory(tmp_path):
+    next_step = jax.jit(lambda weights: weights + 1, donate_argnums=0)
+    weights = next_step(jax.numpy.zeros(1 << 22))
+    with Checkpoints(tmp_path, TWO) as checkpoints:
+        checkpoints.save(1, {"weights": weights}, {})
+        for _ in range(5):
+            weights = next_step(weights)
+        checkpoints.wait()
+        restored = checkpoints.restore(1, {"weights": jax.ShapeDtypeStruct(weights.shape, weights.dtype)})
+    np.testing.assert_array_equal(restored["weights"], np.ones(1 << 22))
+    assert float(weights[0]) == 6
+
+
+def test_a_record_that_grows_during_the_save_is_kept_as_it_was(tmp_path):
+    losses = {1: 0.5}
+    with Checkpoints(tmp_path, TWO) as checkpoints:
+        checkpoints.save(1, {"weights": jax.numpy.zeros(8)}, {"losses": losses})
+        losses[2] = 0.4
+        checkpoints.wait()
+        assert checkpoints.record(1)["losses"] == {"1": 0.5}
+
+
+@pytest.fixture
+def bucket():
+    with empty_bucket() as files:
+        yield files
+
+
+def saved(checkpoints, step):
+    """Save a state of one array; return what became of it where it failed."""
+    checkpoints.save(step, {"weights": jax.numpy.full(64, step, np.float32)}, {"step": step})
+    checkpoints.wait()
+    return checkpoints.failure
+
+
+def names_in(bucket, folder="runs/mine/checkpoints"):
+    return {name.rstrip("/").rpartition("/")[2] for name in bucket.ls(folder, refresh=True)}
+
+
+def test_in_a_bucket_checkpoints_are_saved_kept_restored_and_cleared_as_in_a_folder(bucket, tmp_path):
+    with Checkpoints("gs://runs/mine", TWO, staging=tmp_path) as checkpoints:
+        assert checkpoints.newest() is None
+        assert [saved(checkpoints, step) for step in (1, 2, 3)] == [None] * 3
+    assert names_in(bucket) == {"2", "3"}
+    bucket.pipe("runs/mine/checkpoints/7/state/weights/0", b"half")  # of a save that was killed
+    bucket.pipe("runs/mine/checkpoints/7.unfinished", b"")
+    with Checkpoints("gs://runs/mine") as reader:
+        assert reader.newest() == 3 and reader.record(3)["step"] == 3
+        restored = reader.restore(3, {"weights": jax.ShapeDtypeStruct((64,), np.float32)})
+        np.testing.assert_array_equal(restored["weights"], np.full(64, 3))
+    assert names_in(bucket) >= {"7"}
+    with Checkpoints("gs://runs/mine", TWO, staging=tmp_path):
+        assert names_in(bucket) == {"2", "3"}
+
+
+def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path):
+    lines = []
+    with Checkpoints("gs://runs/mine", TWO, staging=tmp_path) as checkpoints:
+        checkpoints.tell = lambda text, **figures: text and lines.append(text)
+        assert saved(checkpoints, 1) is None and saved(checkpoints, 2) is None
+        bucket.rm("runs/mine/checkpoints/2/manifest.json")
+        assert checkpoints.newest() == 1
+        assert lines == ["checkpoint 2 is damaged: manifest.json is missing; set aside as 2.damaged"]
+        assert names_in(bucket) == {"1", "2.damaged"}
+        assert bucket.exists("runs/mine/checkpoints/2.damaged/record.json")
+        assert saved(checkpoints, 3) is None and checkpoints.newest() == 3
 
 
 def test_differences_name_each_key_old_and_new_but_for_what_may_change():

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does a save cost? A model of about 100 M parameters with AdamW's moments, 1.3 GB, saved between real steps.
+
+The time that save() keeps the loop, beside that of a step of 2,048 tokens: the smaller the step the larger the share,
+and the recipe's own step has 128 times as many. Then what goes on in the background, what of it are the digests, how
+long the step beside it takes, and how long it takes to verify and to restore, all from and to the page cache.
+"""
+
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+import support
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+
+import assembly
+from configs import base, medium
+from parallelism.mesh import mesh_context
+from training.checkpoints import Checkpoints
+from training.retention import Retention
+
+ROUNDS = 3
+TOKENS = (4, 512)
+SMALL = {"num_layers": 6, "embed_dim": 256, "num_heads": 4, "num_kv_heads": 4, "mlp_dim": 704}  # 9 M parameters
+LIMITS = {"blocked_share": 0.05, "digest_share": 0.4}
+
+
+def make_run() -> assembly.Run:
+    """Return the run whose state is saved."""
+    config = (base if support.QUICK else medium).get_config()
+    config.model.update(SMALL if support.QUICK else {"tie_embeddings": True})
+    config.train.global_batch, config.train.sequence_length = TOKENS
+    config.mesh.fsdp = 1
+    return assembly.assemble(config)
+
+
+def random_batch(vocab_size: int) -> dict[str, np.ndarray]:
+    """Return a batch of random tokens, a document in each row."""
+    rng = np.random.default_rng(0)
+    batch = {name: rng.integers(0, vocab_size, TOKENS, np.int32) for name in ("tokens", "targets")}
+    positions = np.tile(np.arange(TOKENS[1], dtype=np.int32), (TOKENS[0], 1))
+    return batch | {"segments": np.ones(TOKENS, np.int32), "positions": positions}
+
+
+def timed(work):
+    """Return (what work() gives, seconds)."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(work())
+    return result, time.perf_counter() - start
+
+
+def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[str, list[float]]]:
+    """Train, saving after every other step; return the state of the last save, and seconds by what took them."""
+    step, batch = run.train_step, random_batch(run.config.model.vocab_size)
+    state, _ = step(run.init(), batch)
+    seconds = {"step": [], "beside": [], "save": []}
+
+    def note(text: str, **figures) -> None:
+        if figures["event"] != "saved":
+            sys.exit(text)
+        for name, value in figures.items():
+            if name.endswith("_seconds"):
+                seconds.setdefault(name.removesuffix("_seconds"), []).append(value)
+
+    checkpoints.tell = note
+    for number in range(1, ROUNDS + 2):
+        (state, _), taken = timed(lambda: step(state, batch))  # noqa: B023
+        seconds["step"].append(taken)
+        _, taken = timed(lambda: checkpoints.save(number, state, {}))  # noqa: B023
+        seconds["save"].append(taken)
+        if number <= ROUNDS:
+            (state, _), taken = timed(lambda: step(state, batch))  # noqa: B023
+            seconds["beside"].append(taken)
+        checkpoints.wait()
+        print({name: [round(value, 3) for value in values] for name, values in seconds.items()}, flush=True)
+    return state, seconds
+
+
+def main() -> None:
+    """Save, verify, restore, compare."""
+    run = make_run()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Checkpoints(pathlib.Path(folder), Retention(newest=1)) as checkpoints,
+        mesh_context(run.mesh),
+    ):
+        state, seconds = saves(run, checkpoints)
+        newest, verify = timed(checkpoints.newest)
+        restored, restore = timed(lambda: checkpoints.restore(newest, run.abstract_state))
+    same = jax.tree.map(lambda one, other: np.array_equal(one, other), state, restored)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    figures = {
+        "parameters": run.num_parameters,
+        "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+        "step_seconds": median["step"], "blocked_seconds": median["save"],
+        "blocked_share": median["save"] / median["step"], "step_beside_a_save_seconds": median["beside"],
+        "background_seconds": seconds["background"][-1], "write_seconds": seconds["write"][-1],
+        "digest_seconds": seconds["digest"][-1], "digest_share": seconds["digest"][-1] / seconds["background"][-1],
+        "verify_seconds": verify, "restore_seconds": restore, "arrays_that_differ": jax.tree.leaves(same).count(False),
+    }  # fmt: skip
+    support.finish("checkpoints", {name: round(value, 4) for name, value in figures.items()})
+    over = [f"{name}={figures[name]:.3f}, more than {limit}" for name, limit in LIMITS.items() if figures[name] > limit]
+    over = [] if support.QUICK else over  # they are promised of the larger one
+    if over or figures["arrays_that_differ"]:
+        sys.exit("; ".join(over) or "what was restored is not what was saved")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each step of a run trained on: WORKDIR/ledger.jsonl, a line wherever steps begin anew to map to examples.
+
+The order of examples is a pure function, so a line (a section) holds only what the function needs. It stands for all
+steps after its own `step`; where several do, the last one written holds.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from input_pipeline.corpus import Corpus
+from input_pipeline.errors import DataError
+
+NAME = "ledger.jsonl"
+
+
+class Excerpt(NamedTuple):
+    """Tokens of a document that a row was trained on.
+
+    Attributes:
+        document: its name, as messages of the pipeline have it.
+        segment: its number in the row, from 1, as in the batch's `segments`.
+        first, count: place of its first token among the row's targets, and how many there are.
+        offset: place of that token in the document, whose last token is its end of document.
+    """
+
+    document: str
+    segment: int
+    first: int
+    count: int
+    offset: int
+
+
+class Example(NamedTuple):
+    """A row of a step's global batch.
+
+    Attributes:
+        row: its number in the batch.
+        example: its place in the order of examples.
+        part: name of the part of the mixture.
+        window: its number in the part.
+        excerpts: what it is made of, in order.
+    """
+
+    row: int
+    example: int
+    part: str
+    window: int
+    excerpts: tuple[Excerpt, ...]
+
+
+def new_section(
+    corpus: Corpus, *, step: int, examples: int, global_batch: int, sequence_length: int, seed: int
+) -> dict:
+    """Return the section of a run that goes on from here, as JSON can hold it.
+
+    Args:
+        corpus: with the history and the skips that hold from here on.
+        step: the last step that is not of this section: 0 of a fresh run, the checkpoint's of one taken up.
+        examples: taken in the steps up to that one.
+        seed: of the order.
+    """
+    return {
+        "step": step,
+        "examples": examples,
+        "global_batch": global_batch,
+        "sequence_length": sequence_length,
+        "seed": seed,
+        "corpus": corpus.digest,
+        "mixture": corpus.train.record(),
+        "skips": [list(skip) for skip in corpus.train.skips],
+        "time": time.time(),  # seconds since 1970
+    }
+
+
+def append(folder: Path, section: dict) -> None:
+    """Add a section to the ledger of a workdir, in place of a line that a killed process left unfinished.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    path = folder / NAME
+    try:
+        with path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(_finished(file.read()))
+            file.write(json.dumps(section).encode() + b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; it has to be writable, with room for a line") from error
+
+
+def sections(folder: Path) -> list[dict]:
+    """Return the sections of a workdir in the order in which they were written; none where there is no ledger.
+
+    Raises:
+        DataError: the ledger cannot be read.
+    """
+    path = folder / NAME
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    lines = content[: _finished(content)].splitlines()
+    return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def section_of(folder: Path, step: int, last_step: int) -> dict:
+    """Return the section that a step of the run belongs to.
+
+    Args:
+        last_step: that the run has made, so far as its newest checkpoint or metrics tell.
+
+    Raises:
+        DataError: there is no ledger, or the step is none of those that it knows.
+    """
+    written = sections(folder)
+    if not written:
+        raise DataError(f"{folder / NAME}: no such file, or empty; a run keeps one from its first start on")
+    first_step = 1 + min(section["step"] for section in written)
+    if not first_step <= step <= last_step:
+        known = f"steps {first_step} to {last_step}" if first_step <= last_step else "no step yet"
+        raise DataError(f"{folder / NAME} knows {known}, and not step {step}")
+    return next(section for section in reversed(written) if section["step"] < step)
+
+
+def taken(section: dict, step: int) -> np.ndarray:
+    """Return the numbers, as Mixture.read counts, of the examples that a step took: int64 [global_batch]."""
+    first = section["examples"] + (step - section["step"] - 1) * section["global_batch"]
+    return first + np.arange(section["global_batch"], dtype=np.int64)
+
+
+def explain(section: dict, step: int, corpus: Corpus) -> list[Example]:
+    """Return what each row of a step's global batch was made of.
+
+    Args:
+        section: the one that `section_of` gives for the step.
+        corpus: prepared `with_documents`, else documents have numbers for names.
+
+    Raises:
+        DataError: the corpus is not the one that the section was trained on.
+    """
+    if section["corpus"] != corpus.digest:
+        raise DataError(
+            f"step {step} was trained on another corpus ({section['corpus']}, now {corpus.digest}); "
+            "bring its documents, tokenizer and split back as they were"
+        )
+    mixture, length = corpus.train.recorded(section["mixture"], section["skips"]), section["sequence_length"]
+    examples = mixture.examples(taken(section, step))
+    parts, windows = mixture.windows(examples, length, section["seed"])
+    rows = zip(examples.tolist(), parts.tolist(), windows.tolist(), strict=True)
+    return [
+        Example(row, example, corpus.names[part], window, _excerpts(corpus, part, window, length))
+        for row, (example, part, window) in enumerate(rows)
+    ]
+
+
+def table(examples: list[Example], losses: dict[tuple[int, int], float] | None = None) -> list[str]:
+    """Return the lines of a table of what a step was trained on: an excerpt each, tokens counted from 0, both ends in.
+
+    Args:
+        examples: of the step, from `explain`.
+        losses: of each (row, segment), in nats per token; the highest comes first.
+    """
+    found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
+    cells = [_cells(example, excerpt) for example, excerpt in found]
+    header = ("row", "part", "document", "tokens")
+    if losses is not None:
+        of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
+        order = sorted(range(len(found)), key=lambda number: -of_each[number])
+        cells = [(f"{of_each[number]:.4f}", *cells[number]) for number in order]
+        header = ("loss", *header)
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in (header, *cells)]
+
+
+def _cells(example: Example, excerpt: Excerpt) -> tuple[str, ...]:
+    last = excerpt.offset + excerpt.count - 1
+    return str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"
+
+
+def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> tuple[Excerpt, ...]:
+    pieces = corpus.train.parts[part].pieces(window, sequence_length)
+    return tuple(Excerpt(_name(corpus, part, document), *place) for document, *place in pieces)
+
+
+def _name(corpus: Corpus, part: int, document: int) -> str:
+    """Return what a document is called; a synthetic window, or a document that was not kept, is its number."""
+    return corpus.documents[part][document].name if corpus.documents else f"document {document}"
+
+
+def _finished(content: bytes) -> int:
+    """Return where the last whole line ends: a process that is killed may leave the beginning of another."""
+    return content.rfind(b"\n") + 1
+
+
+def _parsed(line: bytes, where: str) -> dict:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON; mend the line, or remove it") from error

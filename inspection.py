@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What train.py answers about a run without training: are its checkpoints good, and what did a step train on?"""
+
+import json
+import pathlib
+
+import numpy as np
+
+import assembly
+from input_pipeline import corpus as corpora
+from input_pipeline import ledger
+from parallelism.mesh import mesh_context
+from parallelism.placement import place
+from training.checkpoints import Checkpoints
+from training.retention import Retention
+
+
+def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
+    """Return a line for each checkpoint of a run, with a verdict and why it would be kept, and whether all are good."""
+    with Checkpoints(address) as checkpoints:
+        problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
+        good = [step for step, found in problems.items() if not found]
+        records = {step: checkpoints.record(step) for step in good}
+        others = checkpoints.others()
+    losses = {int(step): loss for record in records.values() for step, loss in record["losses"].items()}
+    reasons = retention.reasons(good, losses)
+    lines = []
+    for step, found in problems.items():
+        verdict = f"DAMAGED: {'; '.join(found)}" if found else "good"
+        fate = (
+            "" if found else f"  ({'kept: ' + reasons[step] if step in reasons else 'the next save would delete it'})"
+        )
+        lines.append(f"checkpoint {step}: {verdict}{fate}")
+    lines += [f"{name}: {what}" for name, what in others.items()]
+    lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
+    return lines, len(good) == len(problems)
+
+
+def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]:
+    """Return what a step of a run was trained on, as a table of documents.
+
+    Each has its loss under the newest good checkpoint, if there is one, the highest first: a document that does not
+    belong to the others stands at the top.
+
+    Raises:
+      DataError: the run has not made this step, or its documents are not there any more.
+    """
+    corpus = with_documents(config)
+    section = ledger.section_of(workdir, step, last_step(workdir))
+    examples = ledger.explain(section, step, corpus)
+    with Checkpoints(address) as checkpoints:
+        newest = checkpoints.newest()
+        if newest is None:
+            return ledger.table(examples)
+        run = assembly.assemble(config)
+        with mesh_context(run.mesh):
+            params = checkpoints.restore_evaluated(newest, run.abstract_state)
+            losses = document_losses(run, params, corpus, section, step, examples)
+    return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
+
+
+def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
+    """Return what some steps of a run were trained on, as tables."""
+    corpus, lines = with_documents(config), []
+    for step in steps:
+        section = ledger.section_of(workdir, step, steps.stop)
+        lines += [f"step {step}", *ledger.table(ledger.explain(section, step, corpus)), ""]
+    return lines
+
+
+def with_documents(config) -> corpora.Corpus:
+    """Return the corpus of a run, its documents by name."""
+    return corpora.prepare(
+        config.data, vocab_size=config.model.vocab_size, vocab_size_typed=False, announce=lambda line: None,
+        with_documents=True,
+    )  # fmt: skip
+
+
+def document_losses(run: assembly.Run, params, corpus, section: dict, step: int, examples) -> dict:
+    """Return {(row, segment): loss in nats a token} of every document in a step's batch, each evaluated by itself."""
+    mixture = corpus.train.recorded(section["mixture"], section["skips"])
+    batch = mixture.read(ledger.taken(section, step), section["sequence_length"], section["seed"])
+    places = [(example.row, excerpt.segment) for example in examples for excerpt in example.excerpts]
+
+    def alone(row: int, segment: int) -> dict:
+        only = {name: np.zeros((run.eval_rows, rows.shape[1]), np.int32) for name, rows in batch.items()}
+        for name, rows in batch.items():
+            only[name][0] = rows[row] * (batch["segments"][row] == segment)
+        return only
+
+    placed = place((alone(*of) for of in places), run.abstract_batch["tokens"].sharding, run.eval_rows)
+    sums = [run.eval_step(params, document)["loss"] for document in placed]
+    return {of: float(total) / max(float(weight), 1.0) for of, (total, weight) in zip(places, sums, strict=True)}
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    """Return the last step that metrics.jsonl of a run tells of; 0 where it tells of none."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("}") and '"kind": "train"' in line]
+    return max(steps, default=0)

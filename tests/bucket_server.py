@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gcp-storage-emulator, a server with the API of Google's storage, and what it lacks of that API."""
+
+import contextlib
+import logging
+from http import HTTPStatus
+
+import fsspec
+import pytest
+from gcp_storage_emulator import server as emulator
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers import objects
+
+
+def download(request, response, storage, *rest, **more):
+    """Answer as the emulator does, with the number of the content, which Google sends and TensorStore wants."""
+    response["x-goog-generation"] = generation(request, storage)
+    return objects_download(request, response, storage, *rest, **more)
+
+
+def generation(request, storage) -> str:
+    """Return the number of the content that a request is about; 0 where there is none."""
+    name = request.params.get("object_id") or request.query.get("name", [None])[0] or request.data["meta"]["name"]
+    with contextlib.suppress(NotFound):
+        return storage.get_file_obj(request.params["bucket_name"], name)["generation"]
+    return "0"
+
+
+def conditional(usual):
+    """Refuse, as Google does and the emulator does not, where the content is not the one that is to be replaced."""
+
+    def answer(request, response, storage, *rest, **more):
+        (wanted,) = request.query.get("ifGenerationMatch", [None])
+        if wanted and wanted != generation(request, storage):
+            response.status = HTTPStatus.PRECONDITION_FAILED
+            return
+        usual(request, response, storage, *rest, **more)
+
+    return answer
+
+
+objects_download = objects.download
+REPLACED = {objects.download: download, **{usual: conditional(usual) for usual in (objects.insert, objects.delete)}}
+
+
+@contextlib.contextmanager
+def empty_bucket():
+    """Serve the bucket gs://runs to this process and its children until the end of the block; gives a file system."""
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulator.server.HTTPServer, "handle_error", lambda *unused: None)  # clients that hang up
+        patch.setattr(emulator.server.HTTPServer, "request_queue_size", 64)
+        patch.setattr(objects, "download", download)  # by which objects.get answers
+        for methods in [methods for _, methods in emulator.HANDLERS]:
+            for method, usual in methods.items():
+                patch.setitem(methods, method, REPLACED.get(usual, usual))
+        server = emulator.create_server("127.0.0.1", 0, in_memory=True)
+        server.start()
+        address = "http://127.0.0.1:{1}".format(*server._api._httpd.server_address)
+        for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):  # gcsfs and epath; TensorStore
+            patch.setenv(name, address)
+        patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks Google's own servers
+        patch.setenv("NO_GCE_CHECK", "true")  # asks the machine for an account
+        files = fsspec.filesystem("gs", skip_instance_cache=True)
+        type(files).clear_instance_cache()
+        files.mkdir("runs")
+        yield files
+        server.stop()
+        type(files).clear_instance_cache()

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults strike a run, and what it promised holds: it goes back, skips, refuses, names, and ends as it would have."""
+
+import json
+import math
+import random
+import resource
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import assembly
+import inspection
+import train
+from input_pipeline import ledger
+from parallelism.mesh import mesh_context
+from tests.test_train import arguments, command, finish, in_process, lines_of, own_batches
+from training.checkpoints import Checkpoints, SaveFailed
+from training.faults import parse_faults
+from training.recheck import Corrupted
+from training.replicas import ReplicasDiffer
+from training.step_log import NonFinite
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with documents of sums."""
+    folder = tmp_path_factory.mktemp("survival")
+    (folder / "texts").mkdir()
+    for index in range(40):
+        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
+        (folder / "texts" / f"{index}.txt").write_text(words)
+    return folder
+
+
+def on_texts(texts, **changes):
+    """A configuration that reads them."""
+    config = in_process(**{"train__eval_every": 0, "train__save_every": 4} | changes)
+    config.model.dtype = "float32"
+    config.data.update(source="text", path=f"{texts}/texts/*.txt", cache_dir=str(texts / "cache"))
+    return config
+
+
+def run(config, workdir, faults: str = "", batches=None) -> dict[int, dict]:
+    """Train in this process; return the last line of each step."""
+    try:
+        train.train(config, workdir, batches, faults=parse_faults(faults))
+    finally:  # a disk that is full is so for pytest too
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return lines_of(workdir, "train")
+
+
+def events(workdir, kind: str) -> list[dict]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line.get("event") == kind]
+
+
+def final_state(config, workdir, step: int):
+    run = assembly.assemble(config)
+    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
+        return jax.device_get(checkpoints.restore(step, run.abstract_state))
+
+
+def assert_same(one, other) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path):
+    config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
+    trained = run(config, tmp_path, "nan@4")
+    before, after = (final_state(config, tmp_path, step) for step in (3, 4))
+    for part in ("params", "average", "optimizer", "carry"):
+        assert_same(getattr(before, part), getattr(after, part))
+    assert (int(after.step), int(after.guard["skipped"]), int(after.examples)) == (4, 1, 32)
+    assert [trained[step]["skipped"] for step in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+    assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
+    (event,) = events(tmp_path, "update_not_taken")
+    assert (event["step"], event["gradient_norm"]) == (4, None)
+
+
+def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches(texts, tmp_path):
+    """The result is, bit for bit, that of a run that was given the other batches from the start."""
+    config = on_texts(texts, train__steps=12, train__bad_steps=1, train__save_every=5)
+    trained = run(config, tmp_path / "back", "nan@7")
+    (event,) = events(tmp_path / "back", "roll_back")
+    assert (event["step"], event["first_step"], event["last_step"]) == (5, 7, 7)
+    assert sorted(trained) == list(range(1, 13)) and not any(line["skipped"] for line in trained.values())
+    assert [section["skips"] for section in ledger.sections(tmp_path / "back")] == [[], [[48, 8]]]
+    mixture = train.prepare_corpus(config, vocab_size_typed=True).train
+    examples = np.delete(np.arange(13 * 8).reshape(13, 8), 6, axis=0)
+    others = (mixture.read(rows, 32, config.train.seed) for rows in examples)
+    run(config, tmp_path / "given", batches=others)
+    assert_same(*(final_state(config, tmp_path / name, 12) for name in ("back", "given")))
+
+
+def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_names_its_documents(texts, tmp_path):
+    config = on_texts(
+        texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, optimizer__learning_rate=1e30,
+        optimizer__clip_norm=0.0,
+    )  # fmt: skip
+    with pytest.raises(NonFinite, match="after going back 1 times; nothing bad was saved") as error:
+        run(config, tmp_path)
+    assert error.value.exit_status == 3
+    text = (tmp_path / "bad_documents.txt").read_text()
+    assert text.startswith("step ") and f"{texts}/texts/" in text
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in checkpoints.steps():
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(config, tmp_path, step).params))
+
+
+def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(texts, tmp_path):
+    """One command finds it: --explain_step with the step whose update was not taken."""
+    shutil.copytree(texts / "texts", tmp_path / "texts")
+    noise = random.Random(0)
+    (tmp_path / "texts" / "poison.txt").write_text("".join(chr(noise.randrange(0xA1, 0x17F)) for _ in range(80)))
+    config = on_texts(
+        texts, train__steps=260, train__spike_deviations=4.0, train__save_every=50, train__log_every=50,
+        data__holdout_fraction=0.05,
+    )  # fmt: skip
+    config.data.path = f"{tmp_path}/texts/*.txt"
+    run(config, tmp_path / "run")
+    skipped = [event["step"] for event in events(tmp_path / "run", "update_not_taken")]
+    assert skipped, "no batch spiked"
+    for step in skipped:
+        table = inspection.explain_step(config, tmp_path / "run", tmp_path / "run", step)
+        assert "poison.txt" in table[2], table[:4]
+
+
+def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_named(texts, tmp_path):
+    config = on_texts(texts, train__steps=8, train__recheck_every=3)
+    with pytest.raises(Corrupted, match=r"step 6 computed twice gave other bits on device 7 of process 0, in \d+ arr"):
+        run(config, tmp_path, "flip@6")
+    assert run(config, tmp_path)[8]["loss"] > 0  # and goes on from the checkpoint before
+
+
+def test_copies_that_drift_apart_are_found_where_the_flip_was_between_checks(texts, tmp_path):
+    config = on_texts(texts, train__steps=8, train__recheck_every=4)
+    config.mesh.update(data=8, fsdp=1)
+    with pytest.raises(ReplicasDiffer, match="device 7 of process 0"):
+        run(config, tmp_path, "flip@3")
+
+
+def test_a_full_disk_stops_no_training_and_the_next_save_works(texts, tmp_path):
+    config = on_texts(texts, train__steps=60, train__save_every=10, checkpoint__keep=9)
+    trained = run(config, tmp_path, "full_disk:12@25")
+    assert sorted(trained) == list(range(1, 61)), "lines that could not be written were written later"
+    failed = events(tmp_path, "save_failed")
+    assert 30 in {event["step"] for event in failed} and all("File too large" in event["error"] for event in failed)
+    saved = {event["step"] for event in events(tmp_path, "saved")}
+    assert {10, 60} <= saved and any(37 < step < 50 for step in saved), saved
+    assert_same(final_state(config, tmp_path, 60), final_state_without_faults(config, tmp_path))
+
+
+def final_state_without_faults(config, tmp_path):
+    run(config, tmp_path / "calm")
+    return final_state(config, tmp_path / "calm", config.train.steps)
+
+
+def test_a_last_save_that_fails_is_no_success(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.checkpoints.LAST_TRIES_SECONDS", (0.0, 0.1))
+    run(on_texts(texts, train__steps=3), tmp_path)
+    with pytest.raises(SaveFailed, match="File too large"):
+        run(on_texts(texts, train__steps=6), tmp_path, "full_disk:99@5")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.newest() == 3
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "model": 2}, {"context": 2, "fsdp": 2, "data": 2}])
+def test_a_checkpoint_goes_on_on_another_mesh_with_the_same_examples(texts, tmp_path, mesh, monkeypatch):
+    seen = record_batches(monkeypatch)
+    config = on_texts(texts, train__steps=8)
+    config.mesh.update(data=8, fsdp=1)
+    whole = run(config, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / "checkpoints" / "8")
+    (tmp_path / "other" / "summary.txt").unlink()
+    config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
+    other = run(config, tmp_path / "other")
+    for step in range(5, 9):
+        assert other[step]["loss"] == pytest.approx(whole[step]["loss"], rel=1e-5), step
+    for ours, theirs in zip(seen[4:8], seen[8:], strict=True):
+        assert_same(ours, theirs)
+
+
+def record_batches(monkeypatch) -> list[dict]:
+    """Return a list that fills with every batch that is trained on."""
+    seen, usual = [], train.pipeline.training_batches
+
+    def recorded(*arguments, **named):
+        for batch in usual(*arguments, **named):
+            seen.append(batch)
+            yield batch
+
+    monkeypatch.setattr(train.pipeline, "training_batches", recorded)
+    return seen
+
+
+def test_checkpoints_are_verified_from_the_command_line(texts, tmp_path):
+    status, _, err = finish(command("train.py", *arguments(texts, "listed", train__save_every=4), cache=texts))
+    assert status == 0, err
+    folder = texts / "listed" / "checkpoints"
+    victim = max((path for path in (folder / "12").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 4
+    victim.write_bytes(content)
+    status, out, err = finish(command("train.py", "--verify_checkpoints", f"--workdir={texts / 'listed'}", cache=texts))
+    assert status == 1 and "has damaged checkpoints" in err
+    assert f"checkpoint 12: DAMAGED: {victim.relative_to(folder / '12')} has other bytes than were saved" in out
+    assert "checkpoint 8: good  (kept: newest)" in out and "1 of 2 good" in out
+    status, out, err = finish(command("train.py", *arguments(texts, "listed", train__save_every=4), cache=texts))
+    assert status == 0 and "checkpoint 12 is damaged" in err and "step  9/12" in out, err
+    assert (folder / "12.damaged").is_dir() and (folder / "12").is_dir()
+    assert math.isfinite(lines_of(texts / "listed", "train")[12]["loss"])

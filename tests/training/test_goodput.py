@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every second of a run is in one part of its account, whatever processes it took."""
+
+import json
+import time
+
+import pytest
+
+from training.clock import Clock
+from training.goodput import Goodput
+
+
+def spend(clock: Clock, **seconds: float) -> None:
+    """Be in phases for some seconds each."""
+    for phase, length in seconds.items():
+        clock.enter(phase)
+        time.sleep(length)
+
+
+def check_sum(goodput: Goodput) -> dict:
+    parts = goodput.parts()
+    assert sum(parts.values()) == pytest.approx(goodput.wall_seconds(), rel=0.01)
+    return parts
+
+
+def test_the_parts_of_one_process_sum_to_its_time(tmp_path):
+    clock = Clock(time.monotonic() - 1.0)
+    goodput = Goodput(clock, tmp_path / "none.json", None)
+    spend(clock, compile=0.05, data=0.02, step=0.03, wait=0.04, evaluation=0.05, save=0.06)
+    clock.enter("start_up")
+    parts = check_sum(goodput)
+    wanted = {"start_up": 1.0, "compile": 0.05, "training": 0.07, "data": 0.02, "evaluation": 0.05, "checkpoint": 0.06}
+    for part, seconds in wanted.items():
+        assert parts[part] == pytest.approx(seconds, abs=0.03), part  # sleep is late on a busy machine
+    assert goodput.fraction() == pytest.approx(parts["training"] / 1.25, rel=0.1)
+
+
+def test_a_restart_books_what_was_done_since_the_checkpoint_as_lost_and_the_time_between_as_idle(tmp_path):
+    sign = tmp_path / "0.json"
+    clock = Clock(time.monotonic())
+    first = Goodput(clock, sign, None)
+    spend(clock, wait=0.1)
+    saved = json.loads(json.dumps(first.record()))
+    spend(clock, evaluation=0.05, wait=0.2)
+    sign.write_text(json.dumps({"seconds": first.record()}))
+    trained = first.parts()["training"]
+    time.sleep(0.15)  # dead
+    clock = Clock(time.monotonic())
+    second = Goodput(clock, sign, saved)
+    spend(clock, wait=0.05)
+    parts = check_sum(second)
+    assert parts["lost"] == pytest.approx(trained - saved["parts"]["training"], abs=0.01) and parts["lost"] > 0.15
+    assert parts["idle"] == pytest.approx(0.15, abs=0.05)
+    assert parts["training"] == pytest.approx(saved["parts"]["training"] + 0.05, abs=0.03)
+
+
+@pytest.mark.parametrize("torn", [None, "", '{"seco'])
+def test_without_a_sign_of_life_the_checkpoint_tells_where_to_go_on(tmp_path, torn):
+    if torn is not None:
+        (tmp_path / "0.json").write_text(torn)
+    clock = Clock(time.monotonic())
+    saved = Goodput(clock, tmp_path / "0.json", None).record()
+    time.sleep(0.1)
+    parts = check_sum(Goodput(Clock(time.monotonic()), tmp_path / "0.json", saved))
+    assert parts["idle"] == pytest.approx(0.1, abs=0.05)
+
+
+def test_going_back_within_a_process_loses_what_is_done_again(tmp_path):
+    clock = Clock(time.monotonic())
+    goodput = Goodput(clock, tmp_path / "none.json", None)
+    spend(clock, wait=0.05)
+    saved = goodput.record()["parts"]
+    spend(clock, wait=0.1)
+    goodput.lost_since(saved)
+    parts = check_sum(goodput)
+    assert parts["lost"] == pytest.approx(0.1, abs=0.03) and parts["training"] == pytest.approx(0.05, abs=0.03)

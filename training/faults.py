@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults on purpose, so that a run's promises can be seen to hold: --faults="sigterm@120,kill:1@300".
+
+FAULT[:WHERE]@STEP strikes at that step, once in a run, whatever restarts there are. P is the number of a process:
+
+    sigterm[:P]@N    SIGTERM to a process (0), as from a scheduler
+    kill[:P]@N       kill -9 of a process (0)
+    hang:PHASE[:P]@N a process (the last) stops for good in a phase: data, step, evaluation, save
+    freeze[:P]@N     SIGSTOP of a process (the last)
+    slow:PxF@N       process P takes F times as long for each step from there on
+    full_disk[:K]@N  for K steps (20) nothing can be written, as on a full disk
+    flip[:P]@N       a bit of a parameter flips on the last device of a process (the last)
+    nan@N            the gradient is not a number
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from configs.base import ConfigError
+from parallelism import processes
+from training.clock import Clock
+
+KINDS = {  # what may stand between the colons, and what it is where it is left out
+    "sigterm": (r"(?P<process>\d+)?", 0), "kill": (r"(?P<process>\d+)?", 0), "freeze": (r"(?P<process>\d+)?", -1),
+    "hang": (r"(?P<phase>data|step|evaluation|save)(:(?P<process>\d+))?", -1), "nan": ("", None),
+    "slow": (r"(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1), "full_disk": (r"(?P<steps>\d+)?", None),
+    "flip": (r"(?P<process>\d+)?", -1),
+}  # fmt: skip
+EXAMPLE = "sigterm@120,kill:1@300,hang:data@400,full_disk@450,flip@500,nan@550,slow:2x3@600"
+FULL_DISK_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One fault: `process` is its number, None for all of them."""
+
+    text: str
+    kind: str
+    step: int
+    process: int | None
+    phase: str
+    factor: float
+    steps: int
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it strikes this process."""
+        return self.process is None or self.process % processes.count() == processes.index()
+
+
+def parse_faults(text: str) -> list[Fault]:
+    """Return the faults of a command line. Raises ConfigError for one that is none."""
+    return [_parse(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _parse(text: str) -> Fault:
+    kind, _, where = text.partition("@")[0].partition(":")
+    pattern, process = KINDS.get(kind, ("", None))
+    found = re.fullmatch(rf"{kind}(:{pattern})?@(?P<step>[1-9]\d*)", text) if kind in KINDS else None
+    if not found or (where == "" and kind in ("hang", "slow")):
+        raise ConfigError(f"--faults: {text!r} is no fault; write for instance {EXAMPLE}")
+    given = {name: value for name, value in found.groupdict().items() if value is not None}
+    return Fault(
+        text, kind, int(given["step"]), int(given["process"]) if "process" in given else process,
+        given.get("phase", "step"), float(given.get("factor", 1)), int(given.get("steps", FULL_DISK_STEPS)),
+    )  # fmt: skip
+
+
+class Faults:
+    """Strikes when its time has come: `clock` is told to call `strike` as phases begin, and the step is wrapped."""
+
+    def __init__(self, faults: list[Fault], workdir: pathlib.Path, clock: Clock):
+        """`workdir` keeps which have struck."""
+        self.struck_file = workdir / "workers" / f"faults-{processes.index()}.txt"
+        struck = self.struck_file.read_text().splitlines() if self.struck_file.exists() else []
+        # One that goes on for a while goes on after a restart.
+        self.pending = [
+            fault for fault in faults if fault.is_mine and (fault.text not in struck or fault.kind == "slow")
+        ]
+        self.clock, self.slow, self.disk_full_until = clock, 1.0, None
+        clock.on_enter = self.strike if self.pending else clock.on_enter
+
+    def strike(self, phase: str, step: int) -> None:
+        """Do what is due when a phase of a step begins."""
+        if self.disk_full_until is not None and step > self.disk_full_until:
+            _limit_files(resource.RLIM_INFINITY)
+            self.disk_full_until = None
+        for fault in self._due(phase, step):
+            match fault.kind:
+                case "sigterm":
+                    os.kill(os.getpid(), signal.SIGTERM)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "freeze":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "hang":
+                    threading.Event().wait()
+                case "slow":
+                    self.slow = fault.factor
+                case "full_disk":
+                    _limit_files(0)
+                    self.disk_full_until = step + fault.steps
+
+    def wrapped(self, train_step: Callable, spoiled_step: Callable[[], Callable]) -> Callable:
+        """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
+
+        Args:
+          spoiled_step: makes a train_step whose gradient is not a number.
+        """
+        if not self.pending:
+            return train_step
+
+        def step(state, batch):
+            began, number = time.monotonic(), self.clock.step
+            now = spoiled_step() if self._due("nan", number) else train_step
+            state, scalars = now(state, batch)
+            if self.slow > 1:
+                jax.block_until_ready(scalars)
+                time.sleep((self.slow - 1) * (time.monotonic() - began))
+            return (flipped(state) if self._due("flip", number) else state), scalars
+
+        return step
+
+    def _due(self, what: str, step: int) -> list[Fault]:
+        """Take and return the faults of a kind, or of a phase, whose step has come."""
+        wanted = [
+            fault for fault in self.pending
+            if step >= fault.step and what == (fault.kind if fault.kind in ("nan", "flip") else fault.phase)
+        ]  # fmt: skip
+        for fault in wanted:
+            self.pending.remove(fault)
+            with self.struck_file.open("a") as file:
+                file.write(f"{fault.text}\n")
+            print(f"fault: {fault.text}", flush=True)
+        return wanted
+
+
+def flipped(state):
+    """Return a state of which one bit of one parameter differs on the last device of this process."""
+    leaves, tree = jax.tree.flatten(state.params)
+    leaf = max(leaves, key=lambda leaf: leaf.size)
+    shards = [shard.data for shard in leaf.addressable_shards]
+    bits = np.array(shards[-1]).view(np.uint32)
+    bits.flat[0] ^= 1 << 20
+    shards[-1] = jax.device_put(bits.view(np.float32), shards[-1].device)
+    changed = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+    leaves = [changed if other is leaf else other for other in leaves]
+    return dataclasses.replace(state, params=jax.tree.unflatten(tree, leaves))
+
+
+def spoiled(gradient: Callable) -> Callable:
+    """Return a gradient function, as of training/step.py, whose gradients are not numbers."""
+
+    def not_numbers(*arguments):
+        gradients, *rest = gradient(*arguments)
+        return jax.tree.map(lambda g: g * math.nan, gradients), *rest
+
+    return not_numbers
+
+
+def _limit_files(size: int) -> None:
+    """Let no file grow beyond `size` bytes: writing then fails as it does on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accounts for every second of a run since it first began, across restarts: how much of it has trained?"""
+
+import json
+import pathlib
+import time
+
+from training.clock import PARTS, Clock
+from training.display import duration
+
+NAMES = {
+    "training": "training", "start_up": "starting", "compile": "compiling", "data": "waiting for data",
+    "evaluation": "evaluating", "checkpoint": "saving", "lost": "lost to restarts", "idle": "not running",
+}  # fmt: skip
+
+
+class Goodput:
+    """The seconds of a run by `PARTS`; they sum to its wall-clock time."""
+
+    def __init__(self, clock: Clock, sign_of_life: pathlib.Path, saved: dict | None):
+        """Take up the account of the processes before.
+
+        Args:
+          sign_of_life: JSON file whose `seconds` is what `record` gave last to the process before.
+          saved: what `record` gave at the checkpoint that the run goes on from; None: it begins.
+        """
+        began = time.time() - clock.read()["start_up"]
+        nothing = {"began": began, "time": began, "parts": dict.fromkeys(PARTS, 0.0)}
+        accounts = [account for account in (saved, _last(sign_of_life)) if account]
+        last = max(accounts, key=lambda account: account["time"], default=nothing)
+        self.clock, self.began, self.before = clock, last["began"], dict(last["parts"])
+        self.lost_since((saved or nothing)["parts"])
+        self.before["idle"] += began - last["time"]
+
+    def lost_since(self, saved: dict[str, float]) -> None:
+        """Book as lost what was trained since the parts were `saved`: it is done again."""
+        trained = max(0.0, self.parts()["training"] - saved["training"])
+        self.before["training"] -= trained
+        self.before["lost"] += trained
+
+    def parts(self) -> dict[str, float]:
+        """Return {part: seconds} of the run up to now."""
+        phases = self.clock.read()
+        return {part: self.before[part] + sum(phases[phase] for phase in of) for part, of in PARTS.items()}
+
+    def record(self) -> dict:
+        """Return what a later process goes on from, as JSON can hold it."""
+        return {"began": self.began, "time": time.time(), "parts": self.parts()}
+
+    def wall_seconds(self) -> float:
+        """Return the wall-clock seconds since the run first began."""
+        return time.time() - self.began
+
+    def fraction(self) -> float:
+        """Return the part of the wall-clock time that trained what the run is now."""
+        return self.parts()["training"] / max(self.wall_seconds(), 1e-9)
+
+    def line(self) -> str:
+        """Return the account in words."""
+        parts, wall = self.parts(), self.wall_seconds()
+        rest = ", ".join(f"{NAMES[part]} {duration(seconds)}" for part, seconds in parts.items() if seconds >= 0.05)
+        return f"goodput: {self.fraction():.1%} of {duration(wall)} ({rest})"
+
+
+def _last(sign_of_life: pathlib.Path) -> dict | None:
+    """Return the account in the file; None where there is none, or it was torn."""
+    try:
+        return json.loads(sign_of_life.read_text())["seconds"]
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A digest of every file of a checkpoint, written last, and what has become of the files since.
+
+Orbax notices none of the bits that flip in its array files: it restores other numbers.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import re
+
+NAME = "manifest.json"
+FORMAT = 1
+THREADS = 4  # hashing leaves Python's lock to the others
+INSIDE = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\0]+")  # a path that stays in its folder
+
+
+def digests(folder, names: list[str]) -> dict[str, list]:
+    """Return {name: [bytes, SHA-256]} of files below a folder. Raises OSError where one cannot be read."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
+        return dict(zip(names, executor.map(lambda name: _digest(folder / name), names), strict=True))
+
+
+def write(folder, step: int, files: dict[str, list]) -> None:
+    """Write the manifest of a checkpoint, which holds a digest of itself too."""
+    content = {"format": FORMAT, "step": step, "files": files}
+    with (folder / NAME).open("w") as file:
+        json.dump(content | {"sha256": _of_content(content)}, file, indent=1)
+
+
+def read(folder) -> dict:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+      ValueError: it is damaged.
+      OSError: it is not there.
+    """
+    content = json.loads((folder / NAME).read_bytes())
+    if not isinstance(content, dict) or content.pop("sha256", None) != _of_content(content):
+        raise ValueError("has other content than when it was written")
+    if content["format"] != FORMAT or not all(map(INSIDE.fullmatch, content["files"])):
+        raise ValueError(f"is none of format {FORMAT} with files inside the folder")
+    return content
+
+
+def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
+    """Return what is wrong with a checkpoint, a line for each file: missing, truncated, of other bytes.
+
+    Args:
+      part, parts: look at every `parts`-th file from number `part` on, so that several processes may share the work.
+    """
+    try:
+        content = read(folder)
+    except FileNotFoundError:
+        return [f"{NAME} is missing"]
+    except (ValueError, OSError) as error:
+        return [f"{NAME} cannot be read ({error})"]
+    if str(content["step"]) != folder.name:
+        return [f"{NAME} is that of checkpoint {content['step']}"]
+    files = content["files"]
+    names = sorted(files)[part::parts]
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
+        found = executor.map(lambda name: _problem(folder / name, name, *files[name]), names)
+        return [problem for problem in found if problem]
+
+
+def _problem(path, name: str, size: int, digest: str) -> str | None:
+    try:
+        found_size, found = _digest(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
+    if found_size != size:
+        return f"{name} has {found_size:,} bytes instead of {size:,}"
+    return None if found == digest else f"{name} has other bytes than were saved"
+
+
+def _digest(path: pathlib.Path) -> list:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return [file.tell(), digest]
+
+
+def _of_content(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

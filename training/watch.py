@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks every second whether the run gets on: tells the others and `pod.py status`, names who holds it up, ends a hang.
+
+What must not wait and what writes files are in threads of their own: writing may hang with the file system.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+
+from parallelism import identity, processes
+from parallelism.blame import Judge, Sign
+from training.clock import Clock
+from training.throughput import GIB, host_memory_gib
+
+INTERVAL_SECONDS = 1.0
+START_SECONDS = 900.0  # at least, before the first step has ended: restoring and compiling
+END_SECONDS = 5.0  # that a thread has to end, and the stacks to be written
+IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
+    "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
+    "save": "training", "evaluation": "evaluating",
+}  # fmt: skip
+
+
+class Hang(RuntimeError):
+    """Nothing has ended for too long."""
+
+    exit_status = 1
+
+
+@contextlib.contextmanager
+def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
+    """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
+
+    Before the first step has ended START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
+    are written to the end of `log`, and Hang, which names who is to blame, is raised in a thread of its own, whose
+    excepthook is to end the process.
+    """
+
+    def look() -> None:
+        own = _sign(clock)
+        processes.sign(own)
+        allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
+        if seconds and own.phase_seconds > allowed:
+            _keep_stacks(log)
+            raise Hang(f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}")
+
+    thread = _EverySecond("watchdog", look)
+    try:
+        yield
+    finally:
+        thread.end()
+        processes.sign(None)
+
+
+class Heartbeat:
+    """Within the block, keeps WORKDIR/workers/<process>.json fresh; in process 0, tells who holds up the run.
+
+    It goes into the block of a watchdog, whose signs of life it judges. The file has `phase` in the words of
+    IN_WORDS, the `time` when that began (Unix seconds), and the `phase_seconds` from then until it was written.
+    """
+
+    def __init__(
+        self, clock: Clock, workdir: pathlib.Path, *,
+        step: Callable[[], int], seconds: Callable[[], dict], tell: Callable[[str, dict], None],
+    ):  # fmt: skip
+        """Begin.
+
+        Args:
+          step: returns the last step that has ended.
+          seconds: returns the account of the run's time, for the file.
+          tell: called in a thread with (line, figures) when a process holds up the others, in process 0.
+        """
+        self.clock, self.step, self.seconds, self.tell = clock, step, seconds, tell
+        self.path = workdir / "workers" / f"{processes.index()}.json"
+        self.judge = Judge()
+        self.constant = {
+            "process": processes.index(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "code": identity.code_digest(),
+        }
+
+    def __enter__(self):
+        self._write()
+        self.thread = _EverySecond("heartbeat", self._beat)
+        return self
+
+    def __exit__(self, kind, *unused):
+        self.thread.end()
+        self._write("stopped" if kind else "finished")
+
+    def _beat(self) -> None:
+        self._write()
+        if processes.index() == 0:
+            for found in self.judge.look(processes.signs(_sign(self.clock))):
+                with contextlib.suppress(OSError):
+                    self.tell(found.text, found.figures())
+
+    def _write(self, last: str = "") -> None:
+        """Write the file, in the phase `last` where that is given; a full disk or a lost folder ends no run."""
+        here = 0.0 if last else time.monotonic() - self.clock.since
+        line = self.constant | {
+            "step": self.step(),
+            "phase": last or IN_WORDS[self.clock.phase],
+            "time": time.time() - here,
+            "phase_seconds": here,
+            "seconds": self.seconds(),
+            "host_memory_gib": host_memory_gib()[0],
+            "device_memory_gib": _device_memory_gib(),
+        }
+        partial = self.path.with_suffix(".partial")
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(line))
+            partial.replace(self.path)
+
+
+class _EverySecond:
+    """Calls a function in a thread until the end."""
+
+    def __init__(self, name: str, call: Callable[[], None]):
+        self.call, self.over = call, threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while not self.over.wait(INTERVAL_SECONDS):
+            self.call()
+
+
+def _sign(clock: Clock) -> Sign:
+    return Sign(
+        processes.index(), socket.gethostname(), clock.phase, clock.step, clock.number,
+        phase_seconds=time.monotonic() - clock.since, seconds=clock.read(),
+    )  # fmt: skip
+
+
+def _keep_stacks(log: pathlib.Path) -> None:
+    """Append the stacks of all threads to a file; in a thread, since the file system may be what hangs."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    thread = threading.Thread(target=write, daemon=True, name="stacks")
+    thread.start()
+    thread.join(END_SECONDS)
+
+
+def _device_memory_gib() -> list[float] | None:
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
