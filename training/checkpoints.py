@@ -484,7 +484,7 @@ sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
 
 
 def _failures_of_buckets() -> tuple:
-    """Return what gcsfs raises beside OSError, and have it not log that too; imported here, since that takes a while."""
+    """Return what gcsfs raises beside OSError, and have it not log that too; imported late, as it takes a while."""
     from aiohttp import ClientError
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 DECAY = 0.97  # of the running mean and variance, as in ZClip
+FIRST_STEPS = 50  # good ones, of which nothing is remembered: a loss that falls steeply would look like deviation
 LEARNING_STEPS = 100  # good ones, before anything is called a spike
 
 
@@ -29,7 +30,8 @@ def judge(memory: dict, loss: jax.Array, gradient_norm: jax.Array, deviations: f
     if deviations:
         limits = memory["mean"] + deviations * jnp.sqrt(memory["variance"])
         good &= (memory["seen"] < LEARNING_STEPS) | jnp.all(values <= limits)
-    weight = jnp.maximum(1 - DECAY, 1 / (memory["seen"] + 1.0))  # the plain mean at first
+    counted = jnp.maximum(memory["seen"] - FIRST_STEPS, 0)
+    weight = jnp.maximum(1 - DECAY, 1 / (counted + 1.0))  # the plain mean at first
     away = jnp.where(good, values - memory["mean"], 0.0)
     return good, {
         "skipped": memory["skipped"] + ~good,

@@ -29,7 +29,8 @@ FILE_BYTES = 1 << 16  # how long a file gets on a full disk
 
 
 def state_of(step: int) -> dict:
-    return {"weight": jax.numpy.arange(WORDS, dtype=np.float32) + step, "step": jax.numpy.int32(step)}
+    weight = np.random.default_rng(step).random(WORDS, np.float32)  # which cannot be compressed by much
+    return {"weight": jax.numpy.asarray(weight), "step": jax.numpy.int32(step)}
 
 
 def save(checkpoints: Checkpoints, step: int) -> str | None:
@@ -98,7 +99,7 @@ def test_on_a_full_disk_the_run_goes_on_and_the_next_save_works(opened):
 
 
 def test_a_disk_that_fills_up_or_becomes_read_only_loses_nothing(tmp_path):
-    with mounted(tmp_path / "disk", "3m"), Checkpoints(tmp_path / "disk" / "workdir", TWO) as checkpoints:
+    with mounted(tmp_path / "disk", "2500k"), Checkpoints(tmp_path / "disk" / "workdir", TWO) as checkpoints:
         lines, checkpoints.tell = [], lambda text, **figures: lines.append(text)
         assert save(checkpoints, 1) is None and save(checkpoints, 2) is None
         assert "No space left" in save(checkpoints, 3)
