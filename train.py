@@ -335,8 +335,25 @@ def training_batches(job: Job, first_example: int, num_steps: int):
             rows=rows, first_example=first_example, num_steps=num_steps, readers=data.readers, prefetch=data.prefetch,
         )  # fmt: skip
     else:
-        batches = ({name: array[rows] for name, array in batch.items()} for batch in islice(job.batches, num_steps))
+        whole = islice(job.batches, num_steps)
+        batches = ({name: array[rows] for name, array in of_all.items()} for of_all in checked(whole, job.run))
     return place(batches, sharding, train.global_batch)
+
+
+def checked(batches: Iterator[dict], run: assembly.Run) -> Iterator[dict]:
+    """Yield batches, all of the shapes that the step is compiled for, so that it never is again.
+
+    Raises:
+      ValueError: one is not; names the array, what it is and what it should be.
+    """
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in run.abstract_batch.items()}
+    for number, batch in enumerate(batches, start=1):
+        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
+        for name in wanted.keys() | found.keys():
+            if found.get(name) != wanted.get(name):
+                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
+                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
+        yield batch
 
 
 def evaluate_heldout(run: assembly.Run, state, corpus, stop=lambda: False, num_batches: int | None = None):

@@ -32,7 +32,7 @@ from configs.loading import flat
 from input_pipeline.synthetic import MarkovWindows
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
-from training.checkpoints import FAILURES, Checkpoints, Damaged
+from training.checkpoints import Checkpoints, Damaged
 from training.retention import Retention
 
 DAMAGES, FLIPS = (100, 20) if support.QUICK else (1000, 200)
@@ -223,7 +223,7 @@ def wrong_by_orbax_alone(saved: Saved, number: int, seed: int = 1) -> int:
             path = workdir / arrays[rng.integers(len(arrays))]
             content = path.read_bytes()
             path.write_bytes(flip(content, rng, b""))
-            with contextlib.suppress(FAILURES):  # noticed
+            with contextlib.suppress(Exception):  # noticed; Orbax raises nothing narrower
                 wrong += not saved.is_restored(checkpoints, STEPS)
             path.write_bytes(content)
     return wrong

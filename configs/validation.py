@@ -26,7 +26,8 @@ FUNCTIONS = {"optimizer.name": "training/optimizers.py", "optimizer.schedule": "
 POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
-    "evaluation.batches", "train.log_every", "train.bad_steps", "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
+    "evaluation.batches", "train.log_every", "train.bad_steps",
+    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -36,7 +37,8 @@ NOT_NEGATIVE = (
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
-    "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every", "checkpoint.keep_best",
+    "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
+    "checkpoint.keep_best",
 )  # fmt: skip
 
 RANGES = (  # what is right, the rule in words, and where it holds

@@ -16,6 +16,7 @@ from tests import groups
 from tests.test_train import SMALL, lines_of
 
 OF_A_GROUP = SMALL | {
+    "model.dtype": "float32",
     "mesh.data": 2, "mesh.fsdp": 4, "model.embed_dim": 32, "train.steps": 6, "train.eval_every": 2,
     "train.save_every": 2, "evaluation.sample_tokens": 0, "evaluation.batches": 3, "logging.tensorboard": False,
 }  # fmt: skip
@@ -107,6 +108,20 @@ def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_four, count, 
     assert losses(place, copy.name)["loss"] == losses(place, "four")["loss"][4:]
 
 
+@pytest.mark.parametrize(
+    ("count", "devices", "mesh"),
+    [(1, 1, {"mesh.data": 1, "mesh.fsdp": 1}), (4, 8, {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2})],
+)
+def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_four, count, devices, mesh):
+    """With the same examples, so that the losses are the same but for rounding."""
+    copy = place / f"elastic-{count}"
+    shutil.copytree(place / "four", copy, ignore=shutil.ignore_patterns("metrics.jsonl", "summary.txt"))
+    shutil.rmtree(copy / "checkpoints" / "6")
+    ended = groups.finish(start(place, copy.name, count, mesh, devices=devices))
+    assert [status for status, _, _ in ended] == [0] * count, ended
+    assert losses(place, copy.name)["loss"] == pytest.approx(losses(place, "four")["loss"][4:], rel=1e-5)
+
+
 def test_a_killed_process_ends_the_others_who_name_it(place):
     workdir, count, killed = "killed", 4, 2
     processes = start(place, workdir, count, ENDLESS)
@@ -141,9 +156,12 @@ def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place):
     processes[1].send_signal(signal.SIGSTOP)
     _, err = processes[0].communicate(timeout=60)
     assert processes[0].returncode == 1
-    assert err.strip().splitlines()[-1].startswith("error: no step ended for 6 s; where every thread was is in ")
+    said = rf"error: no step ended for 6 s: process 1 \({socket.gethostname()}\) gives no sign of life for \S+ s; "
+    assert re.match(said + r"it was in \w+ of step \d+; where every thread was is in ", err.strip().splitlines()[-1]), (
+        err
+    )
     log = (place / "hung" / "logs" / "train_worker_0.out").read_text()
-    assert "most recent call first" in log and "in run_to_the_end" in log
+    assert "most recent call first" in log and "in train_from" in log
 
 
 def test_a_late_process_is_named_by_the_others(place):

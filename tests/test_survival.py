@@ -16,7 +16,7 @@ import inspection
 import train
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
-from tests.test_train import arguments, command, finish, in_process, lines_of, own_batches
+from tests.test_train import arguments, command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
 from training.faults import parse_faults
 from training.recheck import Corrupted

@@ -486,11 +486,11 @@ sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
 def _failures_of_buckets() -> tuple:
     """Return what gcsfs raises beside OSError, and have it not log that too; imported late, as it takes a while."""
     from aiohttp import ClientError
-    from gcsfs.retry import HttpError
+    from gcsfs.retry import ChecksumError, HttpError
     from google.auth.exceptions import GoogleAuthError
 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    return ClientError, HttpError, GoogleAuthError
+    return ClientError, ChecksumError, HttpError, GoogleAuthError
 
 
 def _sync(path) -> None:

@@ -2,8 +2,9 @@
 """metrics.jsonl: one clean history, whatever happened to the processes that wrote it."""
 
 import json
+import resource
 
-from training.metrics import MetricsWriter, elapsed_before
+from training.metrics import MetricsWriter
 
 
 def lines(folder) -> list[dict]:
@@ -35,11 +36,26 @@ def test_what_is_not_finite_or_unknown_is_null_so_that_every_line_is_json(tmp_pa
     assert (lines(tmp_path)[0]["loss"], lines(tmp_path)[0]["gradient_norm"], lines(tmp_path)[0]["mfu"]) == (None,) * 3
 
 
-def test_elapsed_time_adds_up_the_processes_and_not_the_time_between(tmp_path):
-    history = [("start", 100.0), (None, 130.0), ("start", 1000.0), (None, 1005.0), (None, 1010.0)]
-    with (tmp_path / "metrics.jsonl").open("w") as file:
-        for event, time in history:
-            line = {"kind": "event", "event": event, "time": time} if event else {"kind": "train", "time": time}
-            file.write(json.dumps(line) + "\n")
-    assert elapsed_before(tmp_path) == 30.0 + 10.0
-    assert elapsed_before(tmp_path / "nothing") == 0.0
+def test_what_cannot_be_written_is_kept_and_written_when_it_can_be(tmp_path):
+    """A folder that vanishes and comes back: no line is lost, none is torn."""
+    with MetricsWriter(tmp_path / "run", tensorboard=False) as writer:
+        writer.write("train", step=1)
+        (tmp_path / "run").mkdir()
+        writer.write("train", step=2)
+        (tmp_path / "run").rename(tmp_path / "away")
+        writer.write("train", step=3)
+        (tmp_path / "away").rename(tmp_path / "run")
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
+    write(tmp_path, "train", step=1)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        try:
+            writer.write("train", step=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert [line["step"] for line in lines(tmp_path)] == [1]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]

@@ -18,6 +18,7 @@ from configs import base
 from parallelism.mesh import make_mesh, mesh_context
 from tests.one_step import gradients_and_scalars, small_config
 from tests.support import assert_close, packed_batch
+from training import guard
 from training.state import TrainState
 from training.step import every, make_eval_step, make_gradient, make_train_step, mean
 
@@ -57,7 +58,7 @@ def line_step(
     step = make_train_step(gradient, optimizer, schedule, seed=seed, ema_decay=ema_decay)
     carry = {"last": jnp.arange(float(ROWS))}
     average = params if ema_decay else {}
-    state = TrainState(jnp.int32(0), jnp.uint32(40), params, average, optimizer.init(params), carry)
+    state = TrainState(jnp.int32(0), jnp.uint32(40), params, average, optimizer.init(params), carry, guard.init())
     return jax.jit(step), state
 
 
