@@ -115,9 +115,7 @@ def get_config() -> ConfigDict:
     checkpoint.keep = 2  # newest checkpoints kept
     checkpoint.keep_every = 0  # steps of whose multiples all are kept too; 0: none for that
     checkpoint.keep_best = 1  # of those with an evaluation, the best by held-out loss kept too
-    checkpoint.staging = (
-        ""  # local folder to save to, and copy from in the background; of buckets '': in data.cache_dir
-    )
+    checkpoint.staging = ""  # local folder to save to, then copied from; '': none, for a bucket data.cache_dir
     checkpoint.restore = "read"  # by each copy of the model for itself; broadcast: by one, which sends it to the others
 
     config.evaluation = evaluation = ConfigDict()
