@@ -9,6 +9,7 @@ would start from nothing. Flips in array files are also restored by Orbax alone.
 import collections
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import shutil
@@ -213,6 +214,7 @@ def outcomes(saved: Saved, number: int, seed: int = 0) -> dict[str, collections.
 
 def wrong_by_orbax_alone(saved: Saved, number: int, seed: int = 1) -> int:
     """Return how many of so many flips in array files Orbax restores as other numbers, without an error."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of each array that cannot be read it tells once more
     rng, wrong = np.random.default_rng(seed), 0
     arrays = [name for name in saved.files(STEPS) if part_of(name) == "array"]
     with tempfile.TemporaryDirectory() as parent:

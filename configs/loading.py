@@ -16,7 +16,10 @@ from configs import base, topologies
 from configs.base import MESH_AXES, ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FREE_OF_STORED = ("data.", "evaluation.", "mesh.", "layout.", "model.remat", "model.layer_loop", "train.global_batch")
+FREE_OF_STORED = (
+    "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
+    "train.global_batch",
+)  # fmt: skip
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what

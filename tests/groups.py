@@ -45,6 +45,16 @@ def start(
     return started
 
 
+def start_alone(arguments: list[str], *, cache: pathlib.Path) -> subprocess.Popen:
+    """Start a Python program that is of no group, with one device."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, text=True, env=simulated(1, cache),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    _started.append(process)
+    return process
+
+
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Return (status, stdout, stderr) of each, once all have ended."""
     outputs = [process.communicate(timeout=SECONDS) for process in processes]
@@ -61,12 +71,16 @@ def end_all() -> None:
 
 def environment(port: int, index: int, count: int, devices: int, cache: pathlib.Path) -> dict[str, str]:
     """Return the variables of one process of a group."""
+    return simulated(devices, cache) | placed(port, index, count)
+
+
+def simulated(devices: int, cache: pathlib.Path) -> dict[str, str]:
+    """Return the variables of a process that is to simulate devices."""
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     return {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"} | {
         "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
         "XDG_CACHE_HOME": str(cache),
         "PYTHONUNBUFFERED": "1",
-        **placed(port, index, count),
     }
 
 

@@ -157,9 +157,7 @@ def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place):
     _, err = processes[0].communicate(timeout=60)
     assert processes[0].returncode == 1
     said = rf"error: no step ended for 6 s: process 1 \({socket.gethostname()}\) gives no sign of life for \S+ s; "
-    assert re.match(said + r"it was in .+; where every thread was is in ", err.strip().splitlines()[-1]), (
-        err
-    )
+    assert re.match(said + r"it was in .+; where every thread was is in ", err.strip().splitlines()[-1]), err
     log = (place / "hung" / "logs" / "train_worker_0.out").read_text()
     assert "most recent call first" in log and "in train_from" in log
 

@@ -56,7 +56,7 @@ class Fault:
     @property
     def is_mine(self) -> bool:
         """Whether it strikes this process."""
-        return self.process is None or self.process % processes.count() == processes.index()
+        return self.process is None or self.process in (processes.index(), processes.index() - processes.count())
 
 
 def parse_faults(text: str) -> list[Fault]:
@@ -81,7 +81,12 @@ class Faults:
     """Strikes when its time has come: `clock` is told to call `strike` as phases begin, and the step is wrapped."""
 
     def __init__(self, faults: list[Fault], workdir: pathlib.Path, clock: Clock):
-        """`workdir` keeps which have struck."""
+        """`workdir` keeps which have struck. Raises ConfigError for a process that there is not."""
+        for fault in faults:
+            if fault.process is not None and fault.process >= processes.count():
+                raise ConfigError(
+                    f"--faults: {fault.text!r}: this run has {processes.count()} processes, counted from 0"
+                )
         self.struck_file = workdir / "workers" / f"faults-{processes.index()}.txt"
         struck = self.struck_file.read_text().splitlines() if self.struck_file.exists() else []
         # One that goes on for a while goes on after a restart.
