@@ -41,8 +41,8 @@ STARTS = 4  # of one run, at most
 POLL_SECONDS = 0.02
 ENDS_SECONDS = 240  # that processes have to end
 KEYS = {
-    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
-    "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
+    "model.num_layers": 1, "model.embed_dim": 64, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 128,
+    "model.vocab_size": 300, "model.max_length": 64, "train.sequence_length": 64, "train.global_batch": 64,
     "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 10, "train.save_every": SAVE_EVERY,
     "optimizer.warmup_steps": 2, "optimizer.learning_rate": 0.003, "evaluation.sample_tokens": 0,
     "evaluation.batches": 3, "data.holdout_fraction": 0.3, "data.tokenizer": "byte", "logging.tensorboard": False,
@@ -147,9 +147,15 @@ def history(workdir: pathlib.Path) -> dict[tuple[str, int], list]:
     return {(line["kind"], line["step"]): [line[name] for name in HISTORY[line["kind"]]] for line in lines}
 
 
+def newest(workdir: pathlib.Path) -> pathlib.Path:
+    """Return the folder of the newest checkpoint."""
+    folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
+    return max(folders, key=lambda path: int(path.name))
+
+
 def final_arrays(workdir: pathlib.Path) -> dict[str, list]:
     """Return the digests of the files that hold the arrays of the newest checkpoint, having verified them."""
-    folder = max((workdir / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    folder = newest(workdir)
     problems = manifest.problems(folder)
     if problems:
         raise ValueError(f"{folder}: {problems[0]}")
@@ -212,8 +218,8 @@ def interrupt(processes: list[Watched]) -> float:
 
 def flip_a_bit_of_the_newest(workdir: pathlib.Path) -> None:
     """Damage the largest file of the newest checkpoint."""
-    folder = max((workdir / "checkpoints").glob("[0-9]*[0-9]"), key=lambda path: int(path.name))
-    victim = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    files = [path for path in newest(workdir).rglob("*") if path.is_file()]
+    victim = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 4
     victim.write_bytes(content)
@@ -236,7 +242,7 @@ CASES = [
     Case("nan_going_back", f"nan@{STRIKE}", rf"back to step \d+, leaving out batches {STRIKE} to {STRIKE}", status=0,
          exact=False, events={"update_not_taken": 1, "roll_back": 1}, changes={"train__bad_steps": 1}),
     Case("full_disk", "full_disk:9@8", "could not be saved: .*File too large", status=0),
-    Case("damaged_checkpoint", f"kill@{STRIKE + 6}", r"checkpoint \d+ is damaged", events={"damaged": 1},
+    Case("damaged_checkpoint", f"kill@{STEPS - 2}", r"checkpoint \d+ is damaged", events={"damaged": 1},
          between=flip_a_bit_of_the_newest),
     Case("kill_of_4", f"kill:2@{STRIKE}", "died", rf"process 2 of 4 \({HOST}\) died", count=4),
     Case("sigterm_of_4", f"sigterm:2@{STRIKE}", "saved at step", status=75, count=4),
