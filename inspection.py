@@ -11,7 +11,7 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
-from training.checkpoints import Checkpoints
+from training.checkpoints import DAMAGED, Checkpoints
 from training.retention import Retention
 
 
@@ -33,7 +33,7 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
         lines.append(f"checkpoint {step}: {verdict}{fate}")
     lines += [f"{name}: {what}" for name, what in others.items()]
     lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
-    return lines, len(good) == len(problems)
+    return lines, len(good) == len(problems) and (bool(good) or DAMAGED not in "".join(others))
 
 
 def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]:
@@ -94,8 +94,7 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """Return the last step that metrics.jsonl of a run tells of; 0 where it tells of none."""
+    """Return the last step that metrics.jsonl of a run tells anything of; 0 where it tells of none."""
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    steps = [json.loads(line)["step"] for line in lines if line.endswith("}") and '"kind": "train"' in line]
-    return max(steps, default=0)
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)

@@ -22,6 +22,7 @@ def reads_only(parsed) -> bool:
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=reads_only)
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -38,6 +39,7 @@ from configs.loading import DATA_READ, flat
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
+from input_pipeline.errors import DataError
 from parallelism import processes
 from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, place
@@ -107,8 +109,11 @@ def train(
         send()
         try:
             run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
-        finally:
-            send()
+        except (Interrupted, NonFinite):
+            with contextlib.suppress(OSError):  # the bucket does not answer; what ends the run is told
+                send()
+            raise
+        send()
 
 
 def retention(config) -> Retention:
@@ -130,12 +135,17 @@ class Job:
     clock: Clock
     log: step_log.StepLog
     signals: Interruption
-    roll_backs: int = 0
+    roll_backs: int  # of the run
+    sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
 
     @property
     def config(self):
         """The run's."""
         return self.run.config
+
+    def evaluates(self, step: int) -> bool:
+        """Whether held-out documents are evaluated after a step; after the last one they all are, in the end."""
+        return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
 
 
 def run_to_the_end(
@@ -164,7 +174,8 @@ def run_to_the_end(
         train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
-        job = Job(run, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals)
+        roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
+        job = Job(run, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs)
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
             tell=lambda text, figures: log.event(text, "blame", **figures),
@@ -193,6 +204,8 @@ def train_from(job: Job, record: dict | None):
     batches = training_batches(job, record["examples"] if record else 0, last_step - start)
     state = restored(job.checkpoints, start, run) if record else run.init()
     replicas.check(state, run.mesh)
+    if job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
+        evaluate_now(job, state, start, job.config.evaluation.batches, job.signals.agreed)
     save_every = 1 if run.slow else train.save_every
     job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
@@ -211,7 +224,7 @@ def train_from(job: Job, record: dict | None):
             save(job, state, step, ends=stop or step == last_step)
         if stop:
             raise Interrupted(step)
-        if job.corpus and step < last_step and every(step, train.eval_every):
+        if job.evaluates(step):
             evaluate_now(job, state, step, job.config.evaluation.batches, job.signals.agreed)
     return state
 
@@ -224,7 +237,8 @@ def go_back(job: Job, trouble: step_log.Diverged, record: dict | None) -> dict |
     """
     start, examples = (record["step"], record["examples"]) if record else (0, 0)
     rows = job.config.train.global_batch
-    first, last = (examples + (step - start - 1) * rows for step in (trouble.first_step, trouble.last_step + 1))
+    # What was skipped before a restart has been used up; today's batch size says nothing of it.
+    first, last = (examples + max(0, step - start - 1) * rows for step in (trouble.first_step, trouble.last_step + 1))
     if job.roll_backs >= job.config.train.roll_backs or not job.corpus:
         raise NonFinite(
             f"{trouble} at step {trouble.last_step}, after going back {job.roll_backs} times; nothing bad was saved; "
@@ -234,11 +248,12 @@ def go_back(job: Job, trouble: step_log.Diverged, record: dict | None) -> dict |
     job.checkpoints.wait()
     step = job.checkpoints.newest()
     record = job.checkpoints.record(step) if step is not None else None
+    first = max(first, record["examples"] if record else 0)  # a checkpoint may lie among the steps that were skipped
     job.corpus = dataclasses.replace(job.corpus, train=job.corpus.train.skip(first, last))
     job.log.go_on(record)
     job.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
     job.log.event(
-        f"{trouble}; back to step {step or 0}, leaving out batches {trouble.first_step} to {trouble.last_step}",
+        f"{trouble}; back to step {step or 0}, leaving out {last - first} examples up to step {trouble.last_step}'s",
         "roll_back", step or 0, first_step=trouble.first_step, last_step=trouble.last_step,
     )  # fmt: skip
     return record
@@ -249,9 +264,12 @@ def keep_bad_documents(job: Job, trouble: step_log.Diverged) -> str:
     if not job.corpus:
         return ""
     path = job.workdir / "bad_documents.txt"
-    if processes.index() == 0:
-        lines = inspection.documents_of(job.config, job.workdir, range(trouble.first_step, trouble.last_step + 1))
-        workdirs.write_atomically(path, "\n".join(lines).encode())
+    try:
+        if processes.index() == 0:
+            lines = inspection.documents_of(job.config, job.workdir, range(trouble.first_step, trouble.last_step + 1))
+            workdirs.write_atomically(path, "\n".join(lines).encode())
+    except (OSError, DataError) as error:
+        return f"the documents of the bad batches could not be written down ({error}); "
     return f"the documents of the bad batches are in {path}: mend them, or "
 
 
@@ -322,7 +340,20 @@ def keep_ledger(job: Job, step: int, examples: int) -> None:
             job.corpus, step=step, examples=examples, global_batch=train.global_batch,
             sequence_length=train.sequence_length, seed=train.seed,
         )  # fmt: skip
-        ledger.append(job.workdir, section)
+        job.sections.append(section | {"roll_backs": job.roll_backs})
+        write_ledger(job, may_wait=job.roll_backs > 0)
+
+
+def write_ledger(job: Job, *, may_wait: bool) -> None:
+    """Write down the sections that are not yet; where they `may_wait`, a disk without room does not end the run."""
+    try:
+        while job.sections:
+            ledger.append(job.workdir, job.sections[0])
+            job.sections.pop(0)
+    except DataError as error:
+        if not may_wait:
+            raise
+        job.log.event(str(error), "ledger_waits")
 
 
 def training_batches(job: Job, first_example: int, num_steps: int):
@@ -394,9 +425,20 @@ def save(job: Job, state, step: int, *, ends: bool) -> None:
             "losses": job.checkpoints.losses,
             "topology": job.topology.name if job.topology else None,
         }
+        keep_what_is_needed(job)
         write = job.checkpoints.save_and_wait if ends else job.checkpoints.save
         write(step, state, record)
     job.log.stopwatch.skip()
+
+
+def keep_what_is_needed(job: Job) -> None:
+    """Write again what the checkpoint is useless without, where the folder was emptied under the run."""
+    if processes.index() == 0:
+        write_ledger(job, may_wait=True)
+        if not (job.workdir / "config.json").exists():
+            with contextlib.suppress(OSError):  # no room: the save will say so
+                job.workdir.mkdir(parents=True, exist_ok=True)
+                workdirs.open_workdir(job.workdir, flat(job.config), job.corpus)
 
 
 def losses_of(record: dict | None) -> dict[int, float]:

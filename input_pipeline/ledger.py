@@ -110,6 +110,11 @@ def sections(folder: Path) -> list[dict]:
     return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
+def roll_backs(folder: Path) -> int:
+    """Return how often a run has gone back, as its sections count it."""
+    return max((section.get("roll_backs", 0) for section in sections(folder)), default=0)
+
+
 def section_of(folder: Path, step: int, last_step: int) -> dict:
     """Return the section that a step of the run belongs to.
 

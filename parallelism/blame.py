@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 SILENT_SECONDS = 5.0  # older than the newest: signs come every second
 SLOW_SECONDS, SLOW_STEPS = 10.0, 10.0  # that the others wait, both, before it is told
+SLOW_START_SECONDS = 60.0  # the same before the first step, where caches make hosts differ
 WINDOW_SECONDS, WINDOW_STEPS, WINDOWS = 10.0, 3, 2  # to be slow in, before it is told
 EXCESS = 0.25  # of the time, by which the others wait longer than who is slow
 OWN_WAIT = 0.2  # of the time: who waits longer for its devices hides behind their work whatever else it does
@@ -136,7 +137,9 @@ class Judge:
     def _stuck(self, signs: Sequence[Sign]) -> Blame | None:
         found = to_blame(signs)
         usual = found.phase in REPEATED and self.step_seconds > 0
-        if found.waited <= max(SLOW_SECONDS, SLOW_STEPS * self.step_seconds) or (found.why == "together" and not usual):
+        early = found.why != "silent" and found.phase in ("start-up", "compile")
+        patience = SLOW_START_SECONDS if early else SLOW_SECONDS
+        if found.waited <= max(patience, SLOW_STEPS * self.step_seconds) or (found.why == "together" and not usual):
             return None
         if not self._is_new("stuck", found.number, found.waited):
             return None

@@ -232,7 +232,8 @@ class Line:
         with self.changed:
             self.rounds[topic] += 1
             topic = f"{topic} {self.rounds[topic]}"
-            self._say(kind="value", topic=topic, value=value)
+        self._say(kind="value", topic=topic, value=value)  # not in the lock, which hearing the hub needs meanwhile
+        with self.changed:
             self.changed.wait_for(lambda: topic in self.values)
             return self.values.pop(topic)
 

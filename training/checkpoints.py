@@ -36,6 +36,7 @@ from training.state import TrainState
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
+LEAST_STEPS = 4  # between tries: whether one is due the processes ask each other
 RETRIES = 16  # first tried again after this part of the usual interval, then after 2, 4, ... of these parts
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
 PATIENCE_SECONDS = 0.5  # with the save before; one that takes longer is not waited for
@@ -53,6 +54,12 @@ class CheckpointError(ValueError):
 
 class Damaged(CheckpointError):
     """There are checkpoints, and none of them is what was saved."""
+
+    exit_status = 1
+
+
+class Unreadable(CheckpointError):
+    """The file system does not give a checkpoint, which may be whole."""
 
     exit_status = 1
 
@@ -89,7 +96,7 @@ class Checkpoints:
         self.on_save: Callable[[], None] = lambda: None
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
-        self.failures, self.parts_to_wait = 0, 0
+        self.failures = self.parts_waited = 0
         if self.is_local and self.folder.exists() and not self.folder.is_dir():
             raise CheckpointError(f"{self.folder} is no folder; move it away, or name another --workdir")
         if retention:
@@ -103,7 +110,9 @@ class Checkpoints:
 
     def __exit__(self, kind, *unused):
         # Waiting needs all processes, and those of a run that fails may never come.
-        if kind is None or processes.count() == 1 or getattr(kind, "exit_status", 1) in (3, Interrupted.exit_status):
+        at_once = kind is not None and issubclass(kind, KeyboardInterrupt)
+        together = kind is None or getattr(kind, "exit_status", 1) in (3, Interrupted.exit_status)
+        if together or (processes.count() == 1 and not at_once):
             self.wait()
             if self.failure and (kind is None or issubclass(kind, Interrupted)):
                 raise self.failure
@@ -153,7 +162,10 @@ class Checkpoints:
 
     def problems(self, step: int) -> list[str]:
         """Return what is wrong with the files of a checkpoint; all processes look, each at a part of them."""
-        mine = manifest.problems(self.folder / str(step), part=processes.index(), parts=processes.count())
+        try:
+            mine = manifest.problems(self.folder / str(step), part=processes.index(), parts=processes.count())
+        except OSError as error:
+            raise Unreadable(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 
     def _set_aside(self, step: int, problems: list[str]) -> None:
@@ -271,17 +283,18 @@ class Checkpoints:
 
     def due_again(self, step: int, save_every: int) -> bool:
         """Whether a save that failed is to be tried again after `step`; the same in all processes."""
-        part = max(1, save_every // RETRIES)
-        if step % part:
+        part = max(LEAST_STEPS, save_every // RETRIES)
+        if part >= save_every or step % part:
             return False
-        failed = self.failure is not None and not self.saving.is_alive()
-        if not any(processes.gather("failed saves", failed)):
-            self.failures = self.parts_to_wait = 0
+        going_on = self.saving is not None and self.saving.is_alive()
+        found = processes.gather("failed saves", [going_on, self.failures])
+        failures = max(number for _, number in found)
+        if any(going_on for going_on, _ in found) or not failures:
             return False
-        self.parts_to_wait -= 1
-        if self.parts_to_wait > 0:
+        self.parts_waited += 1
+        if self.parts_waited < 2 ** (failures - 1):
             return False
-        self.parts_to_wait, self.failures = 2**self.failures, self.failures + 1
+        self.parts_waited = 0
         return True
 
     def _begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
@@ -318,7 +331,7 @@ class Checkpoints:
         except SaveFailed as failure:
             self._failed(step, failure)
             return
-        self.failure = None
+        self.failure, self.failures = None, 0
         seconds = {"blocked": blocked, "write": written - started, "digest": digested - written}
         seconds["background"] = time.perf_counter() - started
         try:
@@ -415,7 +428,7 @@ class Checkpoints:
         mark.unlink()
 
     def _failed(self, step: int, failure: SaveFailed) -> None:
-        self.failure = failure
+        self.failure, self.failures = failure, self.failures + 1
         shutil.rmtree(self._own(step), ignore_errors=True)
         if processes.index() == 0 and self.is_local:
             shutil.rmtree(self._landing(step), ignore_errors=True)

@@ -13,6 +13,7 @@ FAULT[:WHERE]@STEP strikes at that step, once in a run, whatever restarts there 
     nan@N            the gradient is not a number
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -93,7 +94,7 @@ class Faults:
         self.pending = [
             fault for fault in faults if fault.is_mine and (fault.text not in struck or fault.kind == "slow")
         ]
-        self.clock, self.slow, self.disk_full_until = clock, 1.0, None
+        self.clock, self.slow, self.disk_full_until, self.spoiled = clock, 1.0, None, 0
         clock.on_enter = self.strike if self.pending else clock.on_enter
 
     def strike(self, phase: str, step: int) -> None:
@@ -128,7 +129,10 @@ class Faults:
 
         def step(state, batch):
             began, number = time.monotonic(), self.clock.step
-            now = spoiled_step() if self._due("nan", number) else train_step
+            self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
+            now = (
+                spoiled_step() if self.spoiled == self.clock.number else train_step
+            )  # a step computed twice: both times
             state, scalars = now(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
@@ -145,10 +149,18 @@ class Faults:
         ]  # fmt: skip
         for fault in wanted:
             self.pending.remove(fault)
-            with self.struck_file.open("a") as file:
-                file.write(f"{fault.text}\n")
-            print(f"fault: {fault.text}", flush=True)
+            self._keep(fault)
+            with contextlib.suppress(OSError):  # into a file
+                print(f"fault: {fault.text}", flush=True)
         return wanted
+
+    def _keep(self, fault: Fault) -> None:
+        """Write down that it has struck, even while the disk is full on purpose."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[1], before[1]))
+        with self.struck_file.open("a") as file:
+            file.write(f"{fault.text}\n")
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def flipped(state):

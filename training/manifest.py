@@ -49,12 +49,15 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
 
     Args:
       part, parts: look at every `parts`-th file from number `part` on, so that several processes may share the work.
+
+    Raises:
+      OSError: a file is there and cannot be read, which is no damage of the checkpoint.
     """
     try:
         content = read(folder)
     except FileNotFoundError:
         return [f"{NAME} is missing"]
-    except (ValueError, OSError) as error:
+    except (ValueError, IsADirectoryError) as error:
         return [f"{NAME} cannot be read ({error})"]
     if str(content["step"]) != folder.name:
         return [f"{NAME} is that of checkpoint {content['step']}"]
@@ -68,10 +71,8 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
 def _problem(path, name: str, size: int, digest: str) -> str | None:
     try:
         found_size, found = _digest(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return f"{name} is missing"
-    except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
     if found_size != size:
         return f"{name} has {found_size:,} bytes instead of {size:,}"
     return None if found == digest else f"{name} has other bytes than were saved"

@@ -50,7 +50,7 @@ class StepLog:
           record: what an earlier process saved beside its state.
         """
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
-        self.peak_flops, self.stopwatch = peak_flops, Stopwatch()
+        self.peak_flops = peak_flops
         self.go_on(record)
         writer.write("event", event="start", step=self.last_step)
 
@@ -58,7 +58,7 @@ class StepLog:
         """Count on from a checkpoint; None: from nothing."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
-        self.stopwatch.skip()
+        self.stopwatch = Stopwatch()
         self.display.after(self.last_step)
 
     def record(self) -> dict:

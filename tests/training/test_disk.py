@@ -168,13 +168,17 @@ def test_what_was_saved_before_a_late_failure_does_not_hinder_the_same_step(open
 
 def test_a_save_that_failed_is_tried_again_after_longer_and_longer_parts_of_the_interval(opened):
     checkpoints, _ = opened
-    assert not any(checkpoints.due_again(step, 32) for step in range(1, 33))
+    assert not any(checkpoints.due_again(step, 64) for step in range(1, 65))
+    due = []
     with full_disk():
-        save(checkpoints, 32)
-    due = [step for step in range(33, 129) if checkpoints.due_again(step, 32)]
-    assert due == [34, 36, 40, 48, 64, 96]
+        save(checkpoints, 64)
+        for step in range(65, 128):
+            if checkpoints.due_again(step, 64):
+                due.append(step)
+                save(checkpoints, step)
+    assert due == [68, 76, 92, 124]
     assert save(checkpoints, 128) is None
-    assert not any(checkpoints.due_again(step, 32) for step in range(129, 161))
+    assert not any(checkpoints.due_again(step, 64) for step in range(129, 193))
 
 
 def test_the_last_save_is_tried_some_times_and_then_an_error(opened, monkeypatch):

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What part of its time does a run train that is killed every minute or two? The tiny recipe, for a quarter of an hour.
+
+kill -9 comes every 60 to 120 s, at random, and the same command at once. The goodput is the run's own account, whose
+parts have to sum to the wall-clock time. Beside it, how long it takes from the command to the end of a first new step:
+from nothing (no corpus, tokenizer or compiled program), and as a restart.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import support
+
+SECONDS, BETWEEN_KILLS = (120, (20, 40)) if support.QUICK else (900, (60, 120))
+POLL_SECONDS = 0.2
+END_SECONDS = 120  # that the run may take to stop when asked
+RUN = [
+    "--config=configs/tiny.py",
+    "--config.train.steps=100000",
+    "--config.train.log_every=1",
+    "--config.train.save_every=4",
+    "--config.evaluation.sample_tokens=0",
+]
+
+
+def killed_again_and_again(folder: pathlib.Path, seconds: float, between: tuple[float, float], seed: int = 0) -> list:
+    """Train in `folder`, killed and started again until the time is over, then stopped; return when each start was.
+
+    Args:
+      seconds: of time.time(), as in metrics.jsonl.
+      between: fewest and most seconds from a start to its end.
+    """
+    rng, started, end = random.Random(seed), [], time.time() + seconds
+    while time.time() < end:
+        started.append(time.time())
+        process = start(folder)
+        if len(started) == 1:  # is let live until then, so that it is known how long that takes
+            wait_for_step(folder, process, started[0])
+        wait(process, min(rng.uniform(*between), max(0.0, end - time.time())))
+        if time.time() < end:
+            process.kill()
+            process.wait()
+            print(f"killed after {time.time() - started[-1]:.0f} s, at step {last_step(folder)}", flush=True)
+    wait_for_step(folder, process, started[-1])
+    process.send_signal(signal.SIGTERM)
+    process.wait(END_SECONDS)
+    return started
+
+
+def start(folder: pathlib.Path) -> subprocess.Popen:
+    """Start the run, or start it again; what it prints goes to a file."""
+    command = [sys.executable, "train.py", f"--workdir={folder / 'run'}", *RUN]
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
+    with (folder / "printed.txt").open("a") as printed:
+        return subprocess.Popen(command, cwd=support.ROOT, env=environment, stdout=printed, stderr=printed)
+
+
+def wait(process: subprocess.Popen, seconds: float) -> None:
+    """Let the run go on for some seconds; one that ends by itself ends the benchmark."""
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    sys.exit(f"the run ended by itself, with status {status}")
+
+
+def wait_for_step(folder: pathlib.Path, process: subprocess.Popen, since: float) -> None:
+    """Return when a step has ended since some time.time()."""
+    while not any(line["time"] > since for line in lines_of(folder, "train")):
+        wait(process, POLL_SECONDS)
+
+
+def lines_of(folder: pathlib.Path, kind: str) -> list[dict]:
+    """Return the lines of a kind of metrics.jsonl, in order."""
+    path = folder / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    whole = (json.loads(line) for line in lines if line.endswith("}"))
+    return [line for line in whole if line["kind"] == kind]
+
+
+def last_step(folder: pathlib.Path) -> int:
+    """Return the last step that metrics.jsonl tells of."""
+    return max((line["step"] for line in lines_of(folder, "train")), default=0)
+
+
+def account(folder: pathlib.Path) -> dict:
+    """Return the last account that the run has given of its time."""
+    return [line for line in lines_of(folder, "event") if line["event"] == "goodput"][-1]
+
+
+def start_seconds(folder: pathlib.Path, started: list[float]) -> list[float]:
+    """Return how long each start took until its first step had ended; of those that came so far."""
+    ends, found = [*started[1:], float("inf")], []
+    for begin, end in zip(started, ends, strict=True):
+        times = [line["time"] for line in lines_of(folder, "train") if begin < line["time"] < end]
+        found += [times[0] - begin] if times else []
+    return found
+
+
+def main() -> None:
+    """Train, kill, account."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        started = killed_again_and_again(folder, SECONDS, BETWEEN_KILLS)
+        found, seconds, steps = account(folder), start_seconds(folder, started), last_step(folder)
+        step_seconds = statistics.median(line["step_seconds"] for line in lines_of(folder, "train"))
+    parts, wall = found["seconds"], found["wall_seconds"]
+    figures = {
+        "goodput": round(found["goodput"], 3), "restarts": len(started) - 1,
+        "parts_sum_error": round(abs(sum(parts.values()) - wall) / wall, 5), "wall_seconds": round(wall, 1),
+        **{f"{part}_seconds": round(value, 1) for part, value in parts.items()},
+        "first_start_seconds": round(seconds[0], 1), "restart_seconds": round(statistics.median(seconds[1:]), 1),
+        "steps": steps, "step_seconds": round(step_seconds, 2),
+    }  # fmt: skip
+    support.finish("goodput", figures)
+
+
+if __name__ == "__main__":
+    main()

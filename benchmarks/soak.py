@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a long run leak? 5,000 steps of a tiny one, with saves and evaluations, watched from outside.
+
+Memory by the run's own metrics, open files and threads by /proc, and what jax says that it compiles: after the first
+save and evaluation none of them may grow.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import support
+
+STEPS = 1500 if support.QUICK else 5000
+SETTLED = 500  # steps after which nothing may grow
+INTERVAL_SECONDS = 0.1
+LIMIT_MB = 20.0
+POOL = "ts_pool_worker"  # threads of TensorStore's, as many as it ever had files to write at once
+TEXTS = 40
+KEYS = {
+    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
+    "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
+    "train.log_every": 10, "train.eval_every": SETTLED // 2, "train.save_every": SETTLED // 2,
+    "evaluation.sample_tokens": 0, "evaluation.batches": 2, "data.holdout_fraction": 0.3, "data.tokenizer": "byte",
+    "logging.tensorboard": False,
+}  # fmt: skip
+STEP = re.compile(r"step +(\d+)/")
+COMPILED = re.compile(r"Compiling (\S+)")
+
+
+class Watched:
+    """A run of train.py, and what was seen of it.
+
+    Attributes:
+      printed: (last step so far, line), of stdout and stderr together.
+      samples: (last step so far, open files, threads).
+    """
+
+    def __init__(self, folder: pathlib.Path, steps: int):
+        """Start it in a folder."""
+        keys = KEYS | {"train.steps": steps, "data.path": f"{folder}/texts/*.txt"}
+        arguments = [f"--workdir={folder / 'run'}", *[f"--config.{key}={value}" for key, value in keys.items()]]
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "JAX_LOG_COMPILES": "1"}
+        self.step, self.printed, self.samples = 0, [], []
+        self.process = subprocess.Popen(
+            [sys.executable, "train.py", *arguments], cwd=support.ROOT, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def follow(self) -> None:
+        """Return when it has ended; exit where it failed."""
+        reader = threading.Thread(target=self._read)
+        reader.start()
+        while self.process.poll() is None:
+            self._sample()
+            time.sleep(INTERVAL_SECONDS)
+        reader.join()
+        self.process.stdout.close()
+        if self.process.returncode:
+            sys.exit(f"train.py ended with status {self.process.returncode}: {self.printed[-1][1]}")
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            found = STEP.match(line)
+            self.step = int(found.group(1)) if found else self.step
+            self.printed.append((self.step, line.rstrip()))
+
+    def _sample(self) -> None:
+        folder, step = pathlib.Path("/proc") / str(self.process.pid), self.step
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread, or all of it, has just ended
+            names = [path.read_text().strip() for path in folder.glob("task/*/comm")]
+            threads = sum(name != POOL for name in names)
+            self.samples.append((step, len(os.listdir(folder / "fd")), threads))
+
+
+def soak(folder: pathlib.Path, steps: int) -> dict:
+    """Train so many steps in a folder and return what has grown after SETTLED of them."""
+    (folder / "texts").mkdir()
+    for number in range(TEXTS):
+        words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
+        (folder / "texts" / f"{number}.txt").write_text(words)
+    watched = Watched(folder, steps)
+    watched.follow()
+    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
+    compiled = [
+        found.group(1) for step, line in watched.printed if step >= SETTLED and (found := COMPILED.search(line))
+    ]
+    return {
+        "steps": steps,
+        "grown_mb": round(max(late(memory).values()) - max(early(memory).values()), 1),
+        "recompilations": len(compiled),
+        "open_files_grown": grown(watched, 1),
+        "threads_grown": grown(watched, 2),
+    }
+
+
+def early(of_steps: dict) -> dict:
+    """Return what belongs to the half of SETTLED steps after these, in which something is saved and evaluated."""
+    return {step: value for step, value in of_steps.items() if SETTLED <= step < 1.5 * SETTLED}
+
+
+def late(of_steps: dict) -> dict:
+    """Return what belongs to as many steps at the end of the run, its summary left out."""
+    last = max(of_steps)
+    return {step: value for step, value in of_steps.items() if last - SETTLED / 2 <= step < last}
+
+
+def grown(watched: Watched, column: int) -> float:
+    """Return by how much what is usual at the end is more than after SETTLED steps; a save has more for a moment."""
+    seen = collections.defaultdict(list)
+    for sample in watched.samples:
+        seen[sample[0]].append(sample[column])
+    first, last = ([count for counts in part(seen).values() for count in counts] for part in (early, late))
+    return statistics.median(last) - statistics.median(first)
+
+
+def main() -> None:
+    """Train and watch."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = soak(pathlib.Path(folder), STEPS)
+    support.finish("soak", figures)
+    if figures["grown_mb"] > LIMIT_MB or figures["recompilations"] or figures["open_files_grown"] > 0:
+        sys.exit("the run has grown, or compiled again")
+
+
+if __name__ == "__main__":
+    main()

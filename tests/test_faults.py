@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes are struck, and the run keeps its promises, by the code of benchmarks/faults.py."""
+
+import re
+import time
+
+import pytest
+
+from tests import groups
+from tests.support import ROOT
+
+ENDS_SECONDS = 15  # after a SIGTERM, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def faults():
+    """The benchmark, as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        import faults
+
+        yield faults
+
+
+@pytest.fixture
+def place(faults, tmp_path):
+    """A folder with texts; no process outlives its test."""
+    faults.write_texts(tmp_path)
+    yield tmp_path
+    groups.end_all()
+
+
+def test_a_killed_run_goes_on_by_itself_and_ends_as_if_it_had_not_been(faults, place):
+    found = faults.kill_again_and_again(place, 2, moments=("save", "step"), train__steps=70)
+    assert found["kills"] == 2 and found["identical"]
+
+
+def test_all_others_name_the_one_that_hangs_and_in_what(faults, place):
+    case = faults.hang("data")
+    processes = faults.started(place, case.name, count=case.count, faults=case.faults, train__eval_every=0)
+    faults.until_ended(processes)
+    for process in (processes[number] for number in (0, 1, 3)):
+        assert process.status == 1 and re.search(case.culprit, process.last_line), process.last_line
+        log = place / case.name / "logs" / f"train_worker_{processes.index(process)}.out"
+        assert "most recent call first" in log.read_text() or "this process was here:" in log.read_text()
+
+
+def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, place):
+    (process,) = faults.started(place, "terminated", faults="sigterm@4", train__steps=100_000)
+    faults.until_ended([process])
+    ended = time.monotonic()
+    assert process.status == 75 and ended - process.came("^fault: sigterm@4") < ENDS_SECONDS
+    step = re.fullmatch(r"saved at step (\d+); run the same command to go on", process.last_line).group(1)
+    assert faults.newest(place / "terminated").name == step
+
+
+def test_a_mistyped_fault_is_told_in_one_line(faults, place):
+    (process,) = faults.started(place, "mistyped", faults="hang@4")
+    faults.until_ended([process])
+    assert process.status == 2 and [line for _, line in process.err if line] == [process.last_line]
+    assert process.last_line.startswith("error: --faults: 'hang@4' is no fault; write for instance ")
+    assert not (place / "mistyped").exists()
