@@ -170,7 +170,7 @@ def run_to_the_end(
         compiled = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, compiled, last_step - clock.step, peak))
-        train_step = faults.wrapped(compiled, assembly.assemble(config, wrap_gradient=spoiled).compile)
+        train_step = faults.wrapped(compiled, lambda: assembly.assemble(config, wrap_gradient=spoiled).compile())
         train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
