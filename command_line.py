@@ -10,6 +10,7 @@ on; 1 anything else. Every other than 0 ends with one line on stderr.
 
 import dataclasses
 import faulthandler
+import functools
 import logging
 import math
 import os
@@ -94,6 +95,7 @@ def parse_flags(description: str) -> dict[str, str]:
     """Parse sys.argv by absl; return the `--config.key=value` overrides as typed. Installs the exit hooks."""
     sys.excepthook = _end_with_one_line
     threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = functools.partial(_end_if_interrupted, sys.unraisablehook)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, until a loop takes it over
     overrides, rest = split_overrides(sys.argv)
     if {"-h", "--help", "-help"} & set(rest):
@@ -248,6 +250,13 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     else:
         processes.fail(line, status)
     _end(line, status)
+
+
+def _end_if_interrupted(usual: Callable, unraisable) -> None:
+    """A signal may come while a callback runs whose exceptions Python ignores, such as a garbage collector's."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        _end_with_one_line(KeyboardInterrupt, unraisable.exc_value, None)
+    usual(unraisable)
 
 
 def _end_with_the_others(line: str, status: int) -> None:

@@ -173,6 +173,8 @@ def run_to_the_end(
         train_step = faults.wrapped(compiled, lambda: assembly.assemble(config, wrap_gradient=spoiled).compile())
         train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
+        for early in checkpoints.told:
+            log.event("", **early)
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(run, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs)
@@ -204,8 +206,9 @@ def train_from(job: Job, record: dict | None):
     batches = training_batches(job, record["examples"] if record else 0, last_step - start)
     state = restored(job.checkpoints, start, run) if record else run.init()
     replicas.check(state, run.mesh)
-    if job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
-        evaluate_now(job, state, start, job.config.evaluation.batches, job.signals.agreed)
+    job.checkpoints.begun = start if record else None
+    if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
+        evaluate_or_stop(job, state, start)
     save_every = 1 if run.slow else train.save_every
     job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
@@ -225,7 +228,7 @@ def train_from(job: Job, record: dict | None):
         if stop:
             raise Interrupted(step)
         if job.evaluates(step):
-            evaluate_now(job, state, step, job.config.evaluation.batches, job.signals.agreed)
+            evaluate_or_stop(job, state, step)
     return state
 
 
@@ -250,6 +253,7 @@ def go_back(job: Job, trouble: step_log.Diverged, record: dict | None) -> dict |
     record = job.checkpoints.record(step) if step is not None else None
     first = max(first, record["examples"] if record else 0)  # a checkpoint may lie among the steps that were skipped
     job.corpus = dataclasses.replace(job.corpus, train=job.corpus.train.skip(first, last))
+    job.checkpoints.losses = losses_of(record)
     job.log.go_on(record)
     job.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
     job.log.event(
@@ -412,9 +416,9 @@ def save(job: Job, state, step: int, *, ends: bool) -> None:
       SaveFailed: the run ends, and it could not be written.
     """
     job.log.flush()
+    if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
+        raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
     with job.clock.within("save"):
-        if not is_finite(state):
-            raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
         record = job.log.record() | {
             "step": step,
             "examples": int(state.examples),
@@ -460,6 +464,17 @@ def evaluate_now(job: Job, state, step: int, num_batches: int | None, stop: Call
             job.checkpoints.losses[step] = result[0]
             job.log.evaluation(step, result)
     return result
+
+
+def evaluate_or_stop(job: Job, state, step: int) -> None:
+    """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
+
+    Raises:
+      Interrupted: it was stopped.
+    """
+    if evaluate_now(job, state, step, job.config.evaluation.batches, job.signals.agreed) is None:
+        save(job, state, step, ends=True)
+        raise Interrupted(step)
 
 
 def close(job: Job, state) -> list[str]:

@@ -70,6 +70,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many a small one
     if accelerator == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif topology and topology.accelerator != accelerator:

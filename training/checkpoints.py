@@ -92,11 +92,13 @@ class Checkpoints:
         self.retention, self.losses = retention, {}
         self.may_fail = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
         self.staging = staging and _own_place(staging, str(self.folder.parent))
-        self.tell: Callable[..., None] = lambda text, **figures: text and print(text, file=sys.stderr, flush=True)
+        self.told: list[dict] = []  # figures of what was told before there was anybody to tell it to
+        self.tell: Callable[..., None] = self._tell_early
         self.on_save: Callable[[], None] = lambda: None
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
+        self.begun: int | None = None  # step of the last save, or of the checkpoint that the run goes on from
         if self.is_local and self.folder.exists() and not self.folder.is_dir():
             raise CheckpointError(f"{self.folder} is no folder; move it away, or name another --workdir")
         if retention:
@@ -104,6 +106,11 @@ class Checkpoints:
                 self._clear()
             except self.may_fail as error:
                 self.tell(f"what an earlier run left in {self.folder} cannot be cleared: {error}")
+
+    def _tell_early(self, text: str, **figures) -> None:
+        self.told.append(figures)
+        if text:
+            print(text, file=sys.stderr, flush=True)
 
     def __enter__(self):
         return self
@@ -250,7 +257,7 @@ class Checkpoints:
         if any(processes.gather("saving", self.saving is not None and self.saving.is_alive())):
             self.tell(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
             return
-        started = time.perf_counter()
+        started, self.begun = time.perf_counter(), step
         text = json.dumps(record | {"versions": _versions()})  # now, since what it holds may grow with the next step
         try:
             writer = self._begin(step, state)
@@ -268,6 +275,8 @@ class Checkpoints:
           SaveFailed: not even after some tries.
         """
         self.wait()
+        if step == self.begun and not self.failure:
+            return
         for pause in LAST_TRIES_SECONDS:
             time.sleep(pause)
             self.save(step, state, record)
