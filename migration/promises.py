@@ -554,7 +554,7 @@ PLAN = (
         "train.save_every and --workdir=gs://...",
         f"{BUCKET}a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from",
         f"{SETTINGS}the_run_has_one_folder_for_all_hosts",
-        note="they are saved to local disk and copied from there, beside the steps; the bucket of the test is an emulator's",
+        note="saved to local disk and copied beside the steps; the bucket of the test is an emulator's",
     ),
     not_yet(
         "D16", "`xla_dist ... run_experiment.py --config exp01_model_scaling.yaml`",
