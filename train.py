@@ -278,7 +278,7 @@ def keep_bad_documents(job: Job, trouble: step_log.Diverged) -> str:
 
 
 def finish(job: Job, state) -> None:
-    """Wait for the last save, then evaluate, draw a sample and keep the summary."""
+    """Evaluate, draw a sample and keep the summary; all is saved."""
     job.signals.at_once = True
     if any(processes.gather("asked to stop", job.signals.requested)):  # after the last boundary
         raise Interrupted(job.config.train.steps)

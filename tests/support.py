@@ -100,6 +100,14 @@ def packed_batch(rows: list[list[int]], length: int, vocab_size: int, seed: int 
     return batch
 
 
+def write_sums(folder, count: int) -> None:
+    """Make a folder of so many documents, each a text of sums of its own."""
+    folder.mkdir()
+    for index in range(count):
+        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
+        (folder / f"{index}.txt").write_text(words)
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody listens on."""
     with socket.socket() as listener:

@@ -16,6 +16,7 @@ import inspection
 import train
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
+from tests.support import write_sums
 from tests.test_train import arguments, command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
 from training.faults import parse_faults
@@ -28,10 +29,7 @@ from training.step_log import NonFinite
 def texts(tmp_path_factory):
     """A folder with documents of sums."""
     folder = tmp_path_factory.mktemp("survival")
-    (folder / "texts").mkdir()
-    for index in range(40):
-        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
-        (folder / "texts" / f"{index}.txt").write_text(words)
+    write_sums(folder / "texts", 40)
     return folder
 
 

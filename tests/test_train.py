@@ -18,6 +18,7 @@ import assembly
 import train
 from configs import base
 from parallelism.mesh import mesh_context
+from tests.support import write_sums
 from training.checkpoints import Checkpoints
 from training.step_log import NonFinite
 
@@ -62,10 +63,7 @@ def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
 def place(tmp_path_factory) -> pathlib.Path:
     """A folder with a text of several documents, and one run that was never stopped."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "texts").mkdir()
-    for index in range(20):
-        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
-        (folder / "texts" / f"{index}.txt").write_text(words)
+    write_sums(folder / "texts", 20)
     return folder
 
 

@@ -63,7 +63,7 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
 
 
 def copy_name(url: str) -> str:
-    """Return the name of the local copy of a folder in a bucket, below `workdirs` of the cache."""
+    """Return a name for the local copy of a workdir, or of a part of it, that no other workdir has."""
     url = url.rstrip("/")
     return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 

@@ -9,7 +9,6 @@ the line between them, and put the parts together. What fails is told and tried 
 
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -30,6 +29,7 @@ from orbax.checkpoint import type_handlers
 
 from parallelism import processes
 from training import manifest
+from training.bucket import copy_name
 from training.interruption import Interrupted
 from training.retention import Retention
 from training.state import TrainState
@@ -75,7 +75,8 @@ class Checkpoints:
 
     Attributes:
       losses: {step: held-out loss}, by which the best are kept.
-      tell: called with a line, and figures by name, when something was saved, was not, or is damaged.
+      tell: called with a line, and figures by name, when something was saved, was not, or is damaged; `told` has the
+        figures of what was told before there was anybody to tell it to.
       on_save: called in the background after each save.
     """
 
@@ -92,7 +93,7 @@ class Checkpoints:
         self.retention, self.losses = retention, {}
         self.may_fail = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
         self.staging = staging and _own_place(staging, str(self.folder.parent))
-        self.told: list[dict] = []  # figures of what was told before there was anybody to tell it to
+        self.told: list[dict] = []
         self.tell: Callable[..., None] = self._tell_early
         self.on_save: Callable[[], None] = lambda: None
         self.saving: threading.Thread | None = None
@@ -484,8 +485,7 @@ def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str
 
 def _own_place(staging: pathlib.Path, workdir: str) -> pathlib.Path:
     """Return the folder below `staging` of one process of one run."""
-    name = f"{pathlib.PurePath(workdir).name}-{hashlib.sha256(workdir.encode()).hexdigest()[:12]}"
-    return pathlib.Path(staging).expanduser().absolute() / name / f"process_{processes.index()}"
+    return pathlib.Path(staging).expanduser().absolute() / copy_name(workdir) / f"process_{processes.index()}"
 
 
 def _told(error: Exception) -> str:

@@ -20,6 +20,7 @@ from parallelism import identity, processes
 from parallelism.blame import Judge, Sign
 from training.clock import Clock
 from training.throughput import GIB, host_memory_gib
+from training.workdir import write_atomically
 
 INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # at least, before the first step has ended: restoring and compiling
@@ -117,11 +118,9 @@ class Heartbeat:
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": _device_memory_gib(),
         }
-        partial = self.path.with_suffix(".partial")
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(line))
-            partial.replace(self.path)
+            write_atomically(self.path, json.dumps(line).encode())
 
 
 class _EverySecond:
