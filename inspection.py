@@ -11,7 +11,8 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
-from training.checkpoints import DAMAGED, Checkpoints
+from training.checkpoint_folder import DAMAGED
+from training.checkpoints import Checkpoints
 from training.retention import Retention
 
 
@@ -21,7 +22,7 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
         problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
-        others = checkpoints.others()
+        others = checkpoints.files.others()
     losses = {int(step): loss for record in records.values() for step, loss in record["losses"].items()}
     reasons = retention.reasons(good, losses)
     lines = []

@@ -23,12 +23,11 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=reads_only)
 
 import contextlib
-import dataclasses
 import math
 import pathlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -36,33 +35,28 @@ import assembly
 import inspection
 from configs import validation
 from configs.loading import DATA_READ, flat
+from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
-from input_pipeline.errors import DataError
+from job import Job, digest, losses_of
 from parallelism import processes
 from parallelism.mesh import mesh_context
-from parallelism.placement import local_rows, place
-from reasoning.sampling import continue_texts
 from training import lease, preflight, replicas, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
-from training.clock import PARTS, Clock
+from training.clock import Clock
 from training.display import Display
-from training.evaluation import evaluate
 from training.faults import Fault, Faults, parse_faults, spoiled
 from training.goodput import Goodput
-from training.interruption import Interrupted, Interruption, in_thread, interruption
+from training.interruption import Interrupted, in_thread, interruption
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
 from training.recheck import twice
 from training.retention import Retention
-from training.step import every, is_finite
+from training.step import every
 from training.step_log import NonFinite
 from training.watch import Heartbeat, watchdog
-
-SAMPLE_PROMPT = "def "
-SAMPLE_TEMPERATURE = 0.7
 
 
 def train(
@@ -121,33 +115,6 @@ def retention(config) -> Retention:
     return Retention(config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best)
 
 
-@dataclasses.dataclass
-class Job:
-    """What a process has at hand while it trains."""
-
-    run: assembly.Run
-    train_step: Callable
-    workdir: pathlib.Path
-    checkpoints: Checkpoints
-    corpus: corpora.Corpus | None
-    batches: Iterator | None
-    topology: object
-    clock: Clock
-    log: step_log.StepLog
-    signals: Interruption
-    roll_backs: int  # of the run
-    sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
-
-    @property
-    def config(self):
-        """The run's."""
-        return self.run.config
-
-    def evaluates(self, step: int) -> bool:
-        """Whether held-out documents are evaluated after a step; after the last one they all are, in the end."""
-        return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
-
-
 def run_to_the_end(
     config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults
 ) -> None:
@@ -167,11 +134,16 @@ def run_to_the_end(
         mesh_context(run.mesh),
     ):
         clock.enter("compile", record["step"] if record else 0)
+        threading.Thread(target=pipeline.prepare).start()
         compiled = run.compile()
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, compiled, last_step - clock.step, peak))
         train_step = faults.wrapped(compiled, lambda: assembly.assemble(config, wrap_gradient=spoiled).compile())
-        train_step = in_thread(train_step, signals) if run.slow and processes.count() == 1 else train_step
+        train_step = (
+            in_thread(train_step, signals, lambda: checkpoints.begun or 0)
+            if run.slow and processes.count() == 1
+            else train_step
+        )
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         for early in checkpoints.told:
             log.event("", **early)
@@ -194,7 +166,7 @@ def train_to_the_end(job: Job, record: dict | None):
         try:
             return train_from(job, record)
         except step_log.Diverged as trouble:
-            record = go_back(job, trouble, record)
+            record = job.go_back(trouble, record)
 
 
 def train_from(job: Job, record: dict | None):
@@ -202,13 +174,13 @@ def train_from(job: Job, record: dict | None):
     train, clock, run = job.config.train, job.clock, job.run
     start, last_step = record["step"] if record else 0, train.steps
     clock.enter("start_up", start)
-    keep_ledger(job, start, record["examples"] if record else 0)
-    batches = training_batches(job, record["examples"] if record else 0, last_step - start)
+    job.keep_ledger(start, record["examples"] if record else 0)
+    batches = job.training_batches(record["examples"] if record else 0, last_step - start)
     state = restored(job.checkpoints, start, run) if record else run.init()
     replicas.check(state, run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
-        evaluate_or_stop(job, state, start)
+        job.evaluate_or_stop(state, start)
     save_every = 1 if run.slow else train.save_every
     job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
@@ -224,57 +196,12 @@ def train_from(job: Job, record: dict | None):
         job.log.add(step, scalars)
         stop = job.signals.agreed()
         if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
-            save(job, state, step, ends=stop or step == last_step)
+            job.save(state, step, ends=stop or step == last_step)
         if stop:
             raise Interrupted(step)
         if job.evaluates(step):
-            evaluate_or_stop(job, state, step)
+            job.evaluate_or_stop(state, step)
     return state
-
-
-def go_back(job: Job, trouble: step_log.Diverged, record: dict | None) -> dict | None:
-    """Return the record of the checkpoint to go back to, None for the beginning, having left out the bad batches.
-
-    Raises:
-      NonFinite: it was done too often, or the batches are from elsewhere and come but once.
-    """
-    start, examples = (record["step"], record["examples"]) if record else (0, 0)
-    rows = job.config.train.global_batch
-    # What was skipped before a restart has been used up; today's batch size says nothing of it.
-    first, last = (examples + max(0, step - start - 1) * rows for step in (trouble.first_step, trouble.last_step + 1))
-    if job.roll_backs >= job.config.train.roll_backs or not job.corpus:
-        raise NonFinite(
-            f"{trouble} at step {trouble.last_step}, after going back {job.roll_backs} times; nothing bad was saved; "
-            f"{keep_bad_documents(job, trouble)}lower optimizer.learning_rate in another --workdir"
-        )
-    job.roll_backs += 1
-    job.checkpoints.wait()
-    step = job.checkpoints.newest()
-    record = job.checkpoints.record(step) if step is not None else None
-    first = max(first, record["examples"] if record else 0)  # a checkpoint may lie among the steps that were skipped
-    job.corpus = dataclasses.replace(job.corpus, train=job.corpus.train.skip(first, last))
-    job.checkpoints.losses = losses_of(record)
-    job.log.go_on(record)
-    job.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
-    job.log.event(
-        f"{trouble}; back to step {step or 0}, leaving out {last - first} examples up to step {trouble.last_step}'s",
-        "roll_back", step or 0, first_step=trouble.first_step, last_step=trouble.last_step,
-    )  # fmt: skip
-    return record
-
-
-def keep_bad_documents(job: Job, trouble: step_log.Diverged) -> str:
-    """Write down what the bad batches were made of; return where, as a part of a sentence."""
-    if not job.corpus:
-        return ""
-    path = job.workdir / "bad_documents.txt"
-    try:
-        if processes.index() == 0:
-            lines = inspection.documents_of(job.config, job.workdir, range(trouble.first_step, trouble.last_step + 1))
-            workdirs.write_atomically(path, "\n".join(lines).encode())
-    except (OSError, DataError) as error:
-        return f"the documents of the bad batches could not be written down ({error}); "
-    return f"the documents of the bad batches are in {path}: mend them, or "
 
 
 def finish(job: Job, state) -> None:
@@ -282,7 +209,7 @@ def finish(job: Job, state) -> None:
     job.signals.at_once = True
     if any(processes.gather("asked to stop", job.signals.requested)):  # after the last boundary
         raise Interrupted(job.config.train.steps)
-    lines = close(job, state)
+    lines = job.close(state)
     if processes.index() == 0:
         workdirs.write_summary(job.workdir, lines)
 
@@ -318,11 +245,6 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     return corpus
 
 
-def digest(corpus: corpora.Corpus | None) -> str:
-    """Return what identifies the data of a run; batches from elsewhere have no name."""
-    return corpus.digest if corpus else ""
-
-
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
     """Put what `train.tokens` or `train.epochs` come to into `train.steps`; return (steps done, last step)."""
     train = config.train
@@ -336,203 +258,10 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     return start, train.steps
 
 
-def keep_ledger(job: Job, step: int, examples: int) -> None:
-    """Write down how the steps from here on map to examples."""
-    if job.corpus and processes.index() == 0:
-        train = job.config.train
-        section = ledger.new_section(
-            job.corpus, step=step, examples=examples, global_batch=train.global_batch,
-            sequence_length=train.sequence_length, seed=train.seed,
-        )  # fmt: skip
-        job.sections.append(section | {"roll_backs": job.roll_backs})
-        write_ledger(job, may_wait=job.roll_backs > 0)
-
-
-def write_ledger(job: Job, *, may_wait: bool) -> None:
-    """Write down the sections that are not yet; where they `may_wait`, a disk without room does not end the run."""
-    try:
-        while job.sections:
-            ledger.append(job.workdir, job.sections[0])
-            job.sections.pop(0)
-    except DataError as error:
-        if not may_wait:
-            raise
-        job.log.event(str(error), "ledger_waits")
-
-
-def training_batches(job: Job, first_example: int, num_steps: int):
-    """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
-    train, data, sharding = job.config.train, job.config.data, job.run.abstract_batch["tokens"].sharding
-    rows = local_rows(sharding, train.global_batch)
-    if job.corpus:
-        batches = pipeline.training_batches(
-            job.corpus.train, seed=train.seed, sequence_length=train.sequence_length, global_batch=train.global_batch,
-            rows=rows, first_example=first_example, num_steps=num_steps, readers=data.readers, prefetch=data.prefetch,
-        )  # fmt: skip
-    else:
-        whole = islice(job.batches, num_steps)
-        batches = ({name: array[rows] for name, array in of_all.items()} for of_all in checked(whole, job.run))
-    return place(batches, sharding, train.global_batch)
-
-
-def checked(batches: Iterator[dict], run: assembly.Run) -> Iterator[dict]:
-    """Yield batches, all of the shapes that the step is compiled for, so that it never is again.
-
-    Raises:
-      ValueError: one is not; names the array, what it is and what it should be.
-    """
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in run.abstract_batch.items()}
-    for number, batch in enumerate(batches, start=1):
-        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
-        for name in wanted.keys() | found.keys():
-            if found.get(name) != wanted.get(name):
-                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
-                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
-        yield batch
-
-
-def evaluate_heldout(run: assembly.Run, state, corpus, stop=lambda: False, num_batches: int | None = None):
-    """Return (nats per token, tokens) of the held-out documents; None where it was stopped.
-
-    Args:
-      stop: called before each batch, in all processes alike: whether to stop here.
-      num_batches: of a global batch each, evenly spread; default: all documents.
-    """
-    sharding = run.abstract_batch["tokens"].sharding
-    batches = pipeline.evaluation_batches(
-        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
-        rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
-        readers=run.config.data.readers, prefetch=run.config.data.prefetch,
-    )  # fmt: skip
-    batches = place(batches, sharding, run.eval_rows)
-    return evaluate(run, state.evaluated, batches, stop)
-
-
-def save(job: Job, state, step: int, *, ends: bool) -> None:
-    """Begin to write a checkpoint of a state that is finite; where the run `ends`, return when it is written.
-
-    Raises:
-      Diverged: the state is not finite.
-      SaveFailed: the run ends, and it could not be written.
-    """
-    job.log.flush()
-    if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
-        raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
-    with job.clock.within("save"):
-        record = job.log.record() | {
-            "step": step,
-            "examples": int(state.examples),
-            "config": flat(job.config),
-            "corpus": digest(job.corpus),
-            "mixture": job.corpus.train.record() if job.corpus else [],
-            "skips": job.corpus.train.skips if job.corpus else [],
-            "losses": job.checkpoints.losses,
-            "topology": job.topology.name if job.topology else None,
-        }
-        keep_what_is_needed(job)
-        write = job.checkpoints.save_and_wait if ends else job.checkpoints.save
-        write(step, state, record)
-    job.log.stopwatch.skip()
-
-
-def keep_what_is_needed(job: Job) -> None:
-    """Write again what the checkpoint is useless without, where the folder was emptied under the run."""
-    if processes.index() == 0:
-        write_ledger(job, may_wait=True)
-        if not (job.workdir / "config.json").exists():
-            with contextlib.suppress(OSError):  # no room: the save will say so
-                job.workdir.mkdir(parents=True, exist_ok=True)
-                workdirs.open_workdir(job.workdir, flat(job.config), job.corpus)
-
-
-def losses_of(record: dict | None) -> dict[int, float]:
-    """Return the held-out losses of the checkpoints before, by step."""
-    return {int(step): loss for step, loss in record["losses"].items()} if record else {}
-
-
-def evaluate_now(job: Job, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
-    """Evaluate, write and return (nats per token, tokens); None where it was stopped."""
-
-    def is_stopped() -> bool:
-        job.clock.enter("evaluation")  # another batch of it
-        return stop()
-
-    with job.clock.within("evaluation"):
-        job.log.flush()
-        result = evaluate_heldout(job.run, state, job.corpus, is_stopped, num_batches)
-        if result:
-            job.checkpoints.losses[step] = result[0]
-            job.log.evaluation(step, result)
-    return result
-
-
-def evaluate_or_stop(job: Job, state, step: int) -> None:
-    """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
-
-    Raises:
-      Interrupted: it was stopped.
-    """
-    if evaluate_now(job, state, step, job.config.evaluation.batches, job.signals.agreed) is None:
-        save(job, state, step, ends=True)
-        raise Interrupted(step)
-
-
-def close(job: Job, state) -> list[str]:
-    """Evaluate all held-out documents, draw a sample, and print and return the summary."""
-    lines, corpus, workdir, step = [""], job.corpus, job.checkpoints.address, job.config.train.steps
-    if corpus:
-        job.log.display.phase("evaluating all held-out documents")
-        lines += heldout_lines(*evaluate_now(job, state, step, None, lambda: False), corpus)
-    lines.append(f"speed: {job.log.average_tokens_per_second():,.0f} tokens/s over {job.log.total_tokens:,} tokens")
-    lines.append(job.log.goodput.line())
-    lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
-    if corpus and corpus.tokenizer and job.config.evaluation.sample_tokens:
-        with job.clock.within("evaluation"):
-            lines += sample_lines(job.run, state.evaluated, corpus.tokenizer)
-        lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
-    job.log.display.lines(lines)
-    return lines
-
-
-def heldout_lines(loss: float, tokens: int, corpus: corpora.Corpus) -> list[str]:
-    """Return what the held-out loss comes to, in bits per byte too where there is text."""
-    heldout = corpus.heldout
-    lines = [f"held-out loss: {loss:.4f} nats a token, over {tokens:,} tokens of {heldout.num_documents:,} documents"]
-    if corpus.gzip_bits_per_byte is not None:
-        bits = loss * tokens / math.log(2) / heldout.num_bytes
-        lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")
-    return lines
-
-
-def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
-    """Return what the model writes after a short prompt."""
-    room = run.config.model.max_length - len(tokenizer.encode(SAMPLE_PROMPT)) - 1
-    text = continue_texts(
-        run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=min(run.config.evaluation.sample_tokens, room),
-        temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
-    )[0]  # fmt: skip
-    lines = (SAMPLE_PROMPT + text).rstrip().split("\n")
-    return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
-
-
-def evaluate_only(config, workdir: pathlib.Path | str, other_data: bool) -> None:
-    """Print the loss of the newest checkpoint on what the run held out, or on all of `other_data`, which was typed."""
-    if other_data:
-        corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
-    else:
-        corpus = prepare_corpus(config, vocab_size_typed=True)
-    run = assembly.assemble(config)
-    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        step = checkpoints.newest_or_error()
-        state = checkpoints.restore(step, run.abstract_state)
-        loss, tokens = evaluate_heldout(run, state, corpus)
-    if processes.index() == 0:
-        print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
-
-
 def main(command: command_line.Command) -> None:
     """Settle what only the devices know, say where we are, and train or evaluate."""
     config, flags = command.config, command_line.FLAGS
+    faults = parse_faults(flags.faults)
     command_line.join(command)
     command_line.log_to(command.workdir)
     if command.num_devices is None:
@@ -545,13 +274,17 @@ def main(command: command_line.Command) -> None:
     elif flags.explain_step is not None:
         print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
     elif flags.evaluate_only:
-        evaluate_only(config, command.address, any(command.loaded.typed.get(key) for key in DATA_READ))
+        if any(command.loaded.typed.get(key) for key in DATA_READ):
+            corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
+        else:
+            corpus = prepare_corpus(config, vocab_size_typed=True)
+        evaluate_newest(config, command.address, corpus)
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
         train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
-            faults=parse_faults(flags.faults), started=command_line.STARTED,
+            faults=faults, started=command_line.STARTED,
         )  # fmt: skip
     processes.leave()
 

@@ -27,6 +27,7 @@ RUN = [
     "--config.train.steps=100000",
     "--config.train.log_every=1",
     "--config.train.save_every=4",
+    "--config.train.eval_every=250",  # as in configs/base.py: tiny.py, whose run is short, evaluates every 50
     "--config.evaluation.sample_tokens=0",
 ]
 

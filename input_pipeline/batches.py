@@ -106,6 +106,11 @@ def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> 
         )
 
 
+def prepare() -> None:
+    """Have TensorFlow imported and awake, which takes seconds that a program may have something else to do in."""
+    _tensorflow().data.Dataset.range(0)
+
+
 def _read_ahead(
     read: Callable[[int], Batch], num_steps: int, batch_tokens: int, readers: int, prefetch: int
 ) -> Iterator[Batch]:

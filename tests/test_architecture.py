@@ -26,6 +26,8 @@ ROOMS["pods"] = {"configs", "training"}  # of training the one file that imports
 ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 ROOMS["inspection"] = LOWER | {"assembly"}
+ROOMS["evaluation"] = LOWER | {"assembly", "reasoning"}
+ROOMS["job"] = LOWER | {"assembly", "inspection", "evaluation"}
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "command_line": {"configs", "input_pipeline", "parallelism", "training"},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import assembly
+import job
 import train
 from configs import base
 
@@ -86,13 +87,13 @@ def test_logits_are_cut_into_chunks_only_where_they_are_large():
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config = small_config(eval_every=1, steps=3)
     config.data.source = "synthetic"
-    evaluated = train.evaluate_heldout
+    evaluated = job.evaluate_heldout
 
     def slow(run, state, corpus, stop, num_batches=None):
         time.sleep(1.0)
         return evaluated(run, state, corpus, stop, 2)
 
-    monkeypatch.setattr(train, "evaluate_heldout", slow)
+    monkeypatch.setattr(job, "evaluate_heldout", slow)
     train.train(config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["step_seconds"] for line in lines if line["kind"] == "train") < 0.9

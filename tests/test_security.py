@@ -18,7 +18,7 @@ LOADING_CODE = {"importlib.util.spec_from_file_location", "runpy.run_path"}
 RECIPES = "configs/loading.py"  # which runs what --config names, as README.md says
 SECRET = "s3cret-that-nobody-may-keep"
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY", "DATABASE_PASSWORD")
-FAILING = "import command_line, train; train.save = None; train.main(command_line.parse(''))"
+FAILING = "import command_line, train; train.train_from = None; train.main(command_line.parse(''))"
 
 
 def calls(path) -> list[tuple[str, dict[str, str]]]:

@@ -7,7 +7,6 @@ own, as if it were alone, so that none of Orbax's barriers waits for a process w
 the line between them, and put the parts together. What fails is told and tried again; the run goes on.
 """
 
-import contextlib
 import functools
 import importlib.metadata
 import json
@@ -15,7 +14,6 @@ import logging
 import os
 import pathlib
 import re
-import shutil
 import sys
 import threading
 import time
@@ -24,23 +22,20 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from orbax.checkpoint import type_handlers
 
 from parallelism import processes
 from training import manifest
-from training.bucket import copy_name
+from training.checkpoint_folder import Folder
 from training.interruption import Interrupted
 from training.retention import Retention
 from training.state import TrainState
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
-FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
 LEAST_STEPS = 4  # between tries: whether one is due the processes ask each other
 RETRIES = 16  # first tried again after this part of the usual interval, then after 2, 4, ... of these parts
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
 PATIENCE_SECONDS = 0.5  # with the save before; one that takes longer is not waited for
-UNFINISHED, DAMAGED = ".unfinished", ".damaged"
 OF_TENSORSTORE = re.compile(r"""[^"]*"(?P<path>[^"]*)".*\[os_error_code='(?P<code>\d+)'\]""", re.DOTALL)
 for noisy in ("absl", "asyncio"):  # Orbax warns at every save, and what fails is told by us
     logging.getLogger(noisy).setLevel(logging.CRITICAL)
@@ -87,12 +82,8 @@ class Checkpoints:
           retention: which are kept; None: only to read, beside a run that may go on.
           staging: local folder to which they are saved before they are copied to `workdir`; a bucket needs one.
         """
-        self.address, path = workdir, epath.Path(workdir)
-        self.is_local = "://" not in str(workdir)
-        self.folder = (path.absolute() if self.is_local else path) / "checkpoints"
+        self.address, self.files = workdir, Folder(workdir, staging)
         self.retention, self.losses = retention, {}
-        self.may_fail = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
-        self.staging = staging and _own_place(staging, str(self.folder.parent))
         self.told: list[dict] = []
         self.tell: Callable[..., None] = self._tell_early
         self.on_save: Callable[[], None] = lambda: None
@@ -100,13 +91,13 @@ class Checkpoints:
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
         self.begun: int | None = None  # step of the last save, or of the checkpoint that the run goes on from
-        if self.is_local and self.folder.exists() and not self.folder.is_dir():
-            raise CheckpointError(f"{self.folder} is no folder; move it away, or name another --workdir")
+        if self.files.is_local and self.files.path.exists() and not self.files.path.is_dir():
+            raise CheckpointError(f"{self.files.path} is no folder; move it away, or name another --workdir")
         if retention:
             try:
-                self._clear()
-            except self.may_fail as error:
-                self.tell(f"what an earlier run left in {self.folder} cannot be cleared: {error}")
+                self.files.clear()
+            except self.files.failures as error:
+                self.tell(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
 
     def _tell_early(self, text: str, **figures) -> None:
         self.told.append(figures)
@@ -127,17 +118,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints that process 0 finds complete, whatever has become of them since."""
-        return processes.shared("checkpoints", self._steps)
-
-    def _steps(self) -> list[int]:
-        names = self._names()
-        # A local folder gets its name when it is complete; one in a bucket then loses the mark beside it.
-        return sorted(
-            int(name) for name in names if name.isdigit() and (self.is_local or f"{name}{UNFINISHED}" not in names)
-        )
-
-    def _names(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        return processes.shared("checkpoints", self.files.steps)
 
     def newest(self) -> int | None:
         """Return the step of the newest checkpoint that is what was saved, None where there never was one.
@@ -153,11 +134,11 @@ class Checkpoints:
             if not problems:
                 return step
             self._set_aside(step, problems)
-        there = processes.shared("there", self._there)
+        there = processes.shared("there", self.files.there)
         if there:
             raise Damaged(
-                f"no checkpoint in {self.folder} is what was saved (there are {', '.join(there)}); bring one back from "
-                "a copy, or train in another --workdir"
+                f"no checkpoint in {self.files.path} is what was saved (there are {', '.join(there)}); bring one back "
+                "from a copy, or train in another --workdir"
             )
         return None
 
@@ -165,13 +146,15 @@ class Checkpoints:
         """Return the step of the newest good checkpoint; CheckpointError where there is none."""
         step = self.newest()
         if step is None:
-            raise CheckpointError(f"{self.folder} has no complete checkpoint; train first, or name another --workdir")
+            raise CheckpointError(
+                f"{self.files.path} has no complete checkpoint; train first, or name another --workdir"
+            )
         return step
 
     def problems(self, step: int) -> list[str]:
         """Return what is wrong with the files of a checkpoint; all processes look, each at a part of them."""
         try:
-            mine = manifest.problems(self.folder / str(step), part=processes.index(), parts=processes.count())
+            mine = manifest.problems(self.files.path / str(step), part=processes.index(), parts=processes.count())
         except OSError as error:
             raise Unreadable(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
@@ -181,43 +164,19 @@ class Checkpoints:
         what = f"checkpoint {step} is damaged: {'; '.join(problems[:3])}{more}"
         fate = "an older one is taken"
         if self.retention:
-            fate = processes.shared(f"aside {step}", lambda: self._move_aside(step))
+            fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
         self.tell(f"{what}; {fate}", event="damaged", step=step)
-
-    def _move_aside(self, step: int) -> str:
-        """Take the name of a checkpoint from it, whatever it is; return what has become of it."""
-        taken = self._names()
-        names = (f"{step}{DAMAGED}{number}" for number in ("", *range(2, 1000)))
-        name = next(name for name in names if name not in taken)
-        try:
-            (self.folder / str(step)).rename(self.folder / name)
-        except self.may_fail as error:
-            return f"it could not be set aside ({error})"
-        return f"set aside as {name}"
-
-    def _there(self) -> list[str]:
-        """Return the names of what is, or was, a checkpoint: a start from step 0 beside one would be a mistake."""
-        folders = [path.name for path in self.folder.iterdir() if path.is_dir()] if self.folder.exists() else []
-        return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
-
-    def others(self) -> dict[str, str]:
-        """Return what else there is: {name: what it is}."""
-        kinds = {
-            DAMAGED: "set aside as damaged",
-            UNFINISHED: "an unfinished save or deletion; the next start clears it",
-        }
-        return {name: what for name in sorted(self._names()) for kind, what in kinds.items() if kind in name}
 
     def record(self, step: int) -> dict:
         """Return the record that was saved beside the arrays of `step`."""
         return processes.shared(
-            f"record {step}", lambda: json.loads((self.folder / str(step) / "record.json").read_text())
+            f"record {step}", lambda: json.loads((self.files.path / str(step) / "record.json").read_text())
         )
 
     def restore(self, step: int, abstract_state):
         """Return the state of `step` in the shapes, types and layouts of `abstract_state`."""
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            return reader.restore(self.folder / str(step) / "state", args=ocp.args.StandardRestore(abstract_state))
+            return reader.restore(self.files.path / str(step) / "state", args=ocp.args.StandardRestore(abstract_state))
 
     def restore_by_broadcast(self, step: int, abstract_state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
         """Do as `restore`, but have the hosts of one copy of the model read, and send what they read to the others.
@@ -239,7 +198,7 @@ class Checkpoints:
         )
         arguments = ocp.args.PyTreeRestore(item=abstract_state, restore_args=restore_args)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as reader:
-            return reader.restore(self.folder / str(step) / "state", args=arguments)
+            return reader.restore(self.files.path / str(step) / "state", args=arguments)
 
     def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
         """Return of `step` the parameters that are evaluated, and nothing else: the average where one is kept."""
@@ -247,7 +206,7 @@ class Checkpoints:
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return reader.restore(self.folder / str(step) / "state", args=arguments).popitem()[1]
+            return reader.restore(self.files.path / str(step) / "state", args=arguments).popitem()[1]
 
     def save(self, step: int, state: TrainState, record: dict) -> None:
         """Begin to write `state`; returns once its arrays are copied.
@@ -261,8 +220,8 @@ class Checkpoints:
         started, self.begun = time.perf_counter(), step
         text = json.dumps(record | {"versions": _versions()})  # now, since what it holds may grow with the next step
         try:
-            writer = self._begin(step, state)
-        except self.may_fail as error:
+            writer = self.files.begin(step, state)
+        except self.files.failures as error:
             writer = error  # told to all by the thread, as what fails later is
         blocked = time.perf_counter() - started
         self.failure = SaveFailed(f"the save of step {step} has not come to its end")
@@ -307,37 +266,17 @@ class Checkpoints:
         self.parts_waited = 0
         return True
 
-    def _begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
-        """Have Orbax copy this process's part of the arrays, and begin to write it."""
-        own = self._own(step)
-        shutil.rmtree(own, ignore_errors=True)
-        own.mkdir(parents=True)
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=processes.index(), active_processes={processes.index()},
-            barrier_sync_key_prefix=f"process-{processes.index()}",
-        )  # fmt: skip
-        arrays = type_handlers.ArrayHandler(primary_host=processes.index(), array_metadata_store=None)
-        handler = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=False, multiprocessing_options=alone,
-            type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, arrays)),
-        )  # fmt: skip
-        # In the background, folders would be announced under one key for all processes: none would wait for its own.
-        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        writer = ocp.AsyncCheckpointer(handler, multiprocessing_options=alone, async_options=at_once)
-        writer.save(own / "state", args=ocp.args.PyTreeSave(state))
-        return writer
-
     def _finish(self, step: int, writer: ocp.AsyncCheckpointer | Exception, record: str, blocked: float) -> None:
         """In the background: wait for the arrays, digest, put the parts of all processes together, and clear up."""
         started = time.perf_counter()
         try:
             self._together(f"written {step}", lambda: self._write(step, writer, record))
             written = time.perf_counter()
-            part = self._together(f"digested {step}", lambda: self._digest(step))
+            part = self._together(f"digested {step}", lambda: self.files.digest(step))
             digested = time.perf_counter()
             files, mine = _shared_out(processes.gather(f"files {step}", part))
-            self._together(f"landed {step}", lambda: self._land(step, mine))
-            self._together(f"committed {step}", lambda: processes.index() == 0 and self._commit(step, files))
+            self._together(f"landed {step}", lambda: self.files.land(step, mine))
+            self._together(f"committed {step}", lambda: processes.index() == 0 and self.files.commit(step, files))
         except SaveFailed as failure:
             self._failed(step, failure)
             return
@@ -347,8 +286,13 @@ class Checkpoints:
         try:
             self.tell("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
             self._clear_after()
-        except self.may_fail as error:
+        except self.files.failures as error:
             self.tell(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
+
+    def _write(self, step: int, writer: ocp.AsyncCheckpointer | Exception, record: str) -> None:
+        if isinstance(writer, Exception):
+            raise writer
+        self.files.write(step, writer, record)
 
     def _together(self, topic: str, work: Callable[[], object]):
         """Do a part of a save in every process; return what it gave in this one.
@@ -359,116 +303,29 @@ class Checkpoints:
         value = problem = None
         try:
             value = work()
-        except self.may_fail as error:
+        except self.files.failures as error:
             problem = _told(error)
         for number, found in enumerate(processes.gather(topic, problem)):
             if found:
                 raise SaveFailed(f"{processes.name(number)}: {found}" if processes.count() > 1 else found)
         return value
 
-    def _write(self, step: int, writer: ocp.AsyncCheckpointer | Exception, record: str) -> None:
-        if isinstance(writer, Exception):
-            raise writer
-        with contextlib.closing(writer):
-            writer.wait_until_finished()
-        if processes.index() == 0:
-            (self._own(step) / "record.json").write_text(record)
-            if not self.is_local:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._mark(step).write_text("")
-
-    def _digest(self, step: int) -> dict[str, list]:
-        own = self._own(step)
-        files = [path for path in own.rglob("*") if path.is_file()]
-        return manifest.digests(own, sorted(str(path.relative_to(own)) for path in files))
-
-    def _land(self, step: int, files: dict[str, list]) -> None:
-        """Move this process's part to where the checkpoint comes together; copies are read back."""
-        own, landing = self._own(step), self._landing(step)
-        for name in files:
-            (landing / name).parent.mkdir(parents=True, exist_ok=True)
-            if not self.staging:
-                os.replace(own / name, landing / name)
-                continue
-            with (own / name).open("rb") as source, (landing / name).open("wb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 24)
-        if self.staging and manifest.digests(landing, list(files)) != files:
-            raise OSError(f"a copy below {landing} is not what was copied")
-        if self.is_local:
-            for name in files:
-                _sync(landing / name)
-        shutil.rmtree(own)
-
-    def _commit(self, step: int, files: dict[str, list]) -> None:
-        landing, checkpoint = self._landing(step), self.folder / str(step)
-        manifest.write(landing, step, files)
-        if not self.is_local:
-            self._mark(step).unlink()
-            return
-        for path in {landing / manifest.NAME, landing} | {(landing / name).parent for name in files}:
-            _sync(path)
-        if checkpoint.exists():  # of a save that was complete and failed after that
-            self._move_aside(step)
-        landing.rename(checkpoint)
-        _sync(self.folder)
-
     def _clear_after(self) -> None:
         """Remove what is not kept now that there is a newer one, and what earlier saves have left."""
-        self._clear()
+        self.files.clear()
         if processes.index() == 0:
-            steps = self._steps()
+            steps = self.files.steps()
             for old in set(steps) - self.retention.reasons(steps, self.losses).keys():
-                self._remove(old)
+                self.files.remove(old)
         self.on_save()
-
-    def _remove(self, step: int) -> None:
-        """Delete a checkpoint such that, half-deleted, it is none."""
-        if self.is_local:
-            (self.folder / str(step)).rename(self._mark(step))
-        else:
-            self._mark(step).write_text("")
-        self._erase(self._mark(step))
-
-    def _erase(self, mark) -> None:
-        """Delete what is marked as unfinished, the mark last."""
-        if self.is_local:
-            mark.rmtree()
-            return
-        (self.folder / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
-        mark.unlink()
 
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1
-        shutil.rmtree(self._own(step), ignore_errors=True)
-        if processes.index() == 0 and self.is_local:
-            shutil.rmtree(self._landing(step), ignore_errors=True)
+        self.files.drop(step)
         self.tell(
             f"step {step} could not be saved: {failure}; training goes on, and it is tried again",
             event="save_failed", step=step, error=str(failure),
         )  # fmt: skip
-
-    def _own(self, step: int) -> pathlib.Path:
-        """Return where this process writes its part."""
-        if self.staging:
-            return self.staging / str(step)
-        return pathlib.Path(self._mark(step)) / f"process_{processes.index()}"
-
-    def _landing(self, step: int):
-        """Return where the parts come together."""
-        return self._mark(step) if self.is_local else self.folder / str(step)
-
-    def _mark(self, step: int):
-        """Return what says that a checkpoint is unfinished: the name of its folder, in a bucket a file beside it."""
-        return self.folder / f"{step}{UNFINISHED}"
-
-    def _clear(self) -> None:
-        """Remove what saves and deletions that were killed, or have failed, left."""
-        if self.staging:
-            shutil.rmtree(self.staging, ignore_errors=True)
-        if processes.index() == 0:
-            for name in self._names():
-                if name.endswith(UNFINISHED):
-                    self._erase(self.folder / name)
 
 
 @functools.cache
@@ -481,11 +338,6 @@ def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str
     owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
     files = {name: parts[number][name] for name, number in sorted(owners.items())}
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
-
-
-def _own_place(staging: pathlib.Path, workdir: str) -> pathlib.Path:
-    """Return the folder below `staging` of one process of one run."""
-    return pathlib.Path(staging).expanduser().absolute() / copy_name(workdir) / f"process_{processes.index()}"
 
 
 def _told(error: Exception) -> str:
@@ -503,25 +355,6 @@ def _without_late_writes(usual: Callable, unraisable) -> None:
 
 
 sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
-
-
-def _failures_of_buckets() -> tuple:
-    """Return what gcsfs raises beside OSError, and have it not log that too; imported late, as it takes a while."""
-    from aiohttp import ClientError
-    from gcsfs.retry import ChecksumError, HttpError
-    from google.auth.exceptions import GoogleAuthError
-
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    return ClientError, ChecksumError, HttpError, GoogleAuthError
-
-
-def _sync(path) -> None:
-    """Have a file, or the names in a folder, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:

@@ -63,10 +63,10 @@ class Interruption:
         return processes.boundary() if processes.count() > 1 else self.requested
 
 
-def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
+def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[[], int]) -> Callable:
     """Return a train_step that runs in a thread of its own, so that this one can answer signals meanwhile.
 
-    For steps of minutes: an interruption does not wait for the step under way, and the one before is saved.
+    For steps of minutes: an interruption does not wait for the step under way; `saved` says which one was saved last.
 
     Raises:
       Interrupted: a stop was asked for.
@@ -74,11 +74,10 @@ def in_thread(train_step: Callable, interruption: Interruption) -> Callable:
     executor = concurrent.futures.ThreadPoolExecutor(1)
 
     def run(state, batch):
-        before = int(state.step)
         future = executor.submit(lambda: jax.block_until_ready(train_step(state, batch)))
         while not future.done():
             if interruption.requested:
-                raise Interrupted(before)
+                raise Interrupted(saved())
             time.sleep(POLL_SECONDS)
         return future.result()
 

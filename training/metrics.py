@@ -78,21 +78,22 @@ def _cut_torn_line(path: pathlib.Path) -> None:
 
 
 class _EventFiles:
-    """TensorBoard event files through tf.summary, imported only here and only when asked for."""
+    """TensorBoard event files through tf.summary, imported only here and only when there is something to write."""
 
     def __init__(self, folder: pathlib.Path):
-        import tensorflow as tf
-
-        self.tf = tf
-        self.writer = tf.summary.create_file_writer(str(folder))
+        self.folder, self.writer = folder, None
 
     def write(self, kind: str, line: dict) -> None:
         """Write the numbers of a line as scalars kind/name."""
+        import tensorflow as tf
+
+        self.writer = self.writer or tf.summary.create_file_writer(str(self.folder))
         with self.writer.as_default():
             for name, value in line.items():
                 if isinstance(value, int | float) and name not in ("step", "time"):
-                    self.tf.summary.scalar(f"{kind}/{name}", value, step=line["step"])
+                    tf.summary.scalar(f"{kind}/{name}", value, step=line["step"])
 
     def close(self) -> None:
         """Flush and close."""
-        self.writer.close()
+        if self.writer:
+            self.writer.close()

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+import job
 import train
 from configs import base
 from input_pipeline.errors import DataError
@@ -30,15 +31,15 @@ def run(tmp_path, monkeypatch):
         for number in range(64):
             (tmp_path / part / f"{number}.txt").write_text(f"{part}{number:03d}" + "." * 27)
     (tmp_path / "validation.txt").write_text("validation\n" * 30)
-    fed, placed = [], train.place
+    fed, placed = [], job.place
 
     def place(batches, sharding, rows):
         for batch in placed(batches, sharding, rows):
             fed.append([bytes(row).decode()[:4] for row in np.asarray(batch["targets"], np.uint8)])
             yield batch
 
-    monkeypatch.setattr(train, "place", place)
-    monkeypatch.setattr(train, "evaluate_heldout", lambda *arguments: (1.0, 1))
+    monkeypatch.setattr(job, "place", place)
+    monkeypatch.setattr(job, "evaluate_heldout", lambda *arguments: (1.0, 1))
 
     def run(weight_a: str, weight_b: str, steps: int, **changes) -> list[list[str]]:
         fed.clear()

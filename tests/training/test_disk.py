@@ -19,6 +19,7 @@ import pytest
 
 from tests import groups
 from tests.support import ROOT
+from training import checkpoint_folder
 from training import checkpoints as checkpoints_module
 from training.checkpoints import CheckpointError, Checkpoints, Damaged, SaveFailed
 from training.retention import Retention
@@ -45,7 +46,7 @@ def assert_good(checkpoints: Checkpoints, step: int) -> None:
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state_of(step))
     assert checkpoints.newest() == step and checkpoints.record(step)["step"] == step
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(step, abstract), state_of(step))
-    assert checkpoints.others() == {}
+    assert checkpoints.files.others() == {}
 
 
 @pytest.fixture
@@ -152,14 +153,14 @@ def test_a_file_in_place_of_the_folder_fails_saves_and_is_an_error_to_start_with
 
 def test_what_was_saved_before_a_late_failure_does_not_hinder_the_same_step(opened, monkeypatch):
     checkpoints, _ = opened
-    folder, sync = checkpoints.folder, checkpoints_module._sync
+    folder, sync = checkpoints.files.path, checkpoint_folder._sync
 
     def fails_at_the_end(path):
         if path == folder:
             raise OSError("gone for a moment")
         sync(path)
 
-    monkeypatch.setattr(checkpoints_module, "_sync", fails_at_the_end)
+    monkeypatch.setattr(checkpoint_folder, "_sync", fails_at_the_end)
     assert save(checkpoints, 2) == "gone for a moment"
     monkeypatch.undo()
     assert save(checkpoints, 2) is None
@@ -239,7 +240,7 @@ def test_two_runs_of_one_name_have_staging_folders_of_their_own(tmp_path, monkey
     for parent in ("one", "other"):
         (tmp_path / parent).mkdir()
         monkeypatch.chdir(tmp_path / parent)
-        folders.add(Checkpoints("mine", staging=tmp_path / "staging").staging)
+        folders.add(Checkpoints("mine", staging=tmp_path / "staging").files.staging)
     assert len(folders) == 2
 
 

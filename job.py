@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has at hand while it trains, and what it does between steps: save, evaluate, go back."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import assembly
+import inspection
+from configs.loading import flat
+from evaluation import evaluate_heldout, heldout_lines, sample_lines
+from input_pipeline import batches as pipeline
+from input_pipeline import corpus as corpora
+from input_pipeline import ledger
+from input_pipeline.errors import DataError
+from parallelism import processes
+from parallelism.placement import local_rows, place
+from training import step_log
+from training import workdir as workdirs
+from training.checkpoints import Checkpoints
+from training.clock import PARTS, Clock
+from training.interruption import Interrupted, Interruption
+from training.step import every, is_finite
+from training.step_log import NonFinite
+
+
+@dataclasses.dataclass
+class Job:
+    """What a process has at hand while it trains."""
+
+    run: assembly.Run
+    train_step: Callable
+    workdir: pathlib.Path
+    checkpoints: Checkpoints
+    corpus: corpora.Corpus | None
+    batches: Iterator | None
+    topology: object
+    clock: Clock
+    log: step_log.StepLog
+    signals: Interruption
+    roll_backs: int  # of the run
+    sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
+
+    @property
+    def config(self):
+        """The run's."""
+        return self.run.config
+
+    def evaluates(self, step: int) -> bool:
+        """Whether held-out documents are evaluated after a step; after the last one they all are, in the end."""
+        return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
+
+    def training_batches(self, first_example: int, num_steps: int):
+        """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
+        train, data, sharding = self.config.train, self.config.data, self.run.abstract_batch["tokens"].sharding
+        rows = local_rows(sharding, train.global_batch)
+        if self.corpus:
+            batches = pipeline.training_batches(
+                self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
+                global_batch=train.global_batch, rows=rows, first_example=first_example, num_steps=num_steps,
+                readers=data.readers, prefetch=data.prefetch,
+            )  # fmt: skip
+        else:
+            whole = islice(self.batches, num_steps)
+            batches = ({name: array[rows] for name, array in of_all.items()} for of_all in checked(whole, self.run))
+        return place(batches, sharding, train.global_batch)
+
+    def save(self, state, step: int, *, ends: bool) -> None:
+        """Begin to write a checkpoint of a state that is finite; where the run `ends`, return when it is written.
+
+        Raises:
+          Diverged: the state is not finite.
+          SaveFailed: the run ends, and it could not be written.
+        """
+        self.log.flush()
+        if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
+            raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
+        with self.clock.within("save"):
+            record = self.log.record() | {
+                "step": step,
+                "examples": int(state.examples),
+                "config": flat(self.config),
+                "corpus": digest(self.corpus),
+                "mixture": self.corpus.train.record() if self.corpus else [],
+                "skips": self.corpus.train.skips if self.corpus else [],
+                "losses": self.checkpoints.losses,
+                "topology": self.topology.name if self.topology else None,
+            }
+            self.keep_what_is_needed()
+            write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
+            write(step, state, record)
+        self.log.stopwatch.skip()
+
+    def keep_what_is_needed(self) -> None:
+        """Write again what the checkpoint is useless without, where the folder was emptied under the run."""
+        if processes.index() == 0:
+            self.write_ledger(may_wait=True)
+            if not (self.workdir / "config.json").exists():
+                with contextlib.suppress(OSError):  # no room: the save will say so
+                    self.workdir.mkdir(parents=True, exist_ok=True)
+                    workdirs.open_workdir(self.workdir, flat(self.config), self.corpus)
+
+    def keep_ledger(self, step: int, examples: int) -> None:
+        """Write down how the steps from here on map to examples."""
+        if self.corpus and processes.index() == 0:
+            train = self.config.train
+            section = ledger.new_section(
+                self.corpus, step=step, examples=examples, global_batch=train.global_batch,
+                sequence_length=train.sequence_length, seed=train.seed,
+            )  # fmt: skip
+            self.sections.append(section | {"roll_backs": self.roll_backs})
+            self.write_ledger(may_wait=self.roll_backs > 0)
+
+    def write_ledger(self, *, may_wait: bool) -> None:
+        """Write down the sections that are not yet; where they `may_wait`, a disk without room does not end the run."""
+        try:
+            while self.sections:
+                ledger.append(self.workdir, self.sections[0])
+                self.sections.pop(0)
+        except DataError as error:
+            if not may_wait:
+                raise
+            self.log.event(str(error), "ledger_waits")
+
+    def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
+        """Evaluate, write and return (nats per token, tokens); None where it was stopped."""
+
+        def is_stopped() -> bool:
+            self.clock.enter("evaluation")  # another batch of it
+            return stop()
+
+        with self.clock.within("evaluation"):
+            self.log.flush()
+            result = evaluate_heldout(self.run, state, self.corpus, is_stopped, num_batches)
+            if result:
+                self.checkpoints.losses[step] = result[0]
+                self.log.evaluation(step, result)
+        return result
+
+    def evaluate_or_stop(self, state, step: int) -> None:
+        """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
+
+        Raises:
+          Interrupted: it was stopped.
+        """
+        if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
+            self.save(state, step, ends=True)
+            raise Interrupted(step)
+
+    def close(self, state) -> list[str]:
+        """Evaluate all held-out documents, draw a sample, and print and return the summary."""
+        lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
+        if corpus:
+            self.log.display.phase("evaluating all held-out documents")
+            lines += heldout_lines(*self.evaluate_now(state, step, None, lambda: False), corpus)
+        speed = self.log.average_tokens_per_second()
+        lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
+        lines.append(self.log.goodput.line())
+        lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
+        if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
+            with self.clock.within("evaluation"):
+                lines += sample_lines(self.run, state.evaluated, corpus.tokenizer)
+            lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
+        self.log.display.lines(lines)
+        return lines
+
+    def go_back(self, trouble: step_log.Diverged, record: dict | None) -> dict | None:
+        """Return the record of the checkpoint to go back to, None for the beginning, having left out the bad batches.
+
+        Raises:
+          NonFinite: it was done too often, or the batches are from elsewhere and come but once.
+        """
+        start, examples = (record["step"], record["examples"]) if record else (0, 0)
+        rows = self.config.train.global_batch
+        # What was skipped before a restart has been used up; today's batch size says nothing of it.
+        ends = trouble.first_step, trouble.last_step + 1
+        first, last = (examples + max(0, step - start - 1) * rows for step in ends)
+        if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
+            raise NonFinite(
+                f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
+                f"nothing bad was saved; {self.keep_bad_documents(trouble)}"
+                "lower optimizer.learning_rate in another --workdir"
+            )
+        self.roll_backs += 1
+        self.checkpoints.wait()
+        step = self.checkpoints.newest()
+        record = self.checkpoints.record(step) if step is not None else None
+        if record:  # a checkpoint may lie among the steps that were skipped
+            first = max(first, record["examples"])
+        self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
+        self.checkpoints.losses = losses_of(record)
+        self.log.go_on(record)
+        self.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
+        self.log.event(
+            f"{trouble}; back to step {step or 0}, leaving out {last - first} examples up to step "
+            f"{trouble.last_step}'s", "roll_back", step or 0,
+            first_step=trouble.first_step, last_step=trouble.last_step,
+        )  # fmt: skip
+        return record
+
+    def keep_bad_documents(self, trouble: step_log.Diverged) -> str:
+        """Write down what the bad batches were made of; return where, as a part of a sentence."""
+        if not self.corpus:
+            return ""
+        path = self.workdir / "bad_documents.txt"
+        try:
+            if processes.index() == 0:
+                steps = range(trouble.first_step, trouble.last_step + 1)
+                lines = inspection.documents_of(self.config, self.workdir, steps)
+                workdirs.write_atomically(path, "\n".join(lines).encode())
+        except (OSError, DataError) as error:
+            return f"the documents of the bad batches could not be written down ({error}); "
+        return f"the documents of the bad batches are in {path}: mend them, or "
+
+
+def checked(batches: Iterator[dict], run: assembly.Run) -> Iterator[dict]:
+    """Yield batches, all of the shapes that the step is compiled for, so that it never is again.
+
+    Raises:
+      ValueError: one is not; names the array, what it is and what it should be.
+    """
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in run.abstract_batch.items()}
+    for number, batch in enumerate(batches, start=1):
+        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
+        for name in wanted.keys() | found.keys():
+            if found.get(name) != wanted.get(name):
+                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
+                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
+        yield batch
+
+
+def digest(corpus: corpora.Corpus | None) -> str:
+    """Return what identifies the data of a run; batches from elsewhere have no name."""
+    return corpus.digest if corpus else ""
+
+
+def losses_of(record: dict | None) -> dict[int, float]:
+    """Return the held-out losses of the checkpoints before, by step."""
+    return {int(step): loss for step, loss in record["losses"].items()} if record else {}

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run's checkpoints, and what a process does in it alone: its part of a save, and clearing up."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import type_handlers
+
+from parallelism import processes
+from training import manifest
+from training.bucket import copy_name
+from training.state import TrainState
+
+FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
+UNFINISHED, DAMAGED = ".unfinished", ".damaged"
+
+
+class Folder:
+    """The checkpoints of a workdir as files.
+
+    Attributes:
+      path: of the folder.
+      is_local: whether it is in a file system, and not in a bucket.
+      failures: the exceptions that writing to it may raise.
+    """
+
+    def __init__(self, workdir, staging: pathlib.Path | None):
+        """Know the folder of a workdir, or of the address of one in a bucket; `staging` as for `Checkpoints`."""
+        path = epath.Path(workdir)
+        self.is_local = "://" not in str(workdir)
+        self.path = (path.absolute() if self.is_local else path) / "checkpoints"
+        self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
+        self.staging = staging and _own_place(staging, str(self.path.parent))
+
+    def names(self) -> set[str]:
+        """Return the names of all that is in it."""
+        return {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, whatever has become of them since."""
+        names = self.names()
+        # A local folder gets its name when it is complete; one in a bucket then loses the mark beside it.
+        return sorted(
+            int(name) for name in names if name.isdigit() and (self.is_local or f"{name}{UNFINISHED}" not in names)
+        )
+
+    def there(self) -> list[str]:
+        """Return the names of what is, or was, a checkpoint: a start from step 0 beside one would be a mistake."""
+        folders = [path.name for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
+        return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
+
+    def others(self) -> dict[str, str]:
+        """Return what else there is: {name: what it is}."""
+        kinds = {
+            DAMAGED: "set aside as damaged",
+            UNFINISHED: "an unfinished save or deletion; the next start clears it",
+        }
+        return {name: what for name in sorted(self.names()) for kind, what in kinds.items() if kind in name}
+
+    def move_aside(self, step: int) -> str:
+        """Take the name of a checkpoint from it, whatever it is; return what has become of it."""
+        taken = self.names()
+        names = (f"{step}{DAMAGED}{number}" for number in ("", *range(2, 1000)))
+        name = next(name for name in names if name not in taken)
+        try:
+            (self.path / str(step)).rename(self.path / name)
+        except self.failures as error:
+            return f"it could not be set aside ({error})"
+        return f"set aside as {name}"
+
+    def begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
+        """Have Orbax copy this process's part of the arrays, and begin to write it."""
+        own = self._own(step)
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir(parents=True)
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=processes.index(), active_processes={processes.index()},
+            barrier_sync_key_prefix=f"process-{processes.index()}",
+        )  # fmt: skip
+        arrays = type_handlers.ArrayHandler(primary_host=processes.index(), array_metadata_store=None)
+        handler = ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False, multiprocessing_options=alone,
+            type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, arrays)),
+        )  # fmt: skip
+        # In the background, folders would be announced under one key for all processes: none would wait for its own.
+        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        writer = ocp.AsyncCheckpointer(handler, multiprocessing_options=alone, async_options=at_once)
+        writer.save(own / "state", args=ocp.args.PyTreeSave(state))
+        return writer
+
+    def write(self, step: int, writer: ocp.AsyncCheckpointer, record: str) -> None:
+        """Wait for what was begun, and write the record beside it."""
+        with contextlib.closing(writer):
+            writer.wait_until_finished()
+        if processes.index() == 0:
+            (self._own(step) / "record.json").write_text(record)
+            if not self.is_local:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._mark(step).write_text("")
+
+    def digest(self, step: int) -> dict[str, list]:
+        """Return the digests of this process's part."""
+        own = self._own(step)
+        files = [path for path in own.rglob("*") if path.is_file()]
+        return manifest.digests(own, sorted(str(path.relative_to(own)) for path in files))
+
+    def land(self, step: int, files: dict[str, list]) -> None:
+        """Move this process's part to where the checkpoint comes together; copies are read back."""
+        own, landing = self._own(step), self._landing(step)
+        for name in files:
+            (landing / name).parent.mkdir(parents=True, exist_ok=True)
+            if not self.staging:
+                os.replace(own / name, landing / name)
+                continue
+            with (own / name).open("rb") as source, (landing / name).open("wb") as copy:
+                shutil.copyfileobj(source, copy, 1 << 24)
+        if self.staging and manifest.digests(landing, list(files)) != files:
+            raise OSError(f"a copy below {landing} is not what was copied")
+        if self.is_local:
+            for name in files:
+                _sync(landing / name)
+        shutil.rmtree(own)
+
+    def commit(self, step: int, files: dict[str, list]) -> None:
+        """Make a checkpoint of the files that have landed."""
+        landing, checkpoint = self._landing(step), self.path / str(step)
+        manifest.write(landing, step, files)
+        if not self.is_local:
+            self._mark(step).unlink()
+            return
+        for path in {landing / manifest.NAME, landing} | {(landing / name).parent for name in files}:
+            _sync(path)
+        if checkpoint.exists():  # of a save that was complete and failed after that
+            self.move_aside(step)
+        landing.rename(checkpoint)
+        _sync(self.path)
+
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint such that, half-deleted, it is none."""
+        if self.is_local:
+            (self.path / str(step)).rename(self._mark(step))
+        else:
+            self._mark(step).write_text("")
+        self._erase(self._mark(step))
+
+    def drop(self, step: int) -> None:
+        """Remove what a save that failed has left, as far as that can be done."""
+        shutil.rmtree(self._own(step), ignore_errors=True)
+        if processes.index() == 0 and self.is_local:
+            shutil.rmtree(self._landing(step), ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove what saves and deletions that were killed, or have failed, left."""
+        if self.staging:
+            shutil.rmtree(self.staging, ignore_errors=True)
+        if processes.index() == 0:
+            for name in self.names():
+                if name.endswith(UNFINISHED):
+                    self._erase(self.path / name)
+
+    def _erase(self, mark) -> None:
+        """Delete what is marked as unfinished, the mark last."""
+        if self.is_local:
+            mark.rmtree()
+            return
+        (self.path / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
+        mark.unlink()
+
+    def _own(self, step: int) -> pathlib.Path:
+        """Return where this process writes its part."""
+        if self.staging:
+            return self.staging / str(step)
+        return pathlib.Path(self._mark(step)) / f"process_{processes.index()}"
+
+    def _landing(self, step: int):
+        """Return where the parts come together."""
+        return self._mark(step) if self.is_local else self.path / str(step)
+
+    def _mark(self, step: int):
+        """Return what says that a checkpoint is unfinished: the name of its folder, in a bucket a file beside it."""
+        return self.path / f"{step}{UNFINISHED}"
+
+
+def _own_place(staging: pathlib.Path, workdir: str) -> pathlib.Path:
+    """Return the folder below `staging` of one process of one run."""
+    return pathlib.Path(staging).expanduser().absolute() / copy_name(workdir) / f"process_{processes.index()}"
+
+
+def _failures_of_buckets() -> tuple:
+    """Return what gcsfs raises beside OSError, and have it not log that too; imported late, as it takes a while."""
+    from aiohttp import ClientError
+    from gcsfs.retry import ChecksumError, HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    return ClientError, ChecksumError, HttpError, GoogleAuthError
+
+
+def _sync(path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
