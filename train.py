@@ -139,11 +139,8 @@ def run_to_the_end(
         peak = preflight.peak_flops(topology, run.mesh.size)
         display.lines(preflight.report(run, compiled, last_step - clock.step, peak))
         train_step = faults.wrapped(compiled, lambda: assembly.assemble(config, wrap_gradient=spoiled).compile())
-        train_step = (
-            in_thread(train_step, signals, lambda: checkpoints.begun or 0)
-            if run.slow and processes.count() == 1
-            else train_step
-        )
+        if run.slow and processes.count() == 1:
+            train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         for early in checkpoints.told:
             log.event("", **early)
