@@ -35,7 +35,7 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 LEAST_STEPS = 4  # between tries: whether one is due the processes ask each other
 RETRIES = 16  # first tried again after this part of the usual interval, then after 2, 4, ... of these parts
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
-PATIENCE_SECONDS = 0.5  # with the save before; one that takes longer is not waited for
+PATIENCE_SECONDS = 5.0  # with the save before; one that takes longer is not waited for
 OF_TENSORSTORE = re.compile(r"""[^"]*"(?P<path>[^"]*)".*\[os_error_code='(?P<code>\d+)'\]""", re.DOTALL)
 for noisy in ("absl", "asyncio"):  # Orbax warns at every save, and what fails is told by us
     logging.getLogger(noisy).setLevel(logging.CRITICAL)
