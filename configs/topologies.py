@@ -8,9 +8,11 @@ H200 data sheets (dense bfloat16). A CPU has no peak: training/throughput.py mea
 
 import dataclasses
 import difflib
+import re
 
 from configs.base import ConfigError
 
+SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9]\d+)x(?P<slice>v\d.*)")
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
 TPU_OPTIONS = {  # of the compiler
     "xla_enable_async_all_gather": "true",
@@ -21,9 +23,10 @@ TPU_OPTIONS = {  # of the compiler
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice. FLOP/s are dense bfloat16 per chip; bandwidths per chip in bytes/s; GiB are 2^30 bytes."""
+    """One slice, or several. FLOP/s are dense bfloat16 per chip; bandwidths per chip in bytes/s; GiB are 2^30 bytes."""
 
     name: str
+    chip: str  # of CHIPS
     accelerator: str  # cpu, tpu, gpu
     chips: int
     hosts: int = 1
@@ -32,7 +35,9 @@ class Topology:
     hbm_bandwidth: float | None = None
     link_bandwidth: float | None = None  # one link, one direction
     clock_hz: float | None = None  # of the matrix units: peak / (2 * units * their side squared)
+    dcn_bandwidth: float | None = None  # a chip's share of its host's network, to other slices
     compiler_name: str = ""  # what the TPU compiler calls the slice
+    slices: int = 1  # joined by the data-centre network
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     price_per_chip_hour: float | None = None
     cores_per_chip: int = 1  # TensorCores; JAX shows a chip as one device
@@ -45,13 +50,13 @@ class Topology:
 
 CHIPS = {
     "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
-               link_bandwidth=45e9, clock_hz=1.05e9, price_per_chip_hour=3.22, cores_per_chip=2),
+               link_bandwidth=45e9, dcn_bandwidth=6.25e9, clock_hz=1.05e9, price_per_chip_hour=3.22, cores_per_chip=2),
     "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
-                link_bandwidth=45e9, clock_hz=1.5e9, price_per_chip_hour=1.20),
+                link_bandwidth=45e9, dcn_bandwidth=3.125e9, clock_hz=1.5e9, price_per_chip_hour=1.20),
     "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
-                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=4.20, cores_per_chip=2),
+                link_bandwidth=90e9, dcn_bandwidth=6.25e9, clock_hz=1.75e9, price_per_chip_hour=4.20, cores_per_chip=2),
     "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
-                link_bandwidth=90e9, clock_hz=1.75e9, price_per_chip_hour=2.70),
+                link_bandwidth=90e9, dcn_bandwidth=12.5e9, clock_hz=1.75e9, price_per_chip_hour=2.70),
     "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
                  link_bandwidth=450e9, price_per_chip_hour=3.93),
     "h200": dict(accelerator="gpu", hbm_gib=140.4, peak_flops=989e12, hbm_bandwidth=4800e9,
@@ -78,17 +83,26 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
 
 
 def get(name: str) -> Topology:
-    """Return the preset called `name`; ConfigError with the nearest name where there is none."""
+    """Return the preset called `name`, of TPUs also so many of it: 2xv4-32.
+
+    Raises:
+      ConfigError: there is none; names the nearest.
+    """
+    if (several := SEVERAL.fullmatch(name)) and several["slice"] in SLICES:
+        one, count = get(several["slice"]), int(several["count"])
+        return dataclasses.replace(
+            one, name=name, slices=count, chips=count * one.chips, hosts=count * one.hosts,
+            mesh={"dcn_data": count} | one.mesh,
+        )  # fmt: skip
     if name not in SLICES:
         near = difflib.get_close_matches(name, SLICES, n=1, cutoff=0.0)
         raise ConfigError(f"--topology={name} is unknown; nearest: {near[0]} (all: {', '.join(SLICES)})")
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
-        name=name, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]
+        name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]
     )
 
 
 def of_size(like: Topology, chips: int) -> str:
     """Return the name of the preset that has so many of the same chips; "" where there is none."""
-    kind = SLICES[like.name][0]
-    return next((name for name, (chip, count, *_) in SLICES.items() if (chip, count) == (kind, chips)), "")
+    return next((name for name, (chip, count, *_) in SLICES.items() if (chip, count) == (like.chip, chips)), "")

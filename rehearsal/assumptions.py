@@ -16,6 +16,7 @@ class Assumptions:
     ring_bandwidth: float
     permute_bandwidth: float
     clock_hz: float | None
+    dcn_bandwidth: float | None = None
     kernel_efficiency: float = KERNEL_EFFICIENCY
 
 
@@ -35,6 +36,7 @@ def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptio
         ring_bandwidth=on_ring * topology.link_bandwidth,
         permute_bandwidth=topology.link_bandwidth,
         clock_hz=topology.clock_hz,
+        dcn_bandwidth=topology.dcn_bandwidth,
     )
 
 
@@ -58,6 +60,7 @@ def table(topology) -> list[tuple[str, str, str]]:
                 "the compiler's name for the program",
             ),
             ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
+            ("between slices", f"{given.dcn_bandwidth / 1e9:.2f} GB/s a chip", "its host's network; a v4's as a v5p's"),
             ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
             ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
             (

@@ -97,8 +97,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
 
 def _part_of(topology: presets.Topology, chips: int) -> presets.Topology | None:
     """Return the smallest slice of the same kind with so many chips, or a part of it; None where all are smaller."""
-    kind = topology.name.partition("-")[0]
-    same = [presets.get(name) for name, (chip, *_) in presets.SLICES.items() if chip == kind]
+    same = [presets.get(name) for name, (chip, *_) in presets.SLICES.items() if chip == topology.chip]
     slice_ = min((t for t in same if t.chips >= chips), key=lambda t: t.chips, default=None)
     return slice_ and dataclasses.replace(slice_, chips=chips)
 

@@ -82,7 +82,9 @@ def _devices(topology):
     # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
     two_cores = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
     more = two_cores if topology.compiler_name.startswith(("v4:", "v5p:")) else {}
-    return get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more).devices[: topology.chips]
+    slices = {"num_slices": topology.slices} if topology.slices > 1 else {}
+    description = get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more, **slices)
+    return description.devices[: topology.chips]
 
 
 def _state_bytes(run) -> dict[str, int]:

@@ -109,7 +109,7 @@ class Compiler:
 
     def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
         """Return where the compilation of a configuration is kept: named by all that it depends on."""
-        content = json.dumps([_request(config, topology), _code_digest(), _versions()], sort_keys=True)
+        content = json.dumps([_request(config, topology), _code_digest(), versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
@@ -260,7 +260,7 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -257,7 +257,13 @@ COLLECTIVES = (
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """Return which of COLLECTIVES it is or starts, '' for none."""
+    """Return which of COLLECTIVES it is or starts, '' for none.
+
+    Between slices the compiler has the hosts do it: a send of what is here, and a `recv` of what comes of it.
+    """
+    if instruction.opcode == "recv":
+        kind = instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"') or ""
+        return kind.lower().replace("_", "-")
     return instruction.opcode.removesuffix("-start") if _is_collective(instruction.opcode) else ""
 
 

@@ -51,7 +51,7 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
     hourly = None if price is None else price * topology.chips
     rate = found["tokens_per_second"]
     known = step is not None
-    listed = topologies.CHIPS[topology.name.partition("-")[0]].get("price_per_chip_hour")
+    listed = topologies.CHIPS[topology.chip].get("price_per_chip_hour")
     return {
         "price_per_chip_hour": price,
         "price_source": f"list price of {topologies.PRICES_AS_OF}" if price == listed else "as given by --price",

@@ -147,10 +147,14 @@ class Prices:
 
         Rings: (n - 1) / n of the whole, of an all-reduce twice; a permute sends its operand once.
         """
-        joined = groups(instruction, self.num_devices)
-        size = len(joined[0])
-        axes = _mesh_axes(joined, self.mesh)
-        operands = self.module.operands(instruction)
+        between_slices = instruction.opcode == "recv"
+        if between_slices:
+            size, axes, bandwidth = self.mesh["dcn_data"], "dcn_data", self.assumptions.dcn_bandwidth
+            operands = instruction.shapes[:1]
+        else:
+            joined = groups(instruction, self.num_devices)
+            size, axes, bandwidth = len(joined[0]), _mesh_axes(joined, self.mesh), self.assumptions.ring_bandwidth
+            operands = self.module.operands(instruction)
         sent = sum(o.bytes for o in operands)
         if kind == "collective-permute":
             sent = operands[0].bytes  # what may follow is where it goes
@@ -163,7 +167,7 @@ class Prices:
             sent *= max(size / 4, (size - 1) / size)  # each part travels a quarter of the ring
         else:
             sent *= (size - 1) / size
-        return sent / self.assumptions.ring_bandwidth, sent, axes
+        return sent / bandwidth, sent, axes
 
 
 def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Replayed:
@@ -204,6 +208,8 @@ class _Player:
                 self._longest([name for names in instruction.called.values() for name in names])
             elif opcode == "call":
                 self.run(instruction.called["to_apply"][0])
+            elif opcode in ("send", "send-done"):
+                pass  # the recv stands for both
             elif opcode.endswith(("-done", "-update")):
                 if instruction.operands[0] not in pending:
                     raise ValueError(
@@ -212,7 +218,7 @@ class _Player:
                 pending[instruction.name] = pending[instruction.operands[0]]
                 if opcode.endswith("-done"):
                     self._wait(*pending[instruction.name])
-            elif opcode.endswith("-start"):
+            elif opcode.endswith("-start") or opcode == "recv":
                 pending[instruction.name] = self._start(self._work_of(instruction))
             elif opcode == "fusion" and self.prices.joined_in(instruction):
                 self._fused(instruction, self.prices.joined_in(instruction))

@@ -49,6 +49,18 @@ def test_a_slice_of_another_size_has_the_same_chips(name, chips, found):
     assert topologies.of_size(topologies.get(name), chips) == found
 
 
+def test_several_slices_are_one_preset_with_an_axis_between_them():
+    one, two = topologies.get("v4-32"), topologies.get("2xv4-32")
+    assert (two.slices, two.chips, two.hosts, two.compiler_name) == (2, 32, 8, one.compiler_name)
+    assert two.mesh == {"dcn_data": 2, "fsdp": 16} and two.hbm_gib == one.hbm_gib
+
+
+@pytest.mark.parametrize("name", ["0xv4-32", "1xv4-32", "2xh100-8", "2xv4-33"])
+def test_only_two_and_more_slices_of_tpus_are_joined(name):
+    with pytest.raises(ConfigError, match="is unknown"):
+        topologies.get(name)
+
+
 def test_an_unknown_name_is_an_error_with_the_nearest():
     with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; nearest: v5[ep]-8"):
         topologies.get("v5-8")

@@ -9,7 +9,7 @@ from rehearsal.assumptions import Assumptions
 # 1 GHz, so that 1000 cycles are 1 us; rings at 1 GB/s and permutes at 0.5 GB/s, so that 1000 bytes are 1 and 2 us.
 GIVEN = Assumptions(
     peak_flops=1e12, memory_bandwidth=1e12, ring_bandwidth=1e9, permute_bandwidth=0.5e9, clock_hz=1e9,
-    kernel_efficiency=0.5,
+    kernel_efficiency=0.5, dcn_bandwidth=0.1e9,
 )  # fmt: skip
 MESH = {"data": 2, "fsdp": 4}
 US = pytest.approx
@@ -55,6 +55,26 @@ def test_a_synchronous_collective_stops_the_core(collective, seconds, axes):
     assert found.seconds * 1e6 == US(1 + seconds)
     assert found.exposed_seconds * 1e6 == US(seconds)
     assert found.costs[0].axes == axes
+
+
+TO_HOSTS = (
+    'channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",'
+    '_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
+
+@pytest.mark.parametrize(("cycles", "seconds", "exposed"), [(4000, 10.0, 6.0), (12000, 12.0, 0.0)])
+def test_a_sum_over_slices_goes_through_the_hosts_beside_the_core(cycles, seconds, exposed):
+    """Of two slices each chip sends its 1000 bytes, at a tenth of a GB/s: 10 us."""
+    body = (
+        f"  %t = token[] after-all()\n  %s = (f32[250], u32[], token[]) send(%a, %t), {TO_HOSTS}\n"
+        f"  %r = (f32[250], u32[], token[]) recv(%t), {TO_HOSTS}\n{work('x', cycles)}"
+        f"  %u = token[] send-done(%s), {TO_HOSTS}\n  %d = (f32[250], token[]) recv-done(%r), {TO_HOSTS}\n"
+    )
+    text = f"ENTRY %m (a: f32[250]) -> f32[250] {{\n  %a = f32[250] parameter(0)\n{body}}}\n"
+    found = schedule.replay(hlo.parse(text), GIVEN, {"dcn_data": 2} | MESH)
+    assert (found.seconds * 1e6, found.exposed_seconds * 1e6) == (US(seconds), US(exposed))
+    assert [(c.kind, c.axes) for c in found.costs if c.category == "collective"] == [("all-reduce", "dcn_data")]
 
 
 def permute(name: str, step: int) -> str:

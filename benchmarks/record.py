@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does every recipe still cost what it did, on each topology that its docstring names?
+
+Compiles and estimates all of them and compares with rehearsal/recorded/: a figure that has changed by more than 2 %
+ends it with status 1, until `python benchmarks/record.py --renew="why"` writes the new ones down. Names of recipes
+after it confine it to these.
+"""
+
+import argparse
+import json
+import sys
+
+import support
+
+from configs import loading, validation
+from input_pipeline.cache import cache_folder
+from rehearsal import record
+from rehearsal.compiler import Compiler, versions
+from rehearsal.estimate import estimate
+
+
+def wanted(names: list[str]) -> list[tuple[str, str]]:
+    """Return (recipe, topology) of all recipes, or of these."""
+    recipes = sorted(path for path in (support.ROOT / "configs").glob("*.py") if not names or path.stem in names)
+    return [(path.stem, topology) for path in recipes for topology in record.named(path)]
+
+
+def load(recipe: str, topology: str) -> loading.Loaded:
+    """Return a validated configuration."""
+    loaded = loading.load(f"configs/{recipe}.py", topology, {})
+    validation.validate(loaded.config, loaded.topology.chips, loaded)
+    return loaded
+
+
+def main() -> None:
+    """Compile, compare, and say or write down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--renew", metavar="WHY", help="write the new figures down, for this reason")
+    parser.add_argument("--quick", action="store_true", help="the fastest recipe alone")
+    parser.add_argument("recipes", nargs="*")
+    given = parser.parse_args()
+    pairs = wanted(["tiny"] if given.quick else given.recipes)
+    loaded = [load(*pair) for pair in pairs]
+    compiler = Compiler(cache_folder("") / "rehearsals")
+    table, changed = {}, 0
+    for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
+        if isinstance(compiled, Exception):
+            sys.exit(f"{' on '.join(pairs[index])}: {compiled}")
+        found = estimate(compiled)
+        path, now = record.path_of(*pairs[index]), record.figures(found)
+        name = f"{pairs[index][0]}_{pairs[index][1].replace('-', '_')}"
+        table |= {f"{name}_step_seconds": round(found["step_seconds"], 4), f"{name}_mfu": round(found["mfu"], 3),
+                  f"{name}_gib": round(found["hbm_gib"]["total"], 2),
+                  f"{name}_exposed_seconds": round(found["exposed_communication_seconds"], 3)}  # fmt: skip
+        before = json.loads(path.read_text()) if path.exists() else {"figures": {}, "versions": {}}
+        lines = record.changes(before["figures"], now)
+        changed += bool(lines)
+        print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
+        if lines and given.renew:
+            record.write(path, given.renew, now, versions())
+    support.finish("record", table | {"recipes": len(pairs), "changed": changed})
+    if changed and not given.renew:
+        sys.exit('figures have changed: mend the cause, or say it: python benchmarks/record.py --renew="why"')
+
+
+if __name__ == "__main__":
+    main()
