@@ -21,7 +21,7 @@ startup.simulate(8)
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from tests import shape_check  # noqa: E402
+from tests import shape_check, warm  # noqa: E402
 
 shape_check.install()  # before anything imports layers, models or objectives
 
@@ -48,3 +48,11 @@ def one_device():
     """Models need a mesh in context; a test that wants another opens its own inside."""
     with mesh_context(one_device_mesh()) as mesh:
         yield mesh
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_start():
+    """Programs start quickly; what that takes begins with the first of them."""
+    warm.allow()
+    yield
+    warm.end()
