@@ -66,7 +66,7 @@ def assert_same(one, other) -> None:
 
 
 def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path):
-    config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9, optimizer__schedule="cosine")
+    config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
     trained = run(config, tmp_path, "nan@4")
     before, after = (final_state(config, tmp_path, step) for step in (3, 4))
     for part in ("params", "average", "optimizer", "carry"):
@@ -80,7 +80,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_p
 
 def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches(texts, tmp_path):
     """The result is, bit for bit, that of a run that was given the other batches from the start."""
-    config = on_texts(texts, train__steps=12, train__bad_steps=1, train__save_every=5, optimizer__schedule="cosine")
+    config = on_texts(texts, train__steps=12, train__bad_steps=1, train__save_every=5)
     trained = run(config, tmp_path / "back", "nan@7")
     (event,) = events(tmp_path / "back", "roll_back")
     assert (event["step"], event["first_step"], event["last_step"]) == (5, 7, 7)

@@ -37,6 +37,9 @@ SMALL = {
     "data.tokenizer": "byte", "data.holdout_fraction": 0.3, "evaluation.batches": 2,
 }  # fmt: skip
 
+# Another rate at each step, and one program for runs of any length, which is compiled once.
+RISING = {"optimizer.schedule": "constant", "optimizer.warmup_steps": 20}
+
 
 def command(script: str, *arguments: str, cache: pathlib.Path, ordinary: bool = False) -> subprocess.Popen:
     """Start a command on one CPU device, with a cache of its own; it compiles as quickly as this process."""
@@ -197,8 +200,7 @@ def test_a_python_without_the_packages_says_what_to_do():
 def in_process(**changes):
     """A configuration for the eight devices of this process, without a corpus."""
     config = base.get_config()
-    config.optimizer.schedule = "constant"  # so that runs of any length have one program, which is compiled once
-    for key, value in (SMALL | {k.replace("__", "."): v for k, v in changes.items()}).items():
+    for key, value in (SMALL | RISING | {k.replace("__", "."): v for k, v in changes.items()}).items():
         section, name = key.split(".")
         config[section][name] = value
     config.mesh.fsdp = 8
