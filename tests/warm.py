@@ -66,7 +66,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its status is on the way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it."""
