@@ -7,12 +7,16 @@ import os
 from input_pipeline.cache import cache_path
 from parallelism import startup
 
-QUICK_COMPILATION = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
+QUICK_COMPILATION = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+)
 CACHE = cache_path("")
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-# Tests compile much and run little: without LLVM's optimisation passes they end in half the time.
+# Tests compile much and run little: without what makes programs fast they end in a third of the time.
 given = os.environ.get("XLA_FLAGS", "").split()  # has them already in a worker of pytest-xdist
 os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION if flag not in given)])
 startup.choose_platform(None, "cpu", CACHE)
