@@ -5,9 +5,9 @@ import os
 import pathlib
 import socket
 import subprocess
-import sys
 
-from tests.support import ROOT, free_port
+from tests import warm
+from tests.support import free_port
 
 SECONDS = 240  # for a group to end
 _started: list[subprocess.Popen] = []
@@ -34,23 +34,19 @@ def start(
     """
     port = free_ports()
     started = [
-        subprocess.Popen(
-            [sys.executable, *arguments], cwd=ROOT, text=True,
-            env=environment(port, index, count, devices // count, cache) | (variables or {}).get(index, {}),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        warm.start(
+            arguments, environment(port, index, count, devices // count, cache) | (variables or {}).get(index, {})
         )
-        for index in range(count) if index not in absent
-    ]  # fmt: skip
+        for index in range(count)
+        if index not in absent
+    ]
     _started.extend(started)
     return started
 
 
 def start_alone(arguments: list[str], *, cache: pathlib.Path) -> subprocess.Popen:
     """Start a Python program that is of no group, with one device."""
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, text=True, env=simulated(1, cache),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = warm.start(arguments, simulated(1, cache))
     _started.append(process)
     return process
 

@@ -20,6 +20,8 @@ def small_config(**changes):
     config = base.get_config()
     config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=31))
     config.train.update(dict(global_batch=8, sequence_length=16, steps=4, log_every=1, save_every=2) | changes)
+    config.optimizer.schedule = "constant"  # one program, however many steps
+    config.evaluation.sample_tokens = 0
     config.mesh.fsdp = 8
     config.logging.tensorboard = False
     return config

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.bucket_server import empty_bucket
-from tests.test_train import arguments, command, finish
+from tests.test_train import RISING, arguments, command, finish
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     for index in range(20):
         (tmp_path / "texts" / f"{index}.txt").write_text(f"{index} and {index + 1} and so on; " * 60)
     for host, steps in (("one", 6), ("another", 9)):
-        given = arguments(tmp_path, "unused", train__steps=steps)[1:]
+        given = arguments(tmp_path, "unused", train__steps=steps, **RISING)[1:]
         process = command("train.py", "--workdir=gs://runs/mine", *given, cache=tmp_path / host)
         status, out, err = finish(process)
         assert status == 0 and "checkpoint: gs://runs/mine/checkpoints/" in out, err

@@ -10,6 +10,7 @@ from tests import groups
 from tests.support import ROOT
 
 ENDS_SECONDS = 15  # after a SIGTERM, on a busy machine
+HANG_SECONDS = 6  # nothing is evaluated here, which the benchmark's wait for
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +32,15 @@ def place(faults, tmp_path):
 
 
 def test_a_killed_run_goes_on_by_itself_and_ends_as_if_it_had_not_been(faults, place):
-    found = faults.kill_again_and_again(place, 2, moments=("save", "step"), train__steps=70)
+    changes = {"train__steps": 70, "data__tokenizer": "byte"}  # it is not killed while a tokenizer is trained
+    found = faults.kill_again_and_again(place, 2, moments=("save", "step"), **changes)
     assert found["kills"] == 2 and found["identical"]
 
 
-def test_all_others_name_the_one_that_hangs_and_in_what(faults, place):
-    case = faults.hang("data")
-    processes = faults.started(place, case.name, count=case.count, faults=case.faults, train__eval_every=0)
+def test_all_others_name_the_one_that_hangs_and_in_what(faults, place, monkeypatch):
+    monkeypatch.setattr(faults, "HANG_SECONDS", HANG_SECONDS)
+    case, changes = faults.hang("data"), {"train__eval_every": 0, "train__hang_seconds": HANG_SECONDS}
+    processes = faults.started(place, case.name, count=case.count, faults=case.faults, **changes)
     faults.until_ended(processes)
     for process in (processes[number] for number in (0, 1, 3)):
         assert process.status == 1 and re.search(case.culprit, process.last_line), process.last_line

@@ -13,9 +13,9 @@ import time
 import pytest
 
 from tests import groups
-from tests.test_train import SMALL, lines_of
+from tests.test_train import RISING, SMALL, lines_of
 
-OF_A_GROUP = SMALL | {
+OF_A_GROUP = SMALL | RISING | {
     "model.dtype": "float32",
     "mesh.data": 2, "mesh.fsdp": 4, "model.embed_dim": 32, "train.steps": 6, "train.eval_every": 2,
     "train.save_every": 2, "evaluation.sample_tokens": 0, "evaluation.batches": 3, "logging.tensorboard": False,

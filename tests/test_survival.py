@@ -66,7 +66,8 @@ def assert_same(one, other) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path):
+def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
     trained = run(config, tmp_path, "nan@4")
     before, after = (final_state(config, tmp_path, step) for step in (3, 4))
@@ -165,20 +166,28 @@ def test_a_last_save_that_fails_is_no_success(texts, tmp_path, monkeypatch):
         assert checkpoints.newest() == 3
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 4, "model": 2}, {"context": 2, "fsdp": 2, "data": 2}])
-def test_a_checkpoint_goes_on_on_another_mesh_with_the_same_examples(texts, tmp_path, mesh, monkeypatch):
-    seen = record_batches(monkeypatch)
+@pytest.fixture(scope="module")
+def split_by_data(texts):
+    """The lines of a run in `texts`/by-data, and its batches."""
     config = on_texts(texts, train__steps=8)
     config.mesh.update(data=8, fsdp=1)
-    whole = run(config, tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "other")
+    with pytest.MonkeyPatch.context() as patch:
+        seen = record_batches(patch)
+        return run(config, texts / "by-data"), seen
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "model": 2}, {"context": 2, "fsdp": 2, "data": 2}])
+def test_a_checkpoint_goes_on_on_another_mesh_with_the_same_examples(texts, split_by_data, tmp_path, mesh, monkeypatch):
+    whole, trained_on = split_by_data
+    shutil.copytree(texts / "by-data", tmp_path / "other")
     shutil.rmtree(tmp_path / "other" / "checkpoints" / "8")
     (tmp_path / "other" / "summary.txt").unlink()
+    config, seen = on_texts(texts, train__steps=8), record_batches(monkeypatch)
     config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
     other = run(config, tmp_path / "other")
     for step in range(5, 9):
         assert other[step]["loss"] == pytest.approx(whole[step]["loss"], rel=1e-5), step
-    for ours, theirs in zip(seen[4:8], seen[8:], strict=True):
+    for ours, theirs in zip(trained_on[4:], seen, strict=True):
         assert_same(ours, theirs)
 
 

@@ -20,6 +20,7 @@ import job
 import train
 from configs import base
 from parallelism.mesh import mesh_context
+from tests import warm
 from tests.support import write_sums
 from training.checkpoints import Checkpoints
 from training.step_log import NonFinite
@@ -38,16 +39,16 @@ SMALL = {
     "data.tokenizer": "byte", "data.holdout_fraction": 0.3, "evaluation.batches": 2,
 }  # fmt: skip
 
+# Another rate at each step, and one program for runs of any length, which is compiled once.
+RISING = {"optimizer.schedule": "constant", "optimizer.warmup_steps": 20}
 
-def command(script: str, *arguments: str, cache: pathlib.Path) -> subprocess.Popen:
+
+def command(script: str, *arguments: str, cache: pathlib.Path, ordinary: bool = False) -> subprocess.Popen:
     """Start a command on one CPU device, with a cache of its own; it compiles as quickly as this process."""
     environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     environment |= {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1", "XLA_FLAGS": " ".join(flags)}
-    return subprocess.Popen(
-        [sys.executable, script, *arguments], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    return warm.start([script, *arguments], environment, ordinary=ordinary)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -77,7 +78,7 @@ def arguments(place: pathlib.Path, workdir: str, **changes) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(place) -> str:
     """The output of an uninterrupted run in `place`/whole."""
-    status, out, err = finish(command("train.py", *arguments(place, "whole"), cache=place))
+    status, out, err = finish(command("train.py", *arguments(place, "whole"), cache=place, ordinary=True))
     assert status == 0, err
     return out
 
@@ -201,7 +202,7 @@ def test_a_python_without_the_packages_says_what_to_do():
 def in_process(**changes):
     """A configuration for the eight devices of this process, without a corpus."""
     config = base.get_config()
-    for key, value in (SMALL | {k.replace("__", "."): v for k, v in changes.items()}).items():
+    for key, value in (SMALL | RISING | {k.replace("__", "."): v for k, v in changes.items()}).items():
         section, name = key.split(".")
         config[section][name] = value
     config.mesh.fsdp = 8

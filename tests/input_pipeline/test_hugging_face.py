@@ -2,8 +2,6 @@
 """Hugging Face datasets: any form of them is the same corpus, and what is wrong is one line."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from input_pipeline.documents import scan
 from input_pipeline.errors import DataError
 from input_pipeline.sources import read_source
+from tests.test_train import command, finish
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [f"document {number}\n" * 40 for number in range(70)]
@@ -83,7 +82,7 @@ def test_without_the_extra_it_says_how_to_install_it(read, monkeypatch):
         read("some/name")
 
 
-def test_the_token_is_kept_nowhere(datasets, tmp_path):
+def test_the_token_is_kept_nowhere(datasets, tmp_path, monkeypatch):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     small = {
@@ -92,13 +91,11 @@ def test_the_token_is_kept_nowhere(datasets, tmp_path):
         "train.steps": 2, "data.tokenizer": "byte", "data.source": "huggingface", "data.path": tmp_path / "files",
     }  # fmt: skip
     flags = [f"--workdir={tmp_path / 'run'}", *(f"--config.{key}={value}" for key, value in small.items())]
-    places = {"HF_HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_TOKEN": SECRET}
-    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    ended = subprocess.run(
-        [sys.executable, "train.py", *flags], cwd=ROOT, env=environment | places, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    status, out, err = finish(command("train.py", *flags, cache=tmp_path / "cache"))
+    assert status == 0, err
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"config.json", "train_worker_0.out", "metrics.jsonl"} <= {path.name for path in files}
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
-    assert SECRET not in ended.stdout + ended.stderr
+    assert SECRET not in out + err

@@ -25,13 +25,17 @@ V, T = 13, 3  # few tokens: the more of them share an update, the longer chance 
 SEEDS, STEPS, LEARNING_RATE = 3, 4, 1e-2
 
 
-def activations(model, batch) -> dict[str, jax.Array]:
-    """Return the stream where it enters the blocks, where it leaves them and normalised; the head; and the logits."""
+def observe(model) -> dict[str, jax.Array]:
+    """Return a dict that fills with the stream where it enters the blocks and leaves them, and with it normalised."""
     seen, norm, stack = {}, model.norm, model.stack
-    model.norm = lambda x: seen.update(stream=x) or norm(x)
+
+    def normalise(x):
+        seen.update(stream=x, normalised=norm(x))
+        return seen["normalised"]
+
+    model.norm = normalise
     model.stack = lambda x, *args, **options: seen.update(embedding=x) or stack(x, *args, **options)
-    normalised, _ = model(batch["tokens"], batch["positions"], batch["segments"])
-    return seen | {"normalised": normalised, "head": model.head_weight(), "logits": model.logits(normalised)}
+    return seen
 
 
 @functools.cache
@@ -59,10 +63,15 @@ def moved(width: int, mup: bool, tied: bool, optimizer_name: str = "adamw") -> t
         model = decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(jax.random.key(seed)))
         graph, state = nnx.split(model)
 
+        def observed_loss(params):
+            model = nnx.merge(graph, params)
+            seen = observe(model)
+            value = loss(model, {}, batch, None)[0][0]
+            return value, seen | {"head": model.head_weight(), "logits": model.logits(seen["normalised"])}
+
         def step(carry, _):
             params, moments = carry
-            seen = activations(nnx.merge(graph, params), batch)
-            gradients = jax.grad(lambda p: loss(nnx.merge(graph, p), {}, batch, None)[0][0])(params)
+            gradients, seen = jax.grad(observed_loss, has_aux=True)(params)
             updates, moments = optimizer.update(gradients, moments, params)
             return (optax.apply_updates(params, updates), moments), seen
 

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts Python programs in processes that have imported TensorFlow, JAX and their like already, which takes seconds.
+
+A template, one for each worker of pytest, imports them and waits; each program runs in a fork of it, with the command
+line, environment, signals and end that it would have anyway, and imports this workspace itself. Where nobody asked for
+a template, as in benchmarks, and in tests of starting itself, programs are started in the ordinary way.
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # read as it is imported
+IMPORTED = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
+MESSAGE_BYTES = 1 << 18
+_allowed = False
+
+
+class Process:
+    """A forked program; what subprocess.Popen of two pipes and text is to its user."""
+
+    def __init__(self, pid: int, pipes: list[int], end: int):
+        """Take over its number, what it prints to, and what its status will come by."""
+        self.pid, self.returncode, self.end = pid, None, end
+        self.stdout, self.stderr = (open(pipe) for pipe in pipes)  # noqa: SIM115
+
+    def poll(self) -> int | None:
+        """Return its status, None while it runs."""
+        return self._status(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its status when it has ended."""
+        if self._status(timeout) is None:
+            raise subprocess.TimeoutExpired("a forked program", timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return what it has printed since, when it has ended."""
+        said = {}
+        streams = {"out": self.stdout, "err": self.stderr}
+        readers = [
+            threading.Thread(target=lambda name=name: said.update({name: streams[name].read()}), daemon=True)
+            for name in streams if not streams[name].closed
+        ]  # fmt: skip
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join()
+        self.stdout.close()
+        self.stderr.close()
+        return said.get("out", ""), said.get("err", "")
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # its status is on the way
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+    def _status(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self.end], [], [], timeout)[0]:
+            self.returncode = int(os.read(self.end, 16) or -signal.SIGKILL)
+            os.close(self.end)
+        return self.returncode
+
+
+class Template:
+    """A process that forks on demand."""
+
+    def __init__(self):
+        """Start it; it ends with this process."""
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], cwd=ROOT, env=environment,
+                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+
+    def fork(self, arguments: list[str], environment: dict[str, str]) -> Process:
+        """Start a program."""
+        pipes = [os.pipe() for _ in range(3)]
+        message = json.dumps({"arguments": arguments, "environment": environment}).encode()
+        socket.send_fds(self.socket, [message], [write for _, write in pipes])
+        for _, write in pipes:
+            os.close(write)
+        out, err, end = (read for read, _ in pipes)
+        return Process(int(self.socket.recv(MESSAGE_BYTES)), [out, err], end)
+
+    def close(self) -> None:
+        """End it; what it forked goes on."""
+        self.socket.close()
+        self.process.wait()
+
+
+def allow() -> None:
+    """Have programs started by a template from now on; on Linux, by whose means it works."""
+    global _allowed
+    _allowed = sys.platform == "linux"
+
+
+def end() -> None:
+    """Start programs in the ordinary way again."""
+    global _allowed
+    _allowed = False
+    if template.cache_info().currsize:
+        template().close()
+        template.cache_clear()
+
+
+@functools.cache
+def template() -> Template:
+    """Return the template of this process."""
+    return Template()
+
+
+def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool = False) -> subprocess.Popen | Process:
+    """Start Python with these arguments in the root of the workspace, its output piped."""
+    if _allowed and not ordinary and all(environment.get(name) == os.environ.get(name) for name in BEFORE_JAX):
+        return template().fork([*map(str, arguments)], environment)
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def serve(requests: socket.socket) -> list[str]:
+    """Fork for each request until there are no more; returns in the forks, with the arguments of the program."""
+    ends, poller = {}, select.poll()  # by a descriptor that tells its end: a process and where its status goes
+    poller.register(requests, select.POLLIN)
+    while True:
+        for ready, _ in poller.poll():
+            if ready != requests.fileno():
+                poller.unregister(ready)
+                report(*ends.pop(ready))
+                os.close(ready)
+                continue
+            message, pipes, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 3)
+            if not message:
+                os._exit(0)
+            pid = os.fork()
+            if not pid:
+                become(json.loads(message)["environment"], pipes, [requests.detach(), *ends])
+                return json.loads(message)["arguments"]
+            watched = os.pidfd_open(pid)
+            ends[watched] = (pid, pipes[2])
+            poller.register(watched, select.POLLIN)
+            os.close(pipes[0])
+            os.close(pipes[1])
+            requests.send(str(pid).encode())
+
+
+def report(pid: int, end: int) -> None:
+    """Tell the status of a process that has ended, if anybody still waits for it."""
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
+    os.close(end)
+
+
+def become(environment: dict[str, str], pipes: list[int], others: list[int]) -> None:
+    """Be a process as its starter wants it: nothing of the template's is left but what was imported."""
+    os.dup2(pipes[0], 1)
+    os.dup2(pipes[1], 2)
+    for descriptor in [*pipes, *others]:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def run(arguments: list[str]) -> None:
+    """Run a program as Python does: a file, or the text after -c."""
+    is_file = arguments[0] != "-c"
+    name, text = (arguments[0], pathlib.Path(arguments[0]).read_text()) if is_file else ("<string>", arguments[1])
+    sys.argv = arguments if is_file else ["-c", *arguments[2:]]
+    sys.path[0] = str((ROOT / name).parent) if is_file else ""
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if is_file:
+        main.__file__ = name
+    exec(compile(text, name, "exec"), vars(main))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its forks
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
