@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recipes were found to cost is recorded, and a step that has become dearer is caught."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from configs import loading, validation
+from rehearsal import record
+from rehearsal.compiler import Compiled, Compiler, _environment, _request, versions
+from rehearsal.estimate import estimate
+from tests.support import ROOT
+
+RECIPES = sorted((ROOT / "configs").glob("*.py"))
+NAMED = [(path.stem, topology) for path in RECIPES for topology in record.named(path)]
+SABOTAGE = {  # what is done to the step before it is assembled, and the figures that show it
+    "an extra all-gather": (
+        "import optax, jax; usual = optax.apply_updates; "
+        "whole = lambda x: jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec()); "
+        "optax.apply_updates = lambda p, u: jax.tree.map(whole, usual(p, u))",
+        "all-gather over fsdp: gib",
+    ),
+    "a lost donation": (
+        "import jax; usual = jax.jit; "
+        "jax.jit = lambda *a, donate_argnums=None, donate_argnames=None, **k: usual(*a, **k)",
+        "hbm_gib",
+    ),
+    "a lost remat": ("import jax; jax.checkpoint = lambda function, **options: function", "hbm_gib"),
+}
+
+
+def small_step():
+    """Return a step of a scanned and rematerialised model that compiles in seconds."""
+    typed = {
+        "model.remat": "full",
+        "model.vocab_size": "512",
+        "train.sequence_length": "512",
+        "train.global_batch": "64",
+    }
+    loaded = loading.load(f"{ROOT}/configs/tiny.py", "v4-8", typed)
+    validation.validate(loaded.config, loaded.topology.chips, loaded)
+    return loaded
+
+
+def compiled_after(program: str, folder) -> dict[str, float]:
+    """Return the figures of the small step, compiled in a process that first runs a program."""
+    loaded = small_step()
+    (folder / "request.json").write_text(json.dumps(_request(loaded.config, loaded.topology)))
+    code = (
+        f"{program}\nimport pathlib\nfrom rehearsal import compilation\n"
+        f"compilation.compile_request(pathlib.Path({str(folder)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_environment(loaded.topology), check=True)
+    facts = json.loads((folder / "facts.json").read_text())
+    return record.figures(estimate(Compiled(loaded.config, loaded.topology, facts, folder)))
+
+
+@pytest.fixture(scope="module")
+def as_it_is(tmp_path_factory) -> dict[str, float]:
+    return compiled_after("", tmp_path_factory.mktemp("as_it_is"))
+
+
+@pytest.mark.parametrize("planted", SABOTAGE)
+def test_what_makes_a_step_dearer_is_caught(as_it_is, planted, tmp_path):
+    program, shows = SABOTAGE[planted]
+    changes = record.changes(as_it_is, compiled_after(program, tmp_path))
+    assert any(line.startswith(f"{shows}: ") and "(+" in line for line in changes), changes
+
+
+def test_what_is_the_same_is_not_a_change(as_it_is):
+    near = {name: value * 1.01 if isinstance(value, float) else value for name, value in as_it_is.items()}
+    assert record.changes(as_it_is, near) == []
+    assert record.changes({"a": 1.0, "b: count": 4}, {"a": 1.0}) == ["b: count: 4 -> 0 (-100.0%)"]
+    assert record.changes({}, {"b: count": 4}) == ["b: count: 0 -> 4"]
+
+
+@pytest.mark.parametrize(("recipe", "topology"), NAMED)
+def test_every_recipe_is_recorded_on_the_topologies_that_it_names(recipe, topology):
+    recorded = json.loads(record.path_of(recipe, topology).read_text())
+    assert recorded["reason"] and {"step_seconds", "hbm_gib", "flops_model"} <= recorded["figures"].keys()
+
+
+def test_nothing_is_recorded_of_what_is_not_there():
+    assert {path.name for path in record.FOLDER.glob("*")} == {record.path_of(*pair).name for pair in NAMED}
+
+
+def test_the_recipe_that_compiles_in_seconds_costs_what_is_recorded(tmp_path):
+    loaded = loading.load(f"{ROOT}/configs/tiny.py", "v4-8", {})
+    validation.validate(loaded.config, loaded.topology.chips, loaded)
+    recorded = json.loads(record.path_of("tiny", "v4-8").read_text())
+    found = estimate(Compiler(tmp_path).compile(loaded.config, loaded.topology))
+    other = record.other_versions(recorded, versions())
+    assert record.changes(recorded["figures"], record.figures(found)) == [], other or "python benchmarks/record.py"
