@@ -5,7 +5,7 @@ FAULT[:WHERE]@STEP strikes at that step, once in a run, whatever restarts there 
 
     sigterm[:P]@N    SIGTERM to a process (0), as from a scheduler
     kill[:P]@N       kill -9 of a process (0)
-    hang:PHASE[:P]@N a process (the last) stops for good in a phase: data, step, evaluation, save
+    hang:PHASE[:P]@N a process (the last) stops for good in a phase: data, step, evaluation, save, compile (at any N)
     freeze[:P]@N     SIGSTOP of a process (the last)
     slow:PxF@N       process P takes F times as long for each step from there on
     full_disk[:K]@N  for K steps (20) nothing can be written, as on a full disk
@@ -34,7 +34,7 @@ from training.clock import Clock
 
 KINDS = {  # what may stand between the colons, and what it is where it is left out
     "sigterm": (r"(?P<process>\d+)?", 0), "kill": (r"(?P<process>\d+)?", 0), "freeze": (r"(?P<process>\d+)?", -1),
-    "hang": (r"(?P<phase>data|step|evaluation|save)(:(?P<process>\d+))?", -1), "nan": ("", None),
+    "hang": (r"(?P<phase>data|compile|step|evaluation|save)(:(?P<process>\d+))?", -1), "nan": ("", None),
     "slow": (r"(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1), "full_disk": (r"(?P<steps>\d+)?", None),
     "flip": (r"(?P<process>\d+)?", -1),
 }  # fmt: skip
@@ -145,7 +145,8 @@ class Faults:
         """Take and return the faults of a kind, or of a phase, whose step has come."""
         wanted = [
             fault for fault in self.pending
-            if step >= fault.step and what == (fault.kind if fault.kind in ("nan", "flip") else fault.phase)
+            if what == (fault.kind if fault.kind in ("nan", "flip") else fault.phase)
+            and (step >= fault.step or what == "compile")
         ]  # fmt: skip
         for fault in wanted:
             self.pending.remove(fault)

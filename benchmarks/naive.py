@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is gained over the naive way? The same 1B model on v4-8, as configured and without each of its means.
+
+Naive is float32, attention with all its scores in memory, all logits at once, nothing rematerialised, and every chip
+with a copy of weights and optimizer. That fits nowhere on this slice, so each chip is also given what it lacks, one
+thing at a time. All are compiled by the TPU's compiler, and timed by replaying its schedule: estimates, not runs. For
+each the batch is doubled from one sequence a chip to the largest that fits.
+"""
+
+import sys
+
+import support
+
+from configs import loading, validation
+from input_pipeline.cache import cache_folder
+from rehearsal.compiler import Compiler
+from rehearsal.estimate import estimate
+
+RECIPE, TOPOLOGY, LENGTH = "llama_1b", "v4-8", 2048
+MOST_ROWS = 8  # a chip
+NAIVE = {
+    "model.dtype": "float32", "model.attention": "reference", "model.remat": "none", "mesh.data": 4, "mesh.fsdp": 1,
+    "train.loss_chunk_tokens": 1 << 20,
+}  # fmt: skip
+WAYS = {
+    "optimised": {},
+    "naive": NAIVE,
+    "naive_state_sharded": NAIVE | {"mesh.data": 1, "mesh.fsdp": 4},
+    "naive_bfloat16_remat": NAIVE | {"model.dtype": "bfloat16", "model.remat": "full"},
+}
+
+
+def load(way: dict, rows: int) -> loading.Loaded:
+    """Return a validated configuration with so many sequences a chip."""
+    keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1} | way
+    loaded = loading.load(f"configs/{RECIPE}.py", TOPOLOGY, {key: str(value) for key, value in keys.items()})
+    validation.validate(loaded.config, loaded.topology.chips, loaded)
+    return loaded
+
+
+def largest(compiler: Compiler, way: dict) -> tuple[int, dict]:
+    """Return (sequences a chip, estimate) of the largest batch that fits; of one sequence where that does not fit."""
+    rows, best = 1, None
+    while rows <= MOST_ROWS:
+        loaded = load(way, rows)
+        found = estimate(compiler.compile(loaded.config, loaded.topology))
+        if best is None or found["fits"]:
+            best = rows, found
+        if not found["fits"]:
+            break
+        rows *= 2
+    return best
+
+
+def main() -> None:
+    """Compile all ways, and compare."""
+    compiler = Compiler(cache_folder("") / "rehearsals")
+    figures, found = {}, {}
+    for name, way in WAYS.items():
+        rows, found[name] = largest(compiler, way)
+        one = found[name]
+        figures |= {f"{name}_fits": one["fits"], f"{name}_rows_a_chip": rows,
+                    f"{name}_gib_a_chip": round(one["hbm_gib"]["total"], 1)}  # fmt: skip
+        if one["fits"]:
+            figures |= {
+                f"{name}_step_seconds": round(one["step_seconds"], 3),
+                f"{name}_tokens_per_second": round(one["tokens_per_second"]),
+                f"{name}_steps_an_hour_of_32k_tokens": round(3600 * one["tokens_per_second"] / 32_768),
+            }
+        print(f"{name}: {rows} sequences a chip, {figures}", flush=True)
+    for name in list(WAYS)[1:]:
+        one, rows = found[name], figures[f"{name}_rows_a_chip"]
+        same = load({}, rows)
+        memory = estimate(compiler.compile(same.config, same.topology))["hbm_gib"]["total"]
+        figures[f"times_less_memory_than_{name}"] = round(one["hbm_gib"]["total"] / memory, 2)
+        if one["fits"]:
+            times = found["optimised"]["tokens_per_second"] / one["tokens_per_second"]
+            figures[f"times_faster_than_{name}"] = round(times, 2)
+    support.finish("naive", figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
