@@ -14,16 +14,18 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from layers.attention import Attention
-from layers.axes import constrain, declared_axes
+from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import apart
-from layers.shards import whole
+from layers.shards import WHOLE, whole
 
 REMAT = {  # names of what the forward pass keeps for the backward pass; the rest is computed again
     "full": (),
+    "attended": ("attended",),
     "attention": ("query", "key", "value", "attended"),
+    "up": ("query", "key", "value", "attended", "up"),
     "dots": ("query", "key", "value", "attended", "gate", "up"),
 }
 
@@ -65,7 +67,7 @@ class Stack(nnx.Module):
     Args:
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
-      remat: "none", or a key of REMAT.
+      remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
     """
 
     def __init__(
@@ -112,12 +114,15 @@ class Stack(nnx.Module):
 
         def apply(x_BTD, layer):
             weights, cache, key = layer
-            weights = whole(weights, axes, x_BTD.dtype)  # again in the backward pass: no device keeps them
+            weights = whole(weights, axes, x_BTD.dtype)  # in the backward pass again: no remat keeps them
             return nnx.merge(graph, weights)(x_BTD, *context, cache, key)
 
-        if self.remat == "none":
+        if self.remat == "none" and not in_shards():
             return apply
-        policy = jax.checkpoint_policies.save_only_these_names(*REMAT[self.remat])
+        policies = jax.checkpoint_policies
+        policy = policies.save_anything_except_these_names(WHOLE)
+        if self.remat != "none":
+            policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
 
 

@@ -8,8 +8,11 @@ This is so inside a `jax.shard_map` over the whole mesh alone, where every devic
 import functools
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import in_shards, mesh_axes
+
+WHOLE = "whole"  # what a weight brought whole is named, for rematerialisation
 
 
 def whole(weights, axes, dtype):
@@ -28,7 +31,7 @@ def whole(weights, axes, dtype):
 def _gathered(weight: jax.Array, spec: jax.sharding.PartitionSpec, dtype) -> jax.Array:
     for dim, axis in enumerate(spec):
         if axis is not None and jax.lax.axis_size(axis) > 1:
-            weight = gather(weight.astype(dtype), axis, dim)
+            weight = checkpoint_name(gather(weight.astype(dtype), axis, dim), WHOLE)
     return weight
 
 
