@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import simulation
@@ -24,6 +24,7 @@ from layers.axes import declared_axes
 from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
 from training import guard, optimizers, schedules, throughput
+from training.shards import in_shards
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
 
@@ -117,10 +118,16 @@ def assemble(
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
+    once = _summed_once(config, abstract_model)
+    by_device = not slow and _splits_the_batch_alone(config.mesh)
     gradient = make_gradient(
         graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
-        groups={} if slow else _summed_once(config, abstract_model),
+        groups={} if slow or by_device else once,
     )  # fmt: skip
+    if by_device:
+        axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
+        specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
+        gradient = in_shards(gradient, axes, specs, summed_once=num_microbatches > 1 and "fsdp" in once)
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay,
         spike_deviations=config.train.spike_deviations,
@@ -247,6 +254,12 @@ def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(abstract_model).items()}
     return optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
+
+
+def _splits_the_batch_alone(mesh) -> bool:
+    """Whether there are several devices, and every one could compute its rows of the batch with whole weights."""
+    alone = ("dcn_data", "data", "fsdp")
+    return math.prod(mesh[axis] for axis in alone) > 1 and all(mesh[axis] == 1 for axis in mesh if axis not in alone)
 
 
 def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:

@@ -49,7 +49,7 @@ def get_config() -> ConfigDict:
     model.mup_base_dim = 0  # embed_dim for which learning_rate was tuned, carried over by muP; 0: off
     model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
-    model.remat = "none"  # saved for the backward pass: none (everything), dots, attention, full (nothing)
+    model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full
 
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them

@@ -17,4 +17,5 @@ def get_config():
     config.model.max_length = 8192
     config.model.rope_theta = 500_000.0
     config.train.sequence_length = 8192
+    config.train.loss_chunk_tokens = 0
     return config

@@ -13,7 +13,7 @@ from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards
 from configs.loading import ROOT, Loaded, assign, nearest
 
 CHOICES = {
-    "model.remat": ("none", "dots", "attention", "full"),
+    "model.remat": ("none", "dots", "up", "attention", "attended", "full"),
     "model.dtype": ("auto", "bfloat16", "float32"),
     "model.layer_loop": ("auto", "scan", "unroll"),
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),

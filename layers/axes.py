@@ -37,6 +37,18 @@ def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:
     return jax.sharding.PartitionSpec(*[None if name is None else rules[name] for name in axes])
 
 
+def platform() -> str:
+    """Return cpu, gpu or tpu: what the devices of the mesh in context are."""
+    return jax.sharding.get_abstract_mesh().abstract_device.platform
+
+
+def in_shards() -> bool:
+    """Whether this is traced for one device of the mesh, inside a `jax.shard_map` over all its axes."""
+    return jax.sharding.get_abstract_mesh().are_all_axes_manual
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Fix the layout of an activation whose dimensions have these names."""
+    """Fix the layout of an activation whose dimensions have these names; on one device's part of it there is none."""
+    if in_shards():
+        return x
     return jax.lax.with_sharding_constraint(x, mesh_axes(axes))

@@ -11,16 +11,21 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from layers.attention import Attention
-from layers.axes import constrain
+from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
+from layers.products import apart
+from layers.shards import WHOLE, whole
 
 REMAT = {  # names of what the forward pass keeps for the backward pass; the rest is computed again
     "full": (),
+    "attended": ("attended",),
     "attention": ("query", "key", "value", "attended"),
+    "up": ("query", "key", "value", "attended", "up"),
     "dots": ("query", "key", "value", "attended", "gate", "up"),
 }
 
@@ -52,7 +57,7 @@ class Block(nnx.Module):
         """Return ([B, T, D], cache of this layer)."""
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
-        x_BTD = x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout_rate, key, 1)
+        x_BTD = x_BTD + dropout(self.mlp(apart(self.mlp_norm(x_BTD))), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache
 
 
@@ -62,7 +67,7 @@ class Stack(nnx.Module):
     Args:
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
-      remat: "none", or a key of REMAT.
+      remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
     """
 
     def __init__(
@@ -84,9 +89,10 @@ class Stack(nnx.Module):
           key: of the dropout, None for none.
         """
         graph, state = nnx.split(self.blocks)
+        axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
         keys = None if key is None else jax.random.split(key, self.num_layers)
         layers = (nnx.to_pure_dict(state), caches, keys)
-        kinds = [self._apply(graph, context, alone=self.scan and len(contexts) == 1) for context in contexts]
+        kinds = [self._apply(graph, axes, context, alone=self.scan and len(contexts) == 1) for context in contexts]
         if not self.scan:
             return _in_a_row(kinds, self.num_layers, x_BTD, layers)
         if len(kinds) == 1:
@@ -99,7 +105,7 @@ class Stack(nnx.Module):
             caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
         return x_BTD, caches
 
-    def _apply(self, graph: nnx.GraphDef, context: tuple, *, alone: bool) -> Callable:
+    def _apply(self, graph: nnx.GraphDef, axes: dict, context: tuple, *, alone: bool) -> Callable:
         """Return (stream, (weights, cache, key) of a layer) -> (stream, cache), rematerialised as told.
 
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
@@ -108,11 +114,15 @@ class Stack(nnx.Module):
 
         def apply(x_BTD, layer):
             weights, cache, key = layer
+            weights = whole(weights, axes, x_BTD.dtype)  # in the backward pass again: no remat keeps them
             return nnx.merge(graph, weights)(x_BTD, *context, cache, key)
 
-        if self.remat == "none":
+        if self.remat == "none" and not in_shards():
             return apply
-        policy = jax.checkpoint_policies.save_only_these_names(*REMAT[self.remat])
+        policies = jax.checkpoint_policies
+        policy = policies.save_anything_except_these_names(WHOLE)
+        if self.remat != "none":
+            policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
 
 

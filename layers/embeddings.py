@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from layers.axes import constrain, weight
+from layers.shards import whole
 
 
 class Embedding(nnx.Module):
@@ -19,7 +20,8 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BT: jax.Array, dtype) -> jax.Array:
         # The table is gathered over fsdp in the compute type before the look-up: rows are split over `model` alone.
-        table_VD = constrain(self.embedding[...].astype(dtype), "vocab", "act_embed")
+        table_VD = whole(self.embedding[...], ("vocab", "embed"), dtype)
+        table_VD = constrain(table_VD.astype(dtype), "vocab", "act_embed")
         x_BTD = table_VD[tokens_BT] * table_VD.shape[1] ** 0.5
         return constrain(x_BTD, "batch", "length", "act_embed")
 

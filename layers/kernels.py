@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.axes import mesh_axes
+from layers.axes import in_shards, mesh_axes
 
 LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
@@ -40,19 +41,22 @@ def attend(
     """
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "key_length", "kv_heads", None))
     kernel = _kernel(q_BTNH, queries[1], sliding_window, score_cap)
+    scale = q_BTNH.shape[-1] ** -0.5
+    if in_shards():
+        return _on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
     across = PartitionSpec(None, queries[1])  # heads share a mask
     specs = (
         kernel.manual_sharding_spec(NamedSharding(jax.sharding.get_abstract_mesh(), across)),
         queries, keys, keys, PartitionSpec(*queries[:2]), PartitionSpec(*keys[:2]),
     )  # fmt: skip
     on_device = jax.shard_map(_on_device, in_specs=specs, out_specs=queries, check_vma=False)
-    scale = q_BTNH.shape[-1] ** -0.5
     return on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
 
 
 def _on_device(kernel: Callable, q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BS):
     """Return this device's [B, T, N, H]; the kernel takes one sequence, heads first."""
-    q_BNTH, k_BKSH, v_BKSH = (x.swapaxes(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
+    named = {"query": q_BTNH, "key": k_BSKH, "value": v_BSKH}  # again, so that what the kernel takes is what is kept
+    q_BNTH, k_BKSH, v_BKSH = (checkpoint_name(x.swapaxes(1, 2), name) for name, x in named.items())
     y_BNTH = jax.vmap(kernel)(q_BNTH, k_BKSH, v_BKSH, splash.SegmentIds(segments_BT, segments_BS))
     return y_BNTH.swapaxes(1, 2)
 

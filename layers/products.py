@@ -6,18 +6,38 @@ float32 result, and casts every other product to float32 at about half the speed
 product and both products of its gradient are brought into that form (benchmarks/cpu_step.py has the figures).
 """
 
+import functools
 import math
 import re
 
 import jax
 import jax.numpy as jnp
 
+from layers.axes import in_shards, platform
+
 
 def project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type."""
     if x.dtype == jnp.bfloat16 and _is_one_cpu():
         return _native_einsum(spec, x, weight).astype(x.dtype)
+    if in_shards():
+        return _weight_first(spec, x, weight.astype(x.dtype))
     return jnp.einsum(spec, x, weight.astype(x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weight_first(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the einsum; going back the weight's gradient comes first, so that its sum over devices begins at once."""
+    return jnp.einsum(spec, x, weight)
+
+
+def _weight_first_backward(spec, operands, gradient):
+    _, pull = jax.vjp(functools.partial(jnp.einsum, spec), *operands)
+    weight_gradient, gradient = jax.lax.optimization_barrier((pull(gradient)[1], gradient))
+    return pull(gradient)[0], weight_gradient
+
+
+_weight_first.defvjp(lambda spec, *operands: (_weight_first(spec, *operands), operands), _weight_first_backward)
 
 
 def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -36,14 +56,18 @@ def plus(x: jax.Array, bias) -> jax.Array:
     return x if bias is None else x + bias[...].astype(x.dtype)
 
 
+def apart(x: jax.Array) -> jax.Array:
+    """Return what several products use; the TPU compiler would compute it again within each."""
+    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
+
+
 def transposed(weight: jax.Array) -> jax.Array:
     """Return the transpose of a matrix that is going to be used in a product."""
     return turned(weight) if _is_one_cpu() else weight.T
 
 
 def _is_one_cpu() -> bool:
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.size == 1 and mesh.abstract_device.platform == "cpu"
+    return jax.sharding.get_abstract_mesh().size == 1 and platform() == "cpu"
 
 
 def _native_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ from layers.embeddings import Embedding, Head
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
+from layers.shards import whole
 
 
 def make(config, *, dtype, scan: bool, kernel: bool = False, rngs: nnx.Rngs) -> "DecoderLM":
@@ -97,9 +98,9 @@ class DecoderLM(nnx.Module):
         self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:
-        """Return the head, float32 [D, V]."""
+        """Return the head, [D, V]."""
         head_DV = transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
-        return self.head_scale * head_DV
+        return whole(self.head_scale * head_DV, ("embed", "vocab"), self.dtype)
 
     def __call__(
         self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None

@@ -26,10 +26,11 @@ RULES = (
 )
 
 
-def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
-    """Return the rules for code whose batch is no longer split over these mesh axes."""
+def without(mesh_axes: tuple[str, ...], *, weights: bool = False) -> list[tuple]:
+    """Return the rules for code whose batch, and whose weights if told so, are no longer split over these mesh axes."""
     left = tuple(axis for axis in BATCH_AXES if axis not in mesh_axes)
-    return [(name, left if name == "batch" else target) for name, target in RULES]
+    rules = [(name, left if name == "batch" else target) for name, target in RULES]
+    return [(name, None if weights and target in mesh_axes else target) for name, target in rules]
 
 
 def batch_sharding(mesh) -> NamedSharding:

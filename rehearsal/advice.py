@@ -187,7 +187,7 @@ def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
     at = REMAT.index(config.model.remat)
     for saved, policy in enumerate(reversed(REMAT[:at])):
         yield {
-            "keys": {"model.remat": policy}, "expected": recomputed * (saved + 1) / 3,
+            "keys": {"model.remat": policy}, "expected": recomputed * (saved + 1) / (len(REMAT) - 1),
             "why": f"{recomputed:.0%} of the step computes again what this keeps",
         }  # fmt: skip
     passes = figures["seconds_by_category"].get("element-wise", 0.0) / step

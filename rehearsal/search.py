@@ -20,8 +20,10 @@ from rehearsal.estimate import estimate
 from rehearsal.report import options
 from training.display import duration
 
-RECOMPUTED = {"none": 0.0, "dots": 0.03, "attention": 0.22, "full": 0.33}  # of the model's FLOPs
-MAX_COMPILATIONS = 24
+RECOMPUTED = {  # of the model's FLOPs
+    "none": 0.0, "dots": 0.03, "up": 0.12, "attention": 0.22, "attended": 0.28, "full": 0.33,
+}  # fmt: skip
+MAX_COMPILATIONS = 30
 ROUND = 4
 MARGIN = 1.35  # a candidate predicted to be this much slower than the best found is not worth a compilation
 UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled

@@ -70,8 +70,9 @@ def predict(config) -> Sizes:
         "accumulated": weights if microbatches > 1 else 0,
     }
     attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # and its logarithm of the softmax's sum
-    kept = {"full": 0, "attention": held["heads"] + attended}
-    kept["dots"] = kept["attention"] + 2 * held["wide"]
+    kept = {"full": 0, "attended": attended, "attention": held["heads"] + attended}
+    kept["up"] = kept["attention"] + held["wide"]
+    kept["dots"] = kept["up"] + held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
     return Sizes(
         parameters=weights,

@@ -40,9 +40,14 @@ def placed(tree, abstract):
 
 
 @functools.cache
-def gradients_and_scalars(num_microbatches: int = 1, **mesh):
-    """Return what one step computes on the first devices, always from the same weights and batch."""
+def gradients_and_scalars(num_microbatches: int = 1, of_model: tuple = (), **mesh):
+    """Return what one step computes on the first devices, always from the same weights and batch.
+
+    Args:
+      of_model: pairs of keys of its section and values.
+    """
     config = small_config(**mesh)
+    config.model.update(dict(of_model))
     config.train.gradient_accumulation = num_microbatches
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)

@@ -74,7 +74,8 @@ def test_scanned_stack_equals_numpy_blocks_in_a_row(kinds):
 
 @pytest.mark.parametrize(
     ("scan", "remat", "kinds"),
-    [(True, "dots", 1), (True, "attention", 1), (True, "full", 1), (False, "none", 1), (False, "full", 1),
+    [(True, "dots", 1), (True, "up", 1), (True, "attention", 1), (True, "attended", 1),
+     (True, "full", 1), (False, "none", 1), (False, "full", 1),
      (True, "full", 3), (False, "none", 3)],
 )  # fmt: skip
 def test_loop_and_remat_change_no_number(scan, remat, kinds):
@@ -113,8 +114,11 @@ def test_weights_are_stored_as_one_stack_however_they_are_executed():
 
 def test_each_remat_policy_needs_less_memory_than_the_next():
     """By XLA's own count, and each by a margin."""
-    full, attention, dots, none = (differentiated(True, remat)[1] for remat in ("full", "attention", "dots", "none"))
-    assert full < 0.95 * attention < 0.95**2 * dots < 0.95**3 * none, (full, attention, dots, none)
+    policies = ("full", "attended", "attention", "up", "dots", "none")
+    bytes_of = {remat: differentiated(True, remat)[1] for remat in policies}
+    full, attention, dots, none = (bytes_of[remat] for remat in ("full", "attention", "dots", "none"))
+    assert full < 0.95 * attention < 0.95**2 * dots < 0.95**3 * none, bytes_of
+    assert sorted(policies, key=bytes_of.get) == list(policies), bytes_of
 
 
 def test_remat_saves_memory_with_layers_of_several_kinds_too():

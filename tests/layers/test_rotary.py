@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from layers import rotary
 from layers.rotary import rotary_angles, rotary_frequencies, rotate
 from tests.layers import references
 from tests.support import assert_close
@@ -73,3 +74,12 @@ def test_scores_depend_on_the_distance_alone():
     assert_close(near, shifted)
     assert np.abs(near - far).min() > 1e-3
     assert_close(start, jnp.sum(q * k, axis=-1))
+
+
+def test_rotating_by_a_product_is_the_same(monkeypatch):
+    """As on a TPU."""
+    x = np.random.default_rng(0).standard_normal((2, 7, 3, 8), np.float32)
+    angles = rotary_angles(np.arange(14).reshape(2, 7), *rotary_frequencies(8, 100.0))
+    expected = rotate(x, angles)
+    monkeypatch.setattr(rotary, "platform", lambda: "tpu")
+    assert_close(rotate(x, angles), expected)

@@ -240,7 +240,7 @@ def before(**more) -> dict:
 
 
 def test_advice_is_what_was_compiled_and_faster_the_best_first(imagined):
-    loaded = load()
+    loaded = load(train__loss_chunk_tokens=0)
 
     def world(config):
         faster = 0.2 * (config.mesh.fsdp == 8 and config.mesh.data == 2) + 0.1 * (config.train.loss_chunk_tokens > 0)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in shards: whole where they are used, their gradients summed and scattered; and what stays as it was."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from configs.base import BATCH_AXES
+from layers.axes import constrain
+from layers.products import project
+from layers.shards import gather, scatter, whole
+from parallelism.axis_rules import without
+from parallelism.mesh import make_mesh, mesh_context
+from tests.support import assert_close
+
+
+def on_devices(size: int, function, in_specs, out_specs):
+    """Return `function` as each of the first devices computes it for its part."""
+    mesh = make_mesh({"data": 1, "fsdp": size, "expert": 1, "context": 1, "model": 1}, jax.devices()[:size])
+
+    def call(*arguments):
+        with mesh_context(mesh):
+            mapped = jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+            return jax.jit(mapped)(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_is_scattered_is_the_sum_over_devices(size, dim):
+    x = np.random.default_rng(0).standard_normal((size, 3 * size, 2 * size), np.float32)
+    shards = P(*[None, None][:dim], "fsdp")
+    ours = on_devices(size, lambda part: scatter(part[0], "fsdp", dim), P("fsdp"), shards)
+    assert_close(ours(x), x.sum(axis=0))
+
+
+def test_gathering_is_undone_by_scattering_the_gradient():
+    """Each device uses the whole weight in its own way: the gradient of a shard is the sum over their uses."""
+    rng = np.random.default_rng(0)
+    w, factors = rng.standard_normal((3, 8), np.float32), rng.standard_normal((4, 3, 8), np.float32)
+
+    def gradient(shard, factor):
+        return jax.grad(lambda shard: jnp.sum(factor[0] * gather(shard, "fsdp", 1) ** 2))(shard)
+
+    actual = on_devices(4, gradient, (P(None, "fsdp"), P("fsdp")), P(None, "fsdp"))(w, factors)
+    assert_close(actual, 2 * w * factors.sum(axis=0))
+
+
+def test_only_what_lies_in_shards_is_gathered_and_cast():
+    weights = {"split": np.ones((4, 3)), "scale": np.ones(8, np.float32)}
+    axes = {"split": ("embed", "mlp"), "scale": ("norm",)}
+
+    def opened(weights):
+        return whole(weights, axes, jnp.bfloat16)
+
+    specs = {"split": P("fsdp"), "scale": P()}
+    copied = dict.fromkeys(specs, P())
+    inside = on_devices(4, opened, (specs,), copied)(weights)
+    assert {name: (x.shape, x.dtype) for name, x in inside.items()} == {
+        "split": ((4, 3), jnp.bfloat16),
+        "scale": ((8,), jnp.float32),
+    }
+    assert opened(weights) is weights  # outside, the compiler moves them
+
+
+def test_an_activation_within_shards_has_no_layout_to_fix():
+    x = np.ones((4, 6, 2), np.float32)
+    part = on_devices(4, lambda x: constrain(x, "batch", "length", "act_embed"), P("fsdp"), P("fsdp"))(x)
+    assert_close(part, x)
+
+
+def test_a_product_has_the_same_gradients_where_the_weights_comes_first():
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((4, 3, 5), (5, 2, 7), (4, 3, 2, 7)))
+
+    def pulled(x, w, dy):
+        return jax.vjp(functools.partial(project, "BTD,DNH->BTNH"), x, w)[1](dy)
+
+    rows = P(None, "fsdp")
+    inside = on_devices(3, lambda x, w, dy: (pulled(x, w, dy)[0], jax.lax.psum(pulled(x, w, dy)[1], "fsdp")),
+                        (rows, P(), rows), (rows, P()))  # fmt: skip
+    assert_close(inside(x, w, dy), pulled(x, w, dy))
+
+
+def test_rules_for_weights_in_shards_and_for_whole_ones():
+    rules = dict(without(BATCH_AXES))
+    assert rules["embed"] == "fsdp" and rules["batch"] == () and rules["mlp"] == "model"
+    rules = dict(without(BATCH_AXES, weights=True))
+    assert rules["embed"] is None and rules["batch"] == () and rules["mlp"] == "model"

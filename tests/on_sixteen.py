@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step on sixteen simulated devices against that of one: python -m tests.on_sixteen, in a process of its own.
+
+Prints the largest relative error of loss and gradients of each mesh as JSON.
+"""
+
+import json
+import sys
+
+from parallelism import startup
+
+startup.simulate(16)
+
+import jax  # noqa: E402
+
+from tests import one_step  # noqa: E402
+from tests.support import relative_error  # noqa: E402
+
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def largest_error(remat: str, num_microbatches: int, mesh: dict) -> float:
+    """Return that of a model whose width, 48, sixteen devices divide, with layers of two kinds."""
+    model = {"embed_dim": 48, "remat": remat, "sliding_window": 5, "global_every": 2}
+    actual, expected = (
+        one_step.gradients_and_scalars(microbatches, of_model=tuple(model.items()), **axes)
+        for microbatches, axes in ((num_microbatches, mesh), (1, {}))
+    )
+    return max(relative_error(a, e) for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
+
+
+if __name__ == "__main__":
+    print(json.dumps([largest_error(**case) for case in json.loads(sys.argv[1])]))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient that each device computes for its own rows is that of one device, on every mesh that it serves.
+
+tests/parallelism compares eight devices and every preset; here are sixteen, and what else a run may have.
+"""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import assembly
+from parallelism.mesh import mesh_context
+from tests.one_step import batch, gradients_and_scalars, placed, small_config
+from tests.support import ROOT, TOLERANCE, assert_close
+
+MESHES = ({"fsdp": 16}, {"data": 2, "fsdp": 8}, {"data": 16}, {"dcn_data": 2, "data": 2, "fsdp": 4})
+
+
+def program(run) -> str:
+    with mesh_context(run.mesh):
+        return str(jax.make_jaxpr(run.train_step)(run.abstract_state, run.abstract_batch))
+
+
+def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
+    cases = [{"remat": "attention", "num_microbatches": 1, "mesh": mesh} for mesh in MESHES]
+    cases += [{"remat": "none", "num_microbatches": 1, "mesh": MESHES[1]}]
+    command = [sys.executable, "-m", "tests.on_sixteen", json.dumps(cases)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    errors = json.loads(ended.stdout.splitlines()[-1])
+    assert len(errors) == len(cases) and max(errors) <= TOLERANCE["float32"], errors
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 2**30], ids=["scattered after each", "summed once"])
+@pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"data": 2, "fsdp": 2}], ids=lambda mesh: "-".join(mesh))
+def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
+    monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
+    actual = gradients_and_scalars.__wrapped__(num_microbatches=2, **mesh)
+    assert_close(actual, gradients_and_scalars())
+
+
+@pytest.mark.parametrize("model", [{"tie_embeddings": True}, {"mup_base_dim": 20}, {"biases": "all", "qk_norm": True}])
+def test_other_models_have_the_same_gradients(model):
+    model = tuple(model.items())
+    assert_close(gradients_and_scalars(of_model=model, data=2, fsdp=4), gradients_and_scalars(of_model=model))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "by_device"),
+    [
+        ({}, False),
+        ({"fsdp": 8}, True),
+        ({"dcn_data": 2, "data": 4}, True),
+        ({"fsdp": 4, "model": 2}, False),
+        ({"fsdp": 4, "context": 2}, False),
+        ({"data": 4, "expert": 2}, False),
+    ],
+    ids=str,
+)
+def test_only_meshes_that_split_the_batch_alone_are_computed_by_device(mesh, by_device):
+    run = assembly.assemble(small_config(**mesh), devices=jax.devices()[: 8 if mesh else 1])
+    assert ("shard_map" in program(run)) == by_device
+
+
+def test_devices_draw_different_dropout():
+    """With one key for all, two devices that hold the same rows would drop the same."""
+    config = small_config(fsdp=2)
+    config.model.dropout = 0.5
+    run = assembly.assemble(config, devices=jax.devices()[:2])
+    rows = jax.tree.map(lambda x: np.concatenate([x[:8], x[:8]]), batch())
+    with mesh_context(run.mesh):
+        state = run.init()
+        _, together, _ = run.observed_step(state, placed(rows, run.abstract_batch))
+        half = jax.tree.map(lambda x: np.where(np.arange(16)[:, None] < 8, x, 0), rows)
+        _, alone, _ = run.observed_step(state, placed(half, run.abstract_batch))
+    assert abs(float(together["loss"]) - float(alone["loss"])) > 1e-4

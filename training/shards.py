@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient where a mesh splits the batch and weights alone: each device computes that of its own rows.
+
+One `jax.shard_map` over the whole mesh, in which layers bring their weights whole as they open (layers/shards.py). The
+compiler, left to place everything itself, waits for the sum of each weight's gradient; so it sums while it computes.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from configs.base import BATCH_AXES
+from layers.shards import whole
+from parallelism.axis_rules import without
+
+
+def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool) -> Callable:
+    """Return a gradient function of global arrays from one that each device computes for its rows.
+
+    Args:
+      gradient: as `make_gradient` of training/step.py returns it.
+      axes, specs: trees like the parameters, of the names of each one's dimensions and of its PartitionSpec.
+      summed_once: bring all parameters whole first, and scatter their gradients in the end, whatever is done between:
+        gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
+    """
+    rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
+
+    def by_layer(params, *arguments):
+        with nnx.logical_axis_rules(without(BATCH_AXES)):
+            return gradient(params, *arguments)
+
+    def at_once(params, *arguments):
+        params, scatter = jax.vjp(lambda shards: whole(shards, axes, jnp.float32), params)
+        with nnx.logical_axis_rules(without(BATCH_AXES, weights=True)):
+            gradients, *sums = gradient(params, *arguments)
+        return *scatter(gradients), *sums
+
+    def on_device(params, carry, batch, key):
+        key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
+        gradients, weight, carry, scalars = (at_once if summed_once else by_layer)(params, carry, batch, key)
+        weight, scalars = jax.lax.psum((weight, scalars), BATCH_AXES)
+        return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
+
+    return jax.shard_map(
+        on_device,
+        in_specs=(specs, rows, rows, copied),
+        out_specs=(specs, copied, rows, copied),
+        check_vma=False,
+    )
+
+
+def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """Sum a gradient over the axes of the batch that do not split its weight: over the others it is already."""
+    return jax.lax.psum(gradient, tuple(axis for axis in BATCH_AXES if axis not in spec))
