@@ -203,13 +203,17 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
-        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_platform(mesh) == "tpu")
+        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_by_kernel(config, mesh))
         return _model_module(config).make(config.model, **how, rngs=rngs)
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
     with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
         graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
     return make_model, graph, state
+
+
+def _by_kernel(config, mesh) -> bool:
+    return _platform(mesh) == "tpu" and config.model.attention != "reference"
 
 
 def _platform(mesh) -> str:

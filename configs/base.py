@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
     model.dropout = 0.0  # part of embeddings and of what each sublayer adds that is zeroed in training
     model.mup_base_dim = 0  # embed_dim for which learning_rate was tuned, carried over by muP; 0: off
     model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
+    model.attention = "auto"  # auto: a kernel on TPUs; reference: all scores in memory
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full
 
@@ -55,7 +56,7 @@ def get_config() -> ConfigDict:
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
     mesh.data = 1  # copies of the model, the batch split between them
     mesh.fsdp = -1  # the batch and the parameters split
-    mesh.context = 1  # the sequence split
+    mesh.context = 1  # the sequence split, and the parameters
     mesh.expert = 1  # experts and the batch split
     mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
 

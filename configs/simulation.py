@@ -65,7 +65,7 @@ def _units(config: ConfigDict) -> dict[str, int]:
     return {
         "model.num_heads": mesh.model,
         "model.num_kv_heads": mesh.model,
-        "model.embed_dim": mesh.fsdp,
+        "model.embed_dim": mesh.fsdp * mesh.context,
         "model.mlp_dim": mesh.model,
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
@@ -81,5 +81,5 @@ def _keep_group_size(config: ConfigDict, before: dict, typed: dict) -> None:
     elif model.num_heads == model.num_kv_heads and not {"model.num_heads", "model.num_kv_heads"} & typed.keys():
         model.num_heads = 2 * model.num_kv_heads
     if not model.head_dim and "model.embed_dim" not in typed:
-        unit = math.lcm(config.mesh.fsdp, 2 * model.num_heads)
+        unit = math.lcm(config.mesh.fsdp * config.mesh.context, 2 * model.num_heads)
         model.embed_dim = math.ceil(model.embed_dim / unit) * unit

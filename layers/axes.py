@@ -47,6 +47,11 @@ def in_shards() -> bool:
     return jax.sharding.get_abstract_mesh().are_all_axes_manual
 
 
+def several(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a PartitionSpec."""
+    return (axes,) if isinstance(axes, str) else axes or ()
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Fix the layout of an activation whose dimensions have these names; on one device's part of it there is none."""
     if in_shards():

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.axes import in_shards, mesh_axes
+from layers.axes import in_shards, mesh_axes, several
 
 LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
@@ -99,4 +99,4 @@ def _block(length: int, limit: int) -> int:
 def _shards(axes: str | tuple[str, ...] | None) -> int:
     """Return over how many devices the mesh in context splits a dimension."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    return math.prod(sizes[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+    return math.prod(sizes[axis] for axis in several(axes))

@@ -10,7 +10,7 @@ import functools
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import in_shards, mesh_axes
+from layers.axes import in_shards, mesh_axes, several
 
 WHOLE = "whole"  # what a weight brought whole is named, for rematerialisation
 
@@ -29,9 +29,10 @@ def whole(weights, axes, dtype):
 
 
 def _gathered(weight: jax.Array, spec: jax.sharding.PartitionSpec, dtype) -> jax.Array:
-    for dim, axis in enumerate(spec):
-        if axis is not None and jax.lax.axis_size(axis) > 1:
-            weight = checkpoint_name(gather(weight.astype(dtype), axis, dim), WHOLE)
+    for dim, axes in enumerate(spec):
+        for axis in reversed(several(axes)):  # the last one splits the finest
+            if jax.lax.axis_size(axis) > 1:
+                weight = checkpoint_name(gather(weight.astype(dtype), axis, dim), WHOLE)
     return weight
 
 

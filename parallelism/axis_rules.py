@@ -12,7 +12,7 @@ RULES = (
     # weights
     ("layers", None),
     ("vocab", "model"),
-    ("embed", "fsdp"),
+    ("embed", ("fsdp", "context")),  # long sequences are few: over fsdp alone too few would share the weights
     ("heads", "model"),
     ("kv_heads", "model"),
     ("head_dim", None),
@@ -29,8 +29,10 @@ RULES = (
 def without(mesh_axes: tuple[str, ...], *, weights: bool = False) -> list[tuple]:
     """Return the rules for code whose batch, and whose weights if told so, are no longer split over these mesh axes."""
     left = tuple(axis for axis in BATCH_AXES if axis not in mesh_axes)
-    rules = [(name, left if name == "batch" else target) for name, target in RULES]
-    return [(name, None if weights and target in mesh_axes else target) for name, target in rules]
+    rules = dict(RULES) | {"batch": left}
+    if weights:
+        rules["embed"] = tuple(axis for axis in rules["embed"] if axis not in mesh_axes)
+    return list(rules.items())
 
 
 def batch_sharding(mesh) -> NamedSharding:

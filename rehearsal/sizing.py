@@ -55,7 +55,7 @@ def predict(config) -> Sizes:
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(model), train.gradient_accumulation or 1
-    weights = number * FLOAT32 / (mesh.fsdp * mesh.model)
+    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.model)
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from configs.base import BATCH_AXES
+from layers.axes import several
 from layers.shards import whole
 from parallelism.axis_rules import without
 
@@ -54,4 +55,5 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool)
 
 def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
     """Sum a gradient over the axes of the batch that do not split its weight: over the others it is already."""
-    return jax.lax.psum(gradient, tuple(axis for axis in BATCH_AXES if axis not in spec))
+    split = {axis for axes in spec for axis in several(axes)}
+    return jax.lax.psum(gradient, tuple(axis for axis in BATCH_AXES if axis not in split))
