@@ -60,6 +60,7 @@ def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
 
 def _check_divides(parameter: str, size: int, name: str, axes, mesh) -> None:
     axes = (axes,) if isinstance(axes, str) else axes or ()
+    axes = [axis for axis in axes if mesh.shape[axis] > 1]
     product = math.prod(mesh.shape[axis] for axis in axes)
     if size % product:
         raise ConfigError(

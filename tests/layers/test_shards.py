@@ -89,6 +89,6 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first():
 
 def test_rules_for_weights_in_shards_and_for_whole_ones():
     rules = dict(without(BATCH_AXES))
-    assert rules["embed"] == "fsdp" and rules["batch"] == () and rules["mlp"] == "model"
+    assert rules["embed"] == ("fsdp", "context") and rules["batch"] == () and rules["mlp"] == "model"
     rules = dict(without(BATCH_AXES, weights=True))
-    assert rules["embed"] is None and rules["batch"] == () and rules["mlp"] == "model"
+    assert rules["embed"] == ("context",) and rules["batch"] == () and rules["mlp"] == "model"

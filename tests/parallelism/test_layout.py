@@ -64,18 +64,18 @@ def test_the_order_of_the_axes_is_that_of_the_mesh():
 
 
 WHERE = {  # of the weights, by the rules, written out
-    ("embed", "embedding"): P("model", "fsdp"),
-    ("head", "kernel"): P("fsdp", "model"),
+    ("embed", "embedding"): P("model", ("fsdp", "context")),
+    ("head", "kernel"): P(("fsdp", "context"), "model"),
     ("norm", "scale"): P(None),
-    ("attention", "query"): P(None, "fsdp", "model", None),
-    ("attention", "key"): P(None, "fsdp", "model", None),
-    ("attention", "value"): P(None, "fsdp", "model", None),
-    ("attention", "out"): P(None, "model", None, "fsdp"),
+    ("attention", "query"): P(None, ("fsdp", "context"), "model", None),
+    ("attention", "key"): P(None, ("fsdp", "context"), "model", None),
+    ("attention", "value"): P(None, ("fsdp", "context"), "model", None),
+    ("attention", "out"): P(None, "model", None, ("fsdp", "context")),
     ("attention_norm", "scale"): P(None, None),
     ("mlp_norm", "scale"): P(None, None),
-    ("mlp", "gate"): P(None, "fsdp", "model"),
-    ("mlp", "up"): P(None, "fsdp", "model"),
-    ("mlp", "down"): P(None, "model", "fsdp"),
+    ("mlp", "gate"): P(None, ("fsdp", "context"), "model"),
+    ("mlp", "up"): P(None, ("fsdp", "context"), "model"),
+    ("mlp", "down"): P(None, "model", ("fsdp", "context")),
 }
 
 
@@ -123,7 +123,7 @@ def test_a_trained_state_is_described_by_the_abstract_state(trained):
 def test_every_weight_but_the_norms_is_split_over_every_axis_that_holds_weights(trained):
     for path, leaf in jax.tree_util.tree_leaves_with_path(trained[2].params):
         parts = leaf.size // leaf.addressable_shards[0].data.size
-        assert parts == (1 if path[-1].key == "scale" else 4), jax.tree_util.keystr(path)
+        assert parts == (1 if path[-1].key == "scale" else 8), jax.tree_util.keystr(path)
 
 
 def test_batch_and_activations_are_split_over_batch_and_length(trained):

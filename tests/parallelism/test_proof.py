@@ -307,20 +307,20 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
 
 
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
-    """The gradient of the last norm is summed twice over the groups of devices."""
+    """The gradient of the last norm is summed twice over the devices."""
     config = loading.load("configs/tiny.py", "", {"mesh.fsdp": "8", "train.gradient_accumulation": "2"}).config
-    whole_step = assembly.make_gradient
+    by_device = assembly.in_shards
 
-    def faulty(*arguments, groups, **options):
-        gradient = whole_step(*arguments, groups=groups, **options)
+    def faulty(*arguments, **options):
+        gradient = by_device(*arguments, **options)
 
         def doubled(*inputs):
             gradients, weight, carry, scalars = gradient(*inputs)
-            gradients["norm"]["scale"] *= 2 if groups else 1
+            gradients["norm"]["scale"] *= 2
             return gradients, weight, carry, scalars
 
         return doubled
 
-    monkeypatch.setattr(assembly, "make_gradient", faulty)
+    monkeypatch.setattr(assembly, "in_shards", faulty)
     lines = assembly.layout_differences(config)
     assert any(line.startswith("gradient norm.scale: relative error 1.0") for line in lines), lines
