@@ -2,7 +2,7 @@
 """Does every recipe still cost what it did, on each topology that its docstring names?
 
 Compiles and estimates all of them and compares with rehearsal/recorded/: a figure that has changed by more than 2 %
-ends it with status 1, until `python benchmarks/record.py --renew="why"` writes the new ones down. Names of recipes
+ends it with status 1, until `python benchmarks/record.py --renew="why"` writes the new ones down. Names
 after it confine it to these.
 """
 
@@ -12,43 +12,32 @@ import sys
 
 import support
 
-from configs import loading, validation
 from input_pipeline.cache import cache_folder
 from rehearsal import record
 from rehearsal.compiler import Compiler, versions
 from rehearsal.estimate import estimate
 
 
-def wanted(names: list[str]) -> list[tuple[str, str]]:
-    """Return (recipe, topology) of all recipes, or of these."""
-    recipes = sorted(path for path in (support.ROOT / "configs").glob("*.py") if not names or path.stem in names)
-    return [(path.stem, topology) for path in recipes for topology in record.named(path)]
-
-
-def load(recipe: str, topology: str) -> loading.Loaded:
-    """Return a validated configuration."""
-    loaded = loading.load(f"configs/{recipe}.py", topology, {})
-    validation.validate(loaded.config, loaded.topology.chips, loaded)
-    return loaded
-
-
 def main() -> None:
     """Compile, compare, and say or write down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", metavar="WHY", help="write the new figures down, for this reason")
-    parser.add_argument("--quick", action="store_true", help="the fastest recipe alone")
-    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--quick", action="store_true", help="the fastest one alone")
+    parser.add_argument("names", nargs="*", metavar="NAME")
     given = parser.parse_args()
-    pairs = wanted(["tiny"] if given.quick else given.recipes)
-    loaded = [load(*pair) for pair in pairs]
+    names = ["tiny_v4-8"] if given.quick else given.names
+    cases = [case for case in record.cases() if not names or case.name in names]
+    if unknown := set(names) - {case.name for case in cases}:
+        sys.exit(f"{unknown.pop()} is not recorded; there are {', '.join(case.name for case in record.cases())}")
+    loaded = [case.load() for case in cases]
     compiler = Compiler(cache_folder("") / "rehearsals")
     table, changed = {}, 0
     for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
         if isinstance(compiled, Exception):
-            sys.exit(f"{' on '.join(pairs[index])}: {compiled}")
+            sys.exit(f"{cases[index].name}: {compiled}")
         found = estimate(compiled)
-        path, now = record.path_of(*pairs[index]), record.figures(found)
-        name = f"{pairs[index][0]}_{pairs[index][1].replace('-', '_')}"
+        path, now = cases[index].path, record.figures(found)
+        name = cases[index].name.replace("-", "_")
         table |= {f"{name}_step_seconds": round(found["step_seconds"], 4), f"{name}_mfu": round(found["mfu"], 3),
                   f"{name}_gib": round(found["hbm_gib"]["total"], 2),
                   f"{name}_exposed_seconds": round(found["exposed_communication_seconds"], 3)}  # fmt: skip
@@ -58,7 +47,7 @@ def main() -> None:
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
         if lines and given.renew:
             record.write(path, given.renew, now, versions())
-    support.finish("record", table | {"recipes": len(pairs), "changed": changed})
+    support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:
         sys.exit('figures have changed: mend the cause, or say it: python benchmarks/record.py --renew="why"')
 

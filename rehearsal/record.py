@@ -1,27 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step was found to cost, kept beside the code, so that a change of it is seen and given a reason."""
 
+import dataclasses
 import json
 import pathlib
 import re
 
-from configs import topologies
+from configs import loading, topologies, validation
 from rehearsal.compiler import LIBRARIES
 
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 FOLDER = pathlib.Path(__file__).with_name("recorded")
 TOLERANCE = 0.02  # part of a figure that may change unsaid
 SLICE = re.compile(r"\bv\d\w*-\d+\b")
 
 
-def named(recipe: pathlib.Path) -> list[str]:
-    """Return the topologies that the docstring of a recipe names."""
-    docstring = recipe.read_text().partition('"""')[2].partition('"""')[0]
-    return [name for name in dict.fromkeys(SLICE.findall(docstring)) if name in topologies.SLICES]
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step whose cost is recorded: a recipe on a topology, and keys that are changed."""
+
+    name: str
+    recipe: str
+    topology: str
+    changes: dict[str, object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where its record is kept."""
+        return FOLDER / f"{self.name}.json"
+
+    def load(self) -> loading.Loaded:
+        """Return its configuration, validated."""
+        typed = {key: str(value) for key, value in self.changes.items()}
+        loaded = loading.load(str(CONFIGS / f"{self.recipe}.py"), self.topology, typed)
+        validation.validate(loaded.config, loaded.topology.chips, loaded)
+        return loaded
 
 
-def path_of(recipe: str, topology: str) -> pathlib.Path:
-    """Return where the record of a recipe on a topology is kept."""
-    return FOLDER / f"{recipe}_{topology}.json"
+def _long(length: int, fsdp: int, context: int) -> dict:
+    """Return the keys of a sequence of so many tokens for each group of chips along `context`."""
+    return {
+        "train.sequence_length": length, "model.max_length": length, "mesh.fsdp": fsdp, "mesh.context": context,
+        "train.global_batch": fsdp, "model.remat": "full",
+    }  # fmt: skip
+
+
+FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # a chip of 16, as others' figures are given
+MORE = (
+    Case("tiny_v4-8", "tiny", "v4-8"),
+    Case("llama_1b_v4-8", "llama_1b", "v4-8", {"train.global_batch": 16}),
+    Case("llama2_7b_2048_v4-32", "llama2_7b", "v4-32", FOUR_OF_2048),
+    Case("llama2_7b_2048_v4-64", "llama2_7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 128}),
+    Case("llama2_7b_2048_2xv4-32", "llama2_7b", "2xv4-32", FOUR_OF_2048 | {"train.global_batch": 128}),
+    Case("llama2_7b_32k_v4-64", "llama2_7b", "v4-64", _long(32_768, 4, 8)),
+    Case("llama2_7b_128k_v4-64", "llama2_7b", "v4-64", _long(131_072, 1, 32)),
+)
+
+
+def cases() -> list[Case]:
+    """Return every recipe on the topologies that its docstring names, and more."""
+    found = []
+    for path in sorted(CONFIGS.glob("*.py")):
+        docstring = path.read_text().partition('"""')[2].partition('"""')[0]
+        names = [name for name in dict.fromkeys(SLICE.findall(docstring)) if name in topologies.SLICES]
+        found += [Case(f"{path.stem}_{name}", path.stem, name) for name in names]
+    return [*found, *MORE]
 
 
 def figures(found: dict) -> dict[str, float]:

@@ -13,13 +13,11 @@ from rehearsal.compiler import Compiled, Compiler, _environment, _request, versi
 from rehearsal.estimate import estimate
 from tests.support import ROOT
 
-RECIPES = sorted((ROOT / "configs").glob("*.py"))
-NAMED = [(path.stem, topology) for path in RECIPES for topology in record.named(path)]
+CASES = record.cases()
 SABOTAGE = {  # what is done to the step before it is assembled, and the figures that show it
     "an extra all-gather": (
-        "import optax, jax; usual = optax.apply_updates; "
-        "whole = lambda x: jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec()); "
-        "optax.apply_updates = lambda p, u: jax.tree.map(whole, usual(p, u))",
+        "import jax; from layers import shards; usual, again = shards._gathered, jax.lax.optimization_barrier; "
+        "shards._gathered = lambda x, *how: usual(x, *how) + usual(again(x), *how)",
         "all-gather over fsdp: gib",
     ),
     "a lost donation": (
@@ -76,20 +74,20 @@ def test_what_is_the_same_is_not_a_change(as_it_is):
     assert record.changes({}, {"b: count": 4}) == ["b: count: 0 -> 4"]
 
 
-@pytest.mark.parametrize(("recipe", "topology"), NAMED)
-def test_every_recipe_is_recorded_on_the_topologies_that_it_names(recipe, topology):
-    recorded = json.loads(record.path_of(recipe, topology).read_text())
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_recipe_is_recorded_on_the_topologies_that_it_names(case):
+    recorded = json.loads(case.path.read_text())
     assert recorded["reason"] and {"step_seconds", "hbm_gib", "flops_model"} <= recorded["figures"].keys()
 
 
 def test_nothing_is_recorded_of_what_is_not_there():
-    assert {path.name for path in record.FOLDER.glob("*")} == {record.path_of(*pair).name for pair in NAMED}
+    assert {path.name for path in record.FOLDER.glob("*")} == {case.path.name for case in CASES}
+    assert {"llama2_7b_v4-32", "medium_v4-8"} <= {case.name for case in CASES}
 
 
 def test_the_recipe_that_compiles_in_seconds_costs_what_is_recorded(tmp_path):
-    loaded = loading.load(f"{ROOT}/configs/tiny.py", "v4-8", {})
-    validation.validate(loaded.config, loaded.topology.chips, loaded)
-    recorded = json.loads(record.path_of("tiny", "v4-8").read_text())
+    case = next(case for case in CASES if case.name == "tiny_v4-8")
+    loaded, recorded = case.load(), json.loads(case.path.read_text())
     found = estimate(Compiler(tmp_path).compile(loaded.config, loaded.topology))
     other = record.other_versions(recorded, versions())
     assert record.changes(recorded["figures"], record.figures(found)) == [], other or "python benchmarks/record.py"
