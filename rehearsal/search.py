@@ -25,7 +25,7 @@ RECOMPUTED = {  # of the model's FLOPs
 }  # fmt: skip
 MAX_COMPILATIONS = 30
 ROUND = 4
-MARGIN = 1.35  # a candidate predicted to be this much slower than the best found is not worth a compilation
+MARGIN = 1.4  # a candidate predicted to be this much slower than the best found is not worth a compilation
 UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled
 MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
 USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak
