@@ -20,6 +20,7 @@ def get_config():
     config.model.vocab_size = 32_000
     config.model.max_length = 4096
     config.model.remat = "up"
+    config.model.remat_less = 23
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 2000
     config.train.steps = 500_000

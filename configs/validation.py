@@ -34,6 +34,7 @@ FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
+    "model.remat_less",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",

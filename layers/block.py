@@ -19,9 +19,9 @@ from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import apart
-from layers.shards import WHOLE, whole
+from layers.shards import WHOLE, ready, whole
 
-REMAT = {  # names of what the forward pass keeps for the backward pass; the rest is computed again
+REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
     "full": (),
     "attended": ("attended",),
     "attention": ("query", "key", "value", "attended"),
@@ -68,14 +68,16 @@ class Stack(nnx.Module):
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
       remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
+      remat_less: of the first layers, how many keep what the next policy of REMAT keeps, to use the memory there is.
     """
 
     def __init__(
-        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs
-    ):
+        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str,
+        remat_less: int = 0, rngs: nnx.Rngs,
+    ):  # fmt: skip
         build = nnx.vmap(make_block, transform_metadata={nnx.PARTITION_NAME: "layers"})
         self.blocks = build(rngs.split(num_layers))
-        self.num_layers, self.scan, self.remat = num_layers, scan, remat
+        self.num_layers, self.scan, self.remat, self.remat_less = num_layers, scan, remat, min(remat_less, num_layers)
 
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
@@ -91,21 +93,20 @@ class Stack(nnx.Module):
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
         keys = None if key is None else jax.random.split(key, self.num_layers)
-        layers = (nnx.to_pure_dict(state), caches, keys)
-        kinds = [self._apply(graph, axes, context, alone=self.scan and len(contexts) == 1) for context in contexts]
-        if not self.scan:
-            return _in_a_row(kinds, self.num_layers, x_BTD, layers)
-        if len(kinds) == 1:
-            return jax.lax.scan(kinds[0], x_BTD, layers)
-        groups, rest = _grouped(layers, self.num_layers // len(kinds), len(kinds))
-        x_BTD, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), x_BTD, groups)
-        caches = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), caches)
-        if left := self.num_layers % len(kinds):
-            x_BTD, last = _in_a_row(kinds, left, x_BTD, rest)
-            caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
-        return x_BTD, caches
+        layers = (ready(nnx.to_pure_dict(state), axes, x_BTD.dtype), caches, keys)
+        less = 0 if caches else self.remat_less // len(contexts) * len(contexts)  # whole groups of kinds
+        parts = [(less, _next(self.remat)), (self.num_layers - less, self.remat)]
+        outputs = []
+        for (size, remat), part in zip(parts, _divided(layers, less), strict=True):
+            if size:
+                alone = self.scan and len(contexts) == 1
+                kinds = [self._apply(graph, axes, context, remat, alone=alone) for context in contexts]
+                x_BTD, output = (_repeated if self.scan else _in_a_row)(kinds, size, x_BTD, part)
+                outputs.append(output)
+        return x_BTD, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs) if len(outputs) > 1 else output
 
-    def _apply(self, graph: nnx.GraphDef, axes: dict, context: tuple, *, alone: bool) -> Callable:
+    @staticmethod
+    def _apply(graph: nnx.GraphDef, axes: dict, context: tuple, remat: str, *, alone: bool) -> Callable:
         """Return (stream, (weights, cache, key) of a layer) -> (stream, cache), rematerialised as told.
 
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
@@ -117,13 +118,31 @@ class Stack(nnx.Module):
             weights = whole(weights, axes, x_BTD.dtype)  # in the backward pass again: no remat keeps them
             return nnx.merge(graph, weights)(x_BTD, *context, cache, key)
 
-        if self.remat == "none" and not in_shards():
+        if remat == "none" and not in_shards():
             return apply
         policies = jax.checkpoint_policies
         policy = policies.save_anything_except_these_names(WHOLE)
-        if self.remat != "none":
-            policy = policies.save_only_these_names(*REMAT[self.remat])
+        if remat != "none":
+            policy = policies.save_only_these_names(*REMAT[remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
+
+
+def _next(remat: str) -> str:
+    policies = [*REMAT, "none"]
+    return policies[min(policies.index(remat) + 1, len(REMAT))]
+
+
+def _repeated(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:
+    """Apply `num_layers` layers as `_in_a_row` does, by a scan whose body is a layer of each kind."""
+    if len(kinds) == 1:
+        return jax.lax.scan(kinds[0], x_BTD, layers)
+    groups, rest = _grouped(layers, num_layers // len(kinds), len(kinds))
+    x_BTD, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), x_BTD, groups)
+    caches = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), caches)
+    if left := num_layers % len(kinds):
+        x_BTD, last = _in_a_row(kinds, left, x_BTD, rest)
+        caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
+    return x_BTD, caches
 
 
 def _in_a_row(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:
@@ -140,6 +159,23 @@ def _grouped(layers, num_groups: int, size: int) -> tuple:
     whole = num_groups * size
     groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(num_groups, size, *leaf.shape[1:]), layers)
     return groups, jax.tree.map(lambda leaf: leaf[whole:], layers)
+
+
+def _divided(tree, size: int) -> tuple:
+    """Split the leading axis of every leaf after `size` rows; return two trees, the first None where it has no rows."""
+    if size == 0:
+        return None, tree
+    leaves, structure = jax.tree.flatten(tree)
+    return tuple(structure.unflatten(parts) for parts in zip(*[_two_parts(leaf, size) for leaf in leaves], strict=True))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _two_parts(x, size: int):
+    return x[:size], x[size:]
+
+
+# As for _unstack; the gradient of a part takes memory once that part's layers are computed, no earlier.
+_two_parts.defvjp(lambda x, size: (_two_parts(x, size), None), lambda size, _, parts: (jnp.concatenate(parts),))
 
 
 def unstack(tree, size: int) -> list:

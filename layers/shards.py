@@ -25,15 +25,30 @@ def whole(weights, axes, dtype):
     """
     if not in_shards():
         return weights
-    return jax.tree.map(lambda weight, names: _gathered(weight, mesh_axes(names), dtype), weights, axes)
+    return jax.tree.map(lambda weight, names: _gathered(weight, names, dtype), weights, axes)
 
 
-def _gathered(weight: jax.Array, spec: jax.sharding.PartitionSpec, dtype) -> jax.Array:
-    for dim, axes in enumerate(spec):
-        for axis in reversed(several(axes)):  # the last one splits the finest
-            if jax.lax.axis_size(axis) > 1:
-                weight = checkpoint_name(gather(weight.astype(dtype), axis, dim), WHOLE)
+def ready(weights, axes, dtype):
+    """Return a tree of weights, those that `whole` is going to bring in `dtype`; so are their gradients until the end.
+
+    For a stack of layers: the compiler casts it as one anyway, and its gradients take half the memory. `axes` are those
+    of a layer.
+    """
+    if not in_shards():
+        return weights
+    return jax.tree.map(lambda weight, names: weight.astype(dtype) if _split(names) else weight, weights, axes)
+
+
+def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
+    for dim, axis in _split(names):
+        weight = checkpoint_name(gather(weight.astype(dtype), axis, dim), WHOLE)
     return weight
+
+
+def _split(names: tuple) -> list[tuple[int, str]]:
+    """Return (dimension, mesh axis) of what is split; where several axes split a dimension, the last splits the finest."""
+    pairs = [(dim, axis) for dim, axes in enumerate(mesh_axes(names)) for axis in reversed(several(axes))]
+    return [(dim, axis) for dim, axis in pairs if jax.lax.axis_size(axis) > 1]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

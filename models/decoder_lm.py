@@ -89,7 +89,8 @@ class DecoderLM(nnx.Module):
                 epsilon=config.norm_epsilon, biases=config.biases,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
             ),
-            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
+            num_layers=config.num_layers, scan=scan, remat=config.remat, remat_less=config.remat_less,
+            rngs=rngs,
         )  # fmt: skip
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
         if not config.tie_embeddings:

@@ -74,10 +74,13 @@ def predict(config) -> Sizes:
     kept["up"] = kept["attention"] + held["wide"]
     kept["dots"] = kept["up"] + held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
+    policies, less = [*kept], min(model.remat_less, model.num_layers)
+    kept_more = kept[policies[min(policies.index(model.remat) + 1, len(kept) - 1)]]
+    kept_alone = model.num_layers * kept[model.remat] + less * (kept_more - kept[model.remat])
     return Sizes(
         parameters=weights,
         optimizer=weights * (MOMENTS.get(config.optimizer.name, 2) + bool(config.optimizer.ema_decay)),
         gradients=weights,
-        saved_activations=model.num_layers * (held["stream"] + kept[model.remat]),
+        saved_activations=model.num_layers * held["stream"] + kept_alone,
         temporaries=sum(often * held[name] for name, often in WORKING.items()),
     )

@@ -19,9 +19,12 @@ from tests.support import relative_error  # noqa: E402
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def largest_error(remat: str, num_microbatches: int, mesh: dict) -> float:
+def largest_error(remat: str, num_microbatches: int, mesh: dict, remat_less: int = 0) -> float:
     """Return that of a model whose width, 48, sixteen devices divide, with layers of two kinds."""
-    model = {"embed_dim": 48, "remat": remat, "sliding_window": 5, "global_every": 2}
+    model = {
+        "embed_dim": 48, "num_layers": 4, "remat": remat, "remat_less": remat_less, "sliding_window": 5,
+        "global_every": 2,
+    }  # fmt: skip
     actual, expected = (
         one_step.gradients_and_scalars(microbatches, of_model=tuple(model.items()), **axes)
         for microbatches, axes in ((num_microbatches, mesh), (1, {}))

@@ -98,6 +98,17 @@ def test_kernel_computes_the_same_on_a_mesh(axes):
         assert_close(differentiated(*arguments, kernel=True, window=90), expected)
 
 
+def test_kernel_computes_the_same_for_one_device_of_a_mesh():
+    """Within a `jax.shard_map`, as in a step whose devices each compute their rows."""
+    arguments = inputs([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 16)
+    expected = differentiated(*arguments, kernel=False, window=90)
+    with mesh(data=2, fsdp=2):
+        rows = jax.P(("data", "fsdp"))
+        on_device = functools.partial(differentiated, kernel=True, window=90)
+        by_device = jax.shard_map(on_device, in_specs=rows, out_specs=rows, check_vma=False)
+        assert_close(jax.jit(by_device)(*arguments), expected)
+
+
 def test_kernel_serves_whole_blocks_on_every_device():
     with mesh(data=4, context=2):
         served = {shape: kernels.serves(shape) for shape in ((4, 256), (8, 512), (6, 256), (4, 128), (4, 300))}

@@ -28,6 +28,7 @@ def program(run) -> str:
 def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
     cases = [{"remat": "attention", "num_microbatches": 1, "mesh": mesh} for mesh in MESHES]
     cases += [{"remat": "none", "num_microbatches": 1, "mesh": MESHES[1]}]
+    cases += [{"remat": "up", "num_microbatches": 1, "mesh": MESHES[1], "remat_less": 2}]
     command = [sys.executable, "-m", "tests.on_sixteen", json.dumps(cases)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -43,7 +44,15 @@ def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
     assert_close(actual, gradients_and_scalars())
 
 
-@pytest.mark.parametrize("model", [{"tie_embeddings": True}, {"mup_base_dim": 20}, {"biases": "all", "qk_norm": True}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"tie_embeddings": True},
+        {"remat": "up", "remat_less": 1},
+        {"mup_base_dim": 20},
+        {"biases": "all", "qk_norm": True},
+    ],
+)
 def test_other_models_have_the_same_gradients(model):
     model = tuple(model.items())
     assert_close(gradients_and_scalars(of_model=model, data=2, fsdp=4), gradients_and_scalars(of_model=model))
