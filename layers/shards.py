@@ -46,7 +46,7 @@ def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
 
 
 def _split(names: tuple) -> list[tuple[int, str]]:
-    """Return (dimension, mesh axis) of what is split; where several axes split a dimension, the last splits the finest."""
+    """Return (dimension, mesh axis) of what is split; of several axes on a dimension the last splits the finest."""
     pairs = [(dim, axis) for dim, axes in enumerate(mesh_axes(names)) for axis in reversed(several(axes))]
     return [(dim, axis) for dim, axis in pairs if jax.lax.axis_size(axis) > 1]
 
