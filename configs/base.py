@@ -51,7 +51,7 @@ def get_config() -> ConfigDict:
     model.attention = "auto"  # auto: a kernel on TPUs; reference: all scores in memory
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full
-    model.remat_less = 0  # of the first layers, how many keep what the policy before that one keeps; uses up memory
+    model.remat_less = 0  # of the first layers, how many keep what the policy before that one does, up to dots
 
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them

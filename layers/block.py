@@ -6,6 +6,7 @@ unrolled (faster on CPU), with or without rematerialisation, layers all alike or
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -68,7 +69,7 @@ class Stack(nnx.Module):
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
       remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
-      remat_less: of the first layers, how many keep what the next policy of REMAT keeps, to use the memory there is.
+      remat_less: of the first layers, how many keep what the next policy of REMAT does, to use what memory there is.
     """
 
     def __init__(
@@ -128,8 +129,8 @@ class Stack(nnx.Module):
 
 
 def _next(remat: str) -> str:
-    policies = [*REMAT, "none"]
-    return policies[min(policies.index(remat) + 1, len(REMAT))]
+    """Return the policy of REMAT that keeps more; the last, and "none", stay as they are."""
+    return dict(itertools.pairwise(REMAT)).get(remat, remat)
 
 
 def _repeated(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:

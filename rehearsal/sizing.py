@@ -7,6 +7,7 @@ Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 """
 
 import dataclasses
+import itertools
 import math
 
 from configs.base import batch_shards
@@ -73,14 +74,14 @@ def predict(config) -> Sizes:
     kept = {"full": 0, "attended": attended, "attention": held["heads"] + attended}
     kept["up"] = kept["attention"] + held["wide"]
     kept["dots"] = kept["up"] + held["wide"]
+    more = dict(itertools.pairwise(kept)) | {"dots": "dots", "none": "none"}
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
-    policies, less = [*kept], min(model.remat_less, model.num_layers)
-    kept_more = kept[policies[min(policies.index(model.remat) + 1, len(kept) - 1)]]
-    kept_alone = model.num_layers * kept[model.remat] + less * (kept_more - kept[model.remat])
+    less = min(model.remat_less, model.num_layers)
+    kept_in_all = less * kept[more[model.remat]] + (model.num_layers - less) * kept[model.remat]
     return Sizes(
         parameters=weights,
         optimizer=weights * (MOMENTS.get(config.optimizer.name, 2) + bool(config.optimizer.ema_decay)),
         gradients=weights,
-        saved_activations=model.num_layers * held["stream"] + kept_alone,
+        saved_activations=model.num_layers * held["stream"] + kept_in_all,
         temporaries=sum(often * held[name] for name, often in WORKING.items()),
     )
