@@ -48,7 +48,16 @@ def _long(length: int, fsdp: int, context: int) -> dict:
 FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # a chip of 16, as others' figures are given
 MORE = (
     Case("tiny_v4-8", "tiny", "v4-8"),
-    Case("llama_1b_v4-8", "llama_1b", "v4-8", {"train.global_batch": 16}),
+    Case(
+        "llama_1b_v4-8",
+        "llama_1b",
+        "v4-8",
+        {
+            "train.global_batch": 16,
+            "model.remat": "dots",
+            "train.loss_chunk_tokens": 8192,
+        },
+    ),
     Case("llama2_7b_2048_v4-32", "llama2_7b", "v4-32", FOUR_OF_2048),
     Case("llama2_7b_2048_v4-64", "llama2_7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 128}),
     Case("llama2_7b_2048_2xv4-32", "llama2_7b", "2xv4-32", FOUR_OF_2048 | {"train.global_batch": 128}),

@@ -36,6 +36,11 @@ class Process:
         self.pid, self.returncode, self.end = pid, None, end
         self.stdout, self.stderr = (open(pipe) for pipe in pipes)  # noqa: SIM115
 
+    def __del__(self):
+        """Close what nobody reads any more, or some other test is warned of it."""
+        self.stdout.close()
+        self.stderr.close()
+
     def poll(self) -> int | None:
         """Return its status, None while it runs."""
         return self._status(0)
