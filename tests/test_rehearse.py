@@ -117,16 +117,15 @@ def collectives(text: str) -> dict[str, float]:
     """Return how often each collective of a program runs in a step, one that goes on over several fusions once."""
     module, runs = hlo.parse(text), {}
 
-    def count(computation: str, times: float) -> None:
+    def count(computation: str, times: float, fused: bool = False) -> None:
         for i in module.computations[computation]:
             if hlo.collective_kind(i):
-                kind = hlo.collective_kind(i)  # permutes have one channel together, and none goes on over fusions
-                channel = i.name if kind == "collective-permute" else i.attribute(r"channel_id=(\d+)") or i.name
+                channel = (fused and i.attribute(r"channel_id=(\d+)")) or i.name  # outside of fusions many share one
                 runs[channel] = max(runs.get(channel, 0), times)
             trips = module.trip_count(i) if i.opcode == "while" else 1
             for kind, names in i.called.items():
                 for name in names if kind in ("calls", "body", "branch_computations") else ():
-                    count(name, times * trips)
+                    count(name, times * trips, i.opcode == "fusion")
 
     count(module.entry, 1)
     return runs
