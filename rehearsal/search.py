@@ -23,9 +23,9 @@ from training.display import duration
 RECOMPUTED = {  # of the model's FLOPs
     "none": 0.0, "dots": 0.03, "up": 0.12, "attention": 0.22, "attended": 0.28, "full": 0.33,
 }  # fmt: skip
-MAX_COMPILATIONS = 30
+MAX_COMPILATIONS = 36
 ROUND = 4
-MARGIN = 1.4  # a candidate predicted to be this much slower than the best found is not worth a compilation
+MARGIN = 1.5  # a candidate predicted to be this much slower than the best found is not worth a compilation
 UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled
 MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
 USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak

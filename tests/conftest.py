@@ -3,6 +3,7 @@
 
 import gc
 import os
+import signal
 
 from input_pipeline.cache import cache_path
 from parallelism import startup
@@ -13,6 +14,8 @@ QUICK_COMPILATION = (
     "--xla_cpu_use_fusion_emitters=false",
 )
 CACHE = cache_path("")
+# A job in a shell's background ignores Ctrl-C, and so would every program that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

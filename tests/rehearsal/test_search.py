@@ -84,7 +84,8 @@ def truth(seed: int, topology):
         tokens = config.train.global_batch * config.train.sequence_length
         seconds = search._predicted_seconds(config, topology) * tokens
         off = effect("mesh", mesh, 0.15) + effect("remat", config.model.remat, 0.1)
-        off += effect("rows", config.train.gradient_accumulation, 0.1) + effect("itself", str(config), 0.01)
+        off += effect("rows", config.train.gradient_accumulation, 0.1)
+        off += effect("itself", (mesh, config.model.remat, config.train.gradient_accumulation), 0.01)
         return seconds * math.exp(off), sizing.predict(config).total * math.exp(effect("size", mesh, 0.05))
 
     return of
