@@ -107,14 +107,12 @@ def _read(stream, lines: list[tuple[float, str]]) -> None:
         lines.append((time.monotonic(), line.rstrip()))
 
 
-def started(
-    place: pathlib.Path, workdir: str, *, count: int = 1, faults: str = "", program=("train.py",), **changes
-) -> list[Watched]:
+def started(place: pathlib.Path, workdir: str, *, count: int = 1, faults: str = "", **changes) -> list[Watched]:
     """Start train.py on the texts of `place`; `changes` are keys with __ for the dot."""
     values = KEYS | {"data.path": f"{place}/texts/*.txt"} | (OF_FOUR if count > 1 else {})
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     keys = [f"--config.{key}={value}" for key, value in values.items()]
-    arguments = [*program, f"--workdir={place / workdir}", f"--faults={faults}", *keys]
+    arguments = ["train.py", f"--workdir={place / workdir}", f"--faults={faults}", *keys]
     if count == 1:
         return [Watched(groups.start_alone(arguments, cache=place / "cache"))]
     return [Watched(process) for process in groups.start(arguments, count=count, cache=place / "cache", devices=4)]
@@ -196,7 +194,6 @@ class Case:
       exact: whether the end is promised to be that of a run never struck.
       events: of metrics.jsonl, how many there have to be.
       changes: of the configuration.
-      program: what Python is to run.
     """
 
     name: str
@@ -210,7 +207,6 @@ class Case:
     exact: bool = True
     events: dict[str, int] = dataclasses.field(default_factory=dict)
     changes: dict = dataclasses.field(default_factory=dict)
-    program: tuple[str, ...] = ("train.py",)
 
     @property
     def calm(self) -> str:
@@ -241,10 +237,6 @@ def hang(phase: str) -> Case:
     return Case(f"hang_{phase}_of_4", f"hang:{phase}:2@{STRIKE}", "no step ended", named, count=4)
 
 
-IMPATIENT = (  # train.py, which gives the time before the first step a quarter of an hour
-    f"import runpy, training.watch; training.watch.START_SECONDS = {HANG_SECONDS}; "
-    "runpy.run_path('train.py', run_name='__main__')"
-)
 PHASES = ("data", "step", "evaluation", "save")
 # Where it was is what its last sign said, of up to a second and many of these steps ago.
 SILENT = rf"process 2 \({HOST}\) gives no sign of life for [\d.]+ s; it was in \w+ of step \d+"
@@ -264,7 +256,6 @@ CASES = [
     Case("flip_of_4", f"flip:2@{STRIKE}", "gave other bits", rf"gave other bits on device \d+ of process 2 \({HOST}\)",
          count=4, changes={"train__recheck_every": 4}),
     *map(hang, PHASES),
-    dataclasses.replace(hang("compile"), program=("-c", IMPATIENT)),
     Case("freeze_of_4", f"freeze:2@{STRIKE}", "no step ended", SILENT, count=4),
     Case("slow_of_4", "slow:2x30@4", "is slow", rf"process 2 \({HOST}\) is slow: it spends .* a step in step", status=0,
          count=4, changes={"train__hang_seconds": 0}),  # it takes two windows of ten seconds to be told
@@ -284,7 +275,7 @@ def train_calmly(place: pathlib.Path, cases: Iterable[Case]) -> None:
 def strike(case: Case, place: pathlib.Path) -> dict:
     """Strike a run, start it again until it ends, and return what came of it; `place` has the calm runs."""
     workdir = place / case.name
-    runs = [started(place, case.name, count=case.count, faults=case.faults, program=case.program, **case.changes)]
+    runs = [started(place, case.name, count=case.count, faults=case.faults, **case.changes)]
     by_us = case.act(runs[0]) if case.act else None
     until_ended(runs[0])
     struck = by_us or when(runs[0], "^fault: ")
@@ -293,9 +284,7 @@ def strike(case: Case, place: pathlib.Path) -> dict:
     if case.between:
         case.between(workdir)
     while any(process.status for process in runs[-1]) and len(runs) < STARTS:
-        runs.append(
-            started(place, case.name, count=case.count, faults=case.faults, program=case.program, **case.changes)
-        )
+        runs.append(started(place, case.name, count=case.count, faults=case.faults, **case.changes))
         until_ended(runs[-1])
     steps = trained_steps(workdir)
     found = differences(workdir, place / case.calm)

@@ -159,6 +159,7 @@ class Faults:
         """Write down that it has struck, even while the disk is full on purpose."""
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (before[1], before[1]))
+        self.struck_file.parent.mkdir(parents=True, exist_ok=True)
         with self.struck_file.open("a") as file:
             file.write(f"{fault.text}\n")
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
