@@ -104,7 +104,9 @@ def assemble(
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, _weights(config, abstract_model))
     optimizer = optimizers.make(direction, config.optimizer, schedule)
-    loss = objective.make_loss(num_chunks=_loss_chunks(config, num_microbatches, mesh), z_loss=config.train.z_loss)
+    by_device = not slow and _by_device(config)
+    num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not by_device)
+    loss = objective.make_loss(num_chunks=num_chunks, z_loss=config.train.z_loss)
     batch = _abstract_batch(config, mesh)
 
     def make_state():
@@ -119,7 +121,6 @@ def assemble(
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
     once = _summed_once(config, abstract_model)
-    by_device = not slow and _splits_the_batch_alone(config.mesh)
     gradient = make_gradient(
         graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
         groups={} if slow or by_device else once,
@@ -260,10 +261,11 @@ def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
     return optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
 
 
-def _splits_the_batch_alone(mesh) -> bool:
-    """Whether there are several devices, and every one could compute its rows of the batch with whole weights."""
-    alone = ("dcn_data", "data", "fsdp")
-    return math.prod(mesh[axis] for axis in alone) > 1 and all(mesh[axis] == 1 for axis in mesh if axis not in alone)
+def _by_device(config) -> bool:
+    """Whether there are several devices, and each can compute a part by itself: of rows, heads and the length."""
+    mesh = config.mesh
+    alone = mesh.context == mesh.expert == 1
+    return alone and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0
 
 
 def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:
@@ -296,11 +298,15 @@ def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
     return next(fitting, rows)
 
 
-def _loss_chunks(config, num_microbatches: int, mesh) -> int:
-    """Return the fewest parts of the length whose logits stay within the limit per device."""
-    length = config.train.sequence_length // config.mesh.context
+def _loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> int:
+    """Return the fewest parts of the length whose logits stay within the limit per device.
+
+    The axis `model` splits the vocabulary of the logits, or their length.
+    """
+    by_vocab, by_length = (config.mesh.model, 1) if vocab_split else (1, config.mesh.model)
+    length = config.train.sequence_length // (config.mesh.context * by_length)
     rows = config.train.global_batch // (batch_shards(config.mesh) * num_microbatches)
-    automatic = LOSS_CHUNK_BYTES[_platform(mesh)] // (4 * config.model.vocab_size // config.mesh.model)
+    automatic = LOSS_CHUNK_BYTES[_platform(mesh)] // (4 * config.model.vocab_size // by_vocab)
     limit = config.train.loss_chunk_tokens or automatic
     fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)
     return next(fitting, length)

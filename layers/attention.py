@@ -16,6 +16,7 @@ from layers.axes import bias, constrain, weight
 from layers.normalization import RMSNorm
 from layers.products import plus, product, project
 from layers.rotary import rotate
+from layers.stream import closed, opened
 
 MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
 
@@ -90,6 +91,7 @@ class Attention(nnx.Module):
           attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]; it knows who sees whom, and names what a
             backward pass needs of it "attended".
         """
+        x_BTD = opened(x_BTD)
         q_BTNH = plus(project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
         k_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
         v_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
@@ -99,7 +101,7 @@ class Attention(nnx.Module):
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(project("BTNH,NHD->BTD", y_BTNH, self.out[...]), self.out_bias), cache
+        return plus(closed(project("BTNH,NHD->BTD", y_BTNH, self.out[...])), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -21,13 +21,14 @@ from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import apart
 from layers.shards import WHOLE, ready, whole
+from layers.stream import CLOSED, num_parts
 
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
     "full": (),
     "attended": ("attended",),
-    "attention": ("query", "key", "value", "attended"),
-    "up": ("query", "key", "value", "attended", "up"),
-    "dots": ("query", "key", "value", "attended", "gate", "up"),
+    "attention": ("query", "key", "value", "attended", CLOSED),
+    "up": ("query", "key", "value", "attended", CLOSED, "up"),
+    "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
 }
 
 
@@ -88,12 +89,15 @@ class Stack(nnx.Module):
         Args:
           contexts: what a block takes beside the stream, one tuple for each kind of layer: layer i takes that of
             i modulo their number. The scanned body is a group of one layer of each kind; the layers that are left
-            over at the end, for which their weights are copied out of the stack, are unrolled.
+            over at the end, for which their weights are copied out of the stack, are unrolled. Trees of arrays whose
+            first dimension is the batch.
           key: of the dropout, None for none.
         """
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
-        keys = None if key is None else jax.random.split(key, self.num_layers)
+        streams = jnp.split(x_BTD, num_parts(x_BTD.shape[0]))
+        contexts = [_in_parts(context, len(streams)) for context in contexts]
+        keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
         layers = (ready(nnx.to_pure_dict(state), axes, x_BTD.dtype), caches, keys)
         less = 0 if caches else self.remat_less // len(contexts) * len(contexts)  # whole groups of kinds
         parts = [(less, _next(self.remat)), (self.num_layers - less, self.remat)]
@@ -102,22 +106,27 @@ class Stack(nnx.Module):
             if size:
                 alone = self.scan and len(contexts) == 1
                 kinds = [self._apply(graph, axes, context, remat, alone=alone) for context in contexts]
-                x_BTD, output = (_repeated if self.scan else _in_a_row)(kinds, size, x_BTD, part)
+                streams, output = (_repeated if self.scan else _in_a_row)(kinds, size, streams, part)
                 outputs.append(output)
+        x_BTD = jnp.concatenate(streams)
         return x_BTD, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs) if len(outputs) > 1 else output
 
     @staticmethod
-    def _apply(graph: nnx.GraphDef, axes: dict, context: tuple, remat: str, *, alone: bool) -> Callable:
-        """Return (stream, (weights, cache, key) of a layer) -> (stream, cache), rematerialised as told.
+    def _apply(graph: nnx.GraphDef, axes: dict, context: list[tuple], remat: str, *, alone: bool) -> Callable:
+        """Return (streams, (weights, cache, keys) of a layer) -> (streams, cache), rematerialised as told.
 
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
         at once.
         """
 
-        def apply(x_BTD, layer):
-            weights, cache, key = layer
-            weights = whole(weights, axes, x_BTD.dtype)  # in the backward pass again: no remat keeps them
-            return nnx.merge(graph, weights)(x_BTD, *context, cache, key)
+        def apply(streams, layer):
+            weights, cache, keys = layer
+            weights = whole(weights, axes, streams[0].dtype)  # in the backward pass again: no remat keeps them
+            block, parts = nnx.merge(graph, weights), []
+            for n, x_BTD in enumerate(streams):
+                x_BTD, cache = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
+                parts.append(x_BTD)
+            return parts, cache
 
         if remat == "none" and not in_shards():
             return apply
@@ -128,31 +137,38 @@ class Stack(nnx.Module):
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
 
 
+def _in_parts(context, count: int) -> list:
+    """Cut the rows of every array of a tree into so many parts."""
+    if count == 1:
+        return [context]
+    return [jax.tree.map(lambda rows, n=n: jnp.split(rows, count)[n], context) for n in range(count)]
+
+
 def _next(remat: str) -> str:
     """Return the policy of REMAT that keeps more; the last, and "none", stay as they are."""
     return dict(itertools.pairwise(REMAT)).get(remat, remat)
 
 
-def _repeated(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:
+def _repeated(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
     """Apply `num_layers` layers as `_in_a_row` does, by a scan whose body is a layer of each kind."""
     if len(kinds) == 1:
-        return jax.lax.scan(kinds[0], x_BTD, layers)
+        return jax.lax.scan(kinds[0], streams, layers)
     groups, rest = _grouped(layers, num_layers // len(kinds), len(kinds))
-    x_BTD, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), x_BTD, groups)
+    streams, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), streams, groups)
     caches = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), caches)
     if left := num_layers % len(kinds):
-        x_BTD, last = _in_a_row(kinds, left, x_BTD, rest)
+        streams, last = _in_a_row(kinds, left, streams, rest)
         caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
-    return x_BTD, caches
+    return streams, caches
 
 
-def _in_a_row(kinds: list[Callable], num_layers: int, x_BTD: jax.Array, layers) -> tuple:
-    """Apply `num_layers` layers, the kinds in turn; return (stream, caches)."""
+def _in_a_row(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
+    """Apply `num_layers` layers, the kinds in turn; return (streams, caches)."""
     outputs = []
     for index, layer in enumerate(unstack(layers, num_layers)):
-        x_BTD, cache = kinds[index % len(kinds)](x_BTD, layer)
+        streams, cache = kinds[index % len(kinds)](streams, layer)
         outputs.append(cache)
-    return x_BTD, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+    return streams, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
 def _grouped(layers, num_groups: int, size: int) -> tuple:

@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import bias, constrain, weight
 from layers.products import plus, project
+from layers.stream import closed, opened
 
 
 class SwiGLU(nnx.Module):
@@ -25,7 +26,8 @@ class SwiGLU(nnx.Module):
         self.down_bias = bias((embed_dim,), ("act_embed",)) if biased else None
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = opened(x_BTD)
         gate_BTF = checkpoint_name(plus(project("BTD,DF->BTF", x_BTD, self.gate[...]), self.gate_bias), "gate")
         up_BTF = checkpoint_name(plus(project("BTD,DF->BTF", x_BTD, self.up[...]), self.up_bias), "up")
         hidden_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, "batch", "length", "mlp")
-        return plus(project("BTF,FD->BTD", hidden_BTF, self.down[...]), self.down_bias)
+        return plus(closed(project("BTF,FD->BTD", hidden_BTF, self.down[...])), self.down_bias)

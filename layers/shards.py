@@ -57,14 +57,9 @@ def gather(shard: jax.Array, axis: str, dim: int) -> jax.Array:
     return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
 
 
-gather.defvjp(
-    lambda shard, axis, dim: (gather(shard, axis, dim), None),
-    lambda axis, dim, _, gradient: (scatter(gradient, axis, dim),),
-)
-
-
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def scatter(x: jax.Array, axis: str, dim: int) -> jax.Array:
-    """Return this device's shard, along `dim`, of the sum of `x` over a mesh axis.
+    """Return this device's shard, along `dim`, of the sum of `x` over a mesh axis; the gradient comes by `gather`.
 
     Two rings of permutes, a half of each shard going round each way: `psum_scatter` does the same, but the TPU compiler
     makes an all-reduce of it that nothing is computed beside, and that moves twice the bytes.
@@ -85,3 +80,13 @@ def scatter(x: jax.Array, axis: str, dim: int) -> jax.Array:
 
     half = shard // 2
     return jax.lax.concatenate([ring(0, half, 1), ring(half, shard - half, -1)], dim)
+
+
+gather.defvjp(
+    lambda shard, axis, dim: (gather(shard, axis, dim), None),
+    lambda axis, dim, _, gradient: (scatter(gradient, axis, dim),),
+)
+scatter.defvjp(
+    lambda x, axis, dim: (scatter(x, axis, dim), None),
+    lambda axis, dim, _, gradient: (gather(gradient, axis, dim),),
+)

@@ -17,6 +17,7 @@ from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 from layers.shards import whole
+from layers.stream import opened
 
 
 def make(config, *, dtype, scan: bool, kernel: bool = False, rngs: nnx.Rngs) -> "DecoderLM":
@@ -115,20 +116,13 @@ class DecoderLM(nnx.Module):
           cache: None, or what `empty_cache` or an earlier call returned.
           key: of the dropout; None: nothing is dropped, as in evaluation and generation.
         """
-        key_segments_BS, key_positions_BS, caches = segments_BT, positions_BT, None
+        contexts, (key_segments_BS, key_positions_BS) = self._contexts(opened(segments_BT), opened(positions_BT), cache)
+        caches = None
         if cache is not None:
-            at = (0, cache["start"])
-            key_segments_BS = jax.lax.dynamic_update_slice(cache["segments"], segments_BT, at)
-            key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
-        ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
-        by_kernel = self.kernel and cache is None and kernels.serves(tokens_BT.shape)
-        attends = {window: self._attend(window, by_kernel, ids) for window in dict.fromkeys(self.windows)}
-        angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
         key = key if self.dropout_rate else None
         x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
-        contexts = [(angles, attends[window]) for window in self.windows]
         x_BTD, caches = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             cache = {
@@ -137,12 +131,26 @@ class DecoderLM(nnx.Module):
             }  # fmt: skip
         return self.norm(x_BTD), cache
 
+    def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
+        """Return (what each kind of layer takes beside the stream, segments and positions [B, S] of the keys)."""
+        key_segments_BS, key_positions_BS = segments_BT, positions_BT
+        if cache is not None:
+            at = (0, cache["start"])
+            key_segments_BS = jax.lax.dynamic_update_slice(cache["segments"], segments_BT, at)
+            key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
+        ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
+        by_kernel = self.kernel and cache is None and kernels.serves(segments_BT.shape)
+        attends = {window: self._attend(window, by_kernel, ids) for window in dict.fromkeys(self.windows)}
+        angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
+        return [(angles, attends[window]) for window in self.windows], (key_segments_BS, key_positions_BS)
+
     def _attend(self, window: int, by_kernel: bool, ids: tuple) -> Callable:
-        """Return (queries, keys, values) -> what a layer with this window attends to."""
+        """Return (queries, keys, values) -> what a layer with this window attends to, a tree of arrays [B, ...]."""
         if by_kernel:
-            who = dict(segments_BT=ids[0], sliding_window=window)
-            return functools.partial(kernels.attend, **who, score_cap=self.score_cap)
-        return functools.partial(attend, mask_BTS=attention_mask(*ids, window), score_cap=self.score_cap)
+            kernel = functools.partial(kernels.attend, sliding_window=window, score_cap=self.score_cap)
+            return jax.tree_util.Partial(kernel, segments_BT=ids[0])
+        reference = functools.partial(attend, score_cap=self.score_cap)
+        return jax.tree_util.Partial(reference, mask_BTS=attention_mask(*ids, window))
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""

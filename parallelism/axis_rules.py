@@ -21,18 +21,26 @@ RULES = (
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
     ("length", "context"),
+    ("stream", "model"),  # the length outside attention and MLP, where each device computes by itself
     ("key_length", None),  # every query sees every key: keys and values are gathered over context
     ("act_embed", None),
 )
 
 
-def without(mesh_axes: tuple[str, ...], *, weights: bool = False) -> list[tuple]:
-    """Return the rules for code whose batch, and whose weights if told so, are no longer split over these mesh axes."""
+def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
+    """Return the rules for code whose batch is no longer split over these mesh axes."""
     left = tuple(axis for axis in BATCH_AXES if axis not in mesh_axes)
-    rules = dict(RULES) | {"batch": left}
-    if weights:
-        rules["embed"] = tuple(axis for axis in rules["embed"] if axis not in mesh_axes)
-    return list(rules.items())
+    return list((dict(RULES) | {"batch": left}).items())
+
+
+def on_device(*, weights_whole: bool = False) -> list[tuple]:
+    """Return the rules for what one device computes: of its rows, heads and MLP columns it knows no others.
+
+    Args:
+      weights_whole: nor of other parts of a weight, which else lie in shards.
+    """
+    own = ("batch", "heads", "kv_heads", "mlp", *(("embed", "vocab") if weights_whole else ()))
+    return list((dict(RULES) | dict.fromkeys(own)).items())
 
 
 def batch_sharding(mesh) -> NamedSharding:

@@ -2,7 +2,9 @@
 """The device mesh, and the context in which models are made and run."""
 
 import contextlib
+import itertools
 import math
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -17,21 +19,21 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
     """Return a mesh of these axis sizes, in this order, over all devices or the given ones; all axes are Auto.
 
     `dcn_data` is the first axis, of size 1 where it is not given: slices of TPU chips, elsewhere contiguous parts. The
-    chips of a slice stand in the order of `ring`, so that neighbours on the last axis above size 1 are neighbours in
-    space.
+    chips of a slice stand as `in_space` says, so that neighbours on an axis are neighbours in space.
 
     Raises:
       ConfigError: there are not `dcn_data` slices.
     """
     devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
     if devices[0].platform == "tpu":
-        devices = slice_by_slice(devices, axes["dcn_data"])
+        devices = slice_by_slice(devices, axes)
     grid = np.array(devices).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def slice_by_slice(devices: list, num_slices: int) -> list:
-    """Return TPU chips in the order of their slices, those of a slice in the order of its `ring`."""
+def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
+    """Return TPU chips in the order of their slices, those of a slice as `in_space` says."""
+    num_slices, *sizes = axes.values()
     slices: dict[int, list] = {}
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
@@ -42,22 +44,62 @@ def slice_by_slice(devices: list, num_slices: int) -> list:
             "and the other axes to a product of the chips of a slice"
         )
     chips = [slices[index] for index in sorted(slices)]
-    return [part[n] for part in chips for n in ring([tuple(chip.coords) for chip in part])]
+    return [part[n] for part in chips for n in in_space([tuple(chip.coords) for chip in part], sizes)]
 
 
-def ring(coordinates: list[tuple[int, int, int]]) -> list[int]:
-    """Return an order of chips in which each is one hop from the next, and the last from the first where that can be.
+def in_space(coordinates: list[tuple[int, int, int]], sizes: list[int]) -> list[int]:
+    """Return an order of chips for a mesh of these axis sizes, in which neighbours on an axis are near each other.
 
-    The columns along z are visited in a cycle of the plane, up one and down the next. Chips that fill no box, and two
-    cores of one chip, keep their order.
+    The box of chips is cut into boxes of as many chips as the last axis has, these into boxes of the axis before, and
+    so on, each visited by `_walk`; of all ways the one with the fewest hops between neighbours, the last axis first.
+    Chips that fill no box, and two cores of one chip, keep their order.
     """
-    sizes = [max(c[axis] for c in coordinates) + 1 for axis in range(3)]
-    if len(set(coordinates)) != len(coordinates) or math.prod(sizes) != len(coordinates):
+    box = tuple(max(c[dim] for c in coordinates) + 1 for dim in range(3))
+    if len(set(coordinates)) != len(coordinates) or math.prod(box) != len(coordinates):
         return list(range(len(coordinates)))
+    sizes = [size for size in sizes if size > 1] or [1]
+    parts = min(_cuts(box, sizes), key=lambda parts: list(map(_hops, parts, _steps(parts))))
+    order = [(0, 0, 0)]
+    for part, step in zip(parts, _steps(parts), strict=True):
+        order = [tuple(np.add(np.multiply(cell, step), inner)) for cell in _walk(part) for inner in order]
     place = {c: number for number, c in enumerate(coordinates)}
-    columns = _cycle(sizes[0], sizes[1])
-    heights = range(sizes[2])
-    return [place[x, y, z] for n, (x, y) in enumerate(columns) for z in (heights if n % 2 == 0 else reversed(heights))]
+    return [place[tuple(map(int, cell))] for cell in order]
+
+
+def _cuts(box: tuple, sizes: list[int]) -> Iterator[list[tuple]]:
+    """Yield boxes of so many cells, that of the last size first, whose sides multiplied are those of `box`."""
+    if not sizes:
+        yield []
+        return
+    for part in itertools.product(*map(_divisors, box)):
+        if math.prod(part) == sizes[-1]:
+            left = tuple(side // cut for side, cut in zip(box, part, strict=True))
+            yield from ([part, *others] for others in _cuts(left, sizes[:-1]))
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _steps(parts: list[tuple]) -> list[tuple]:
+    """Return how far apart neighbouring cells of each box are along its sides: as the boxes before it are long."""
+    return list(itertools.accumulate(parts[:-1], np.multiply, initial=(1, 1, 1)))
+
+
+def _hops(box: tuple, step: tuple) -> int:
+    """Return the most hops from a cell of the walk to the next, and from the last to the first."""
+    cells = np.multiply(_walk(box), step)
+    return int(np.abs(cells - np.roll(cells, 1, axis=0)).sum(axis=1).max())
+
+
+def _walk(box: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """Return the cells of a box, each one hop from the next, and the last from the first where that can be.
+
+    The columns along z are visited in a cycle of the plane, up one and down the next.
+    """
+    heights = range(box[2])
+    columns = enumerate(_cycle(box[0], box[1]))
+    return [(x, y, z) for n, (x, y) in columns for z in (heights if n % 2 == 0 else reversed(heights))]
 
 
 def _cycle(width: int, height: int) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient where a mesh splits the batch and weights alone: each device computes that of its own rows.
+"""The gradient where a mesh splits batch, weights and heads alone: each device computes that of its own part.
 
-One `jax.shard_map` over the whole mesh, in which layers bring their weights whole as they open (layers/shards.py). The
-compiler, left to place everything itself, waits for the sum of each weight's gradient; so it sums while it computes.
+One `jax.shard_map` over the whole mesh, in which layers bring their weights whole as they open (layers/shards.py), and
+the stream (layers/stream.py). The compiler, left to place everything itself, waits for each sum over devices; so it
+sums while it computes.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,13 @@ from jax.sharding import PartitionSpec
 from configs.base import BATCH_AXES
 from layers.axes import several
 from layers.shards import whole
-from parallelism.axis_rules import without
+from parallelism.axis_rules import RULES, on_device
+
+AXES = (*BATCH_AXES, "model")  # that devices compute different parts of
 
 
 def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool) -> Callable:
-    """Return a gradient function of global arrays from one that each device computes for its rows.
+    """Return a gradient function of global arrays from one that each device computes for its part.
 
     Args:
       gradient: as `make_gradient` of training/step.py returns it.
@@ -28,32 +31,30 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool)
         gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
     """
     rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
-
-    def by_layer(params, *arguments):
-        with nnx.logical_axis_rules(without(BATCH_AXES)):
-            return gradient(params, *arguments)
+    parts = PartitionSpec(BATCH_AXES, dict(RULES)["stream"])
 
     def at_once(params, *arguments):
         params, scatter = jax.vjp(lambda shards: whole(shards, axes, jnp.float32), params)
-        with nnx.logical_axis_rules(without(BATCH_AXES, weights=True)):
+        with nnx.logical_axis_rules(on_device(weights_whole=True)):
             gradients, *sums = gradient(params, *arguments)
         return *scatter(gradients), *sums
 
-    def on_device(params, carry, batch, key):
-        key = jax.random.fold_in(key, jax.lax.axis_index(BATCH_AXES))
-        gradients, weight, carry, scalars = (at_once if summed_once else by_layer)(params, carry, batch, key)
-        weight, scalars = jax.lax.psum((weight, scalars), BATCH_AXES)
+    def of_part(params, carry, batch, key):
+        key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
+        with nnx.logical_axis_rules(on_device()):
+            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(params, carry, batch, key)
+        weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
 
     return jax.shard_map(
-        on_device,
-        in_specs=(specs, rows, rows, copied),
+        of_part,
+        in_specs=(specs, rows, parts, copied),
         out_specs=(specs, copied, rows, copied),
         check_vma=False,
     )
 
 
 def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Sum a gradient over the axes of the batch that do not split its weight: over the others it is already."""
+    """Sum a gradient over the axes that do not split its weight: over the others it is already."""
     split = {axis for axes in spec for axis in several(axes)}
-    return jax.lax.psum(gradient, tuple(axis for axis in BATCH_AXES if axis not in split))
+    return jax.lax.psum(gradient, tuple(axis for axis in AXES if axis not in split))

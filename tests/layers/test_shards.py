@@ -13,7 +13,7 @@ from configs.base import BATCH_AXES
 from layers.axes import constrain
 from layers.products import project
 from layers.shards import gather, scatter, whole
-from parallelism.axis_rules import without
+from parallelism.axis_rules import on_device, without
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close
 
@@ -90,5 +90,8 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first():
 def test_rules_for_weights_in_shards_and_for_whole_ones():
     rules = dict(without(BATCH_AXES))
     assert rules["embed"] == ("fsdp", "context") and rules["batch"] == () and rules["mlp"] == "model"
-    rules = dict(without(BATCH_AXES, weights=True))
-    assert rules["embed"] == ("context",) and rules["batch"] == () and rules["mlp"] == "model"
+    rules = dict(on_device())
+    assert rules["embed"] == ("fsdp", "context") and rules["vocab"] == "model"
+    assert rules["batch"] is rules["mlp"] is rules["heads"] is rules["kv_heads"] is None
+    rules = dict(on_device(weights_whole=True))
+    assert rules["embed"] is rules["vocab"] is rules["mlp"] is None and rules["stream"] == "model"

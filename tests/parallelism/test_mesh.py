@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.base import ConfigError
-from parallelism.mesh import make_mesh, ring, slice_by_slice
+from parallelism.mesh import in_space, make_mesh, slice_by_slice
 
 
 def hops(first, second) -> int:
@@ -24,7 +24,7 @@ def test_chips_of_a_slice_are_a_closed_ring_of_single_hops(box):
     chips = list(itertools.product(*map(range, box)))
     np.random.default_rng(0).shuffle(chips)
     chips = [tuple(map(int, chip)) for chip in chips]
-    order = [chips[n] for n in ring(chips)]
+    order = [chips[n] for n in in_space(chips, [len(chips)])]
     assert sorted(order) == sorted(chips)
     assert {hops(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True)} == {1}
 
@@ -32,14 +32,33 @@ def test_chips_of_a_slice_are_a_closed_ring_of_single_hops(box):
 @pytest.mark.parametrize("box", [(1, 1, 1), (2, 1, 1), (1, 1, 4), (3, 3, 1), (1, 5, 1)])
 def test_other_boxes_are_a_walk_of_single_hops(box):
     chips = list(itertools.product(*map(range, box)))
-    order = [chips[n] for n in ring(chips)]
+    order = [chips[n] for n in in_space(chips, [len(chips)])]
     assert sorted(order) == chips
     assert {hops(a, b) for a, b in itertools.pairwise(order)} <= {1}
 
 
+@pytest.mark.parametrize(
+    ("box", "sizes", "hops_of_axes"),
+    [
+        ((2, 4, 4), (4, 2, 4), [2, 1, 1]),
+        ((2, 4, 4), (4, 4, 2), [2, 1, 1]),
+        ((2, 2, 4), (2, 1, 8), [1, 0, 1]),
+        ((4, 4, 4), (4, 4, 4), [2, 2, 1]),
+        ((2, 4, 4), (8, 4), [2, 1]),
+        ((2, 2, 1), (2, 2), [1, 1]),
+    ],
+)
+def test_neighbours_on_every_axis_are_near_the_last_axes_the_nearest(box, sizes, hops_of_axes):
+    chips = list(itertools.product(*map(range, box)))
+    grid = np.array([chips[n] for n in in_space(chips, sizes)]).reshape(*sizes, 3)
+    assert sorted(map(tuple, grid.reshape(-1, 3).tolist())) == chips
+    far = [np.abs(np.roll(grid, 1, axis) - grid).sum(axis=-1).max() for axis in range(len(sizes))]
+    assert far == hops_of_axes
+
+
 @pytest.mark.parametrize("chips", [[(0, 0, 0), (0, 0, 0)], [(0, 0, 0), (1, 1, 0), (0, 1, 0)]])
 def test_cores_of_one_chip_and_parts_of_a_slice_keep_their_order(chips):
-    assert ring(chips) == list(range(len(chips)))
+    assert in_space(chips, [len(chips)]) == list(range(len(chips)))
 
 
 def test_devices_without_coordinates_keep_their_order():
@@ -65,7 +84,7 @@ def chips_of(num_slices: int, box=(2, 2, 2)) -> list:
 
 
 def test_slices_stand_in_order_and_each_is_a_ring():
-    parts = np.array(slice_by_slice(chips_of(3), 3)).reshape(3, 8)
+    parts = np.array(slice_by_slice(chips_of(3), {"dcn_data": 3, "fsdp": 8})).reshape(3, 8)
     for number, part in enumerate(parts):
         assert {chip.slice_index for chip in part} == {number}
         assert {hops(a.coords, b.coords) for a, b in zip(part, np.roll(part, -1), strict=True)} == {1}
@@ -73,7 +92,7 @@ def test_slices_stand_in_order_and_each_is_a_ring():
 
 def test_chips_that_know_of_no_slices_are_one():
     chips = [SimpleNamespace(platform="tpu", coords=(x, 0, 0)) for x in (1, 0)]
-    assert [chip.coords[0] for chip in slice_by_slice(chips, 1)] == [0, 1]
+    assert [chip.coords[0] for chip in slice_by_slice(chips, {"dcn_data": 1, "fsdp": 2})] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient that each device computes for its own rows is that of one device, on every mesh that it serves.
+"""The gradient that each device computes for its own part is that of one device, on every mesh that it serves.
 
 tests/parallelism compares eight devices and every preset; here are sixteen, and what else a run may have.
 """
@@ -29,6 +29,7 @@ def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
     cases = [{"remat": "attention", "num_microbatches": 1, "mesh": mesh} for mesh in MESHES]
     cases += [{"remat": "none", "num_microbatches": 1, "mesh": MESHES[1]}]
     cases += [{"remat": "up", "num_microbatches": 1, "mesh": MESHES[1], "remat_less": 2}]
+    cases += [{"remat": "attention", "num_microbatches": 1, "mesh": {"data": 2, "fsdp": 2, "model": 4}}]
     command = [sys.executable, "-m", "tests.on_sixteen", json.dumps(cases)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -37,7 +38,7 @@ def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
 
 
 @pytest.mark.parametrize("whole_bytes", [0, 2**30], ids=["scattered after each", "summed once"])
-@pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"data": 2, "fsdp": 2}], ids=lambda mesh: "-".join(mesh))
+@pytest.mark.parametrize("mesh", [{"fsdp": 4}, {"data": 2, "fsdp": 2, "model": 2}], ids=lambda mesh: "-".join(mesh))
 def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
     monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
     actual = gradients_and_scalars.__wrapped__(num_microbatches=2, **mesh)
@@ -54,8 +55,8 @@ def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
     ],
 )
 def test_other_models_have_the_same_gradients(model):
-    model = tuple(model.items())
-    assert_close(gradients_and_scalars(of_model=model, data=2, fsdp=4), gradients_and_scalars(of_model=model))
+    model, mesh = tuple(model.items()), {"data": 2, "fsdp": 2, "model": 2}
+    assert_close(gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars(of_model=model))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +65,22 @@ def test_other_models_have_the_same_gradients(model):
         ({}, False),
         ({"fsdp": 8}, True),
         ({"dcn_data": 2, "data": 4}, True),
-        ({"fsdp": 4, "model": 2}, False),
+        ({"fsdp": 4, "model": 2}, True),
+        ({"data": 2, "model": 4}, True),
         ({"fsdp": 4, "context": 2}, False),
         ({"data": 4, "expert": 2}, False),
     ],
     ids=str,
 )
-def test_only_meshes_that_split_the_batch_alone_are_computed_by_device(mesh, by_device):
+def test_meshes_that_split_neither_the_context_nor_experts_are_computed_by_device(mesh, by_device):
     run = assembly.assemble(small_config(**mesh), devices=jax.devices()[: 8 if mesh else 1])
     assert ("shard_map" in program(run)) == by_device
+
+
+def test_a_length_that_heads_do_not_split_is_left_to_the_compiler():
+    config = small_config(fsdp=4, model=2)
+    config.train.sequence_length -= 1
+    assert "shard_map" not in program(assembly.assemble(config))
 
 
 def test_devices_draw_different_dropout():
