@@ -203,7 +203,7 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
-        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_by_kernel(config, mesh))
+        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
         return _model_module(config).make(config.model, **how, rngs=rngs)
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
@@ -212,8 +212,9 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     return make_model, graph, state
 
 
-def _by_kernel(config, mesh) -> bool:
-    return _platform(mesh) == "tpu" and config.model.attention != "reference"
+def _kernel(config, mesh) -> str:
+    """Return by whose kernels to attend, "" for none: a CPU has none."""
+    return "" if config.model.attention == "reference" or _platform(mesh) == "cpu" else _platform(mesh)
 
 
 def _platform(mesh) -> str:

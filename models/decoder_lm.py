@@ -3,12 +3,13 @@
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers import kernels
+from layers import gpu_kernels, kernels
 from layers.attention import attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
@@ -18,14 +19,16 @@ from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 from layers.shards import whole
 
+KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
-def make(config, *, dtype, scan: bool, kernel: bool = False, rngs: nnx.Rngs) -> "DecoderLM":
+
+def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "DecoderLM":
     """Build the model from the `model` section of a configuration; needs a mesh in context.
 
     Args:
       dtype: that it computes in.
       scan: over the layers, see layers/block.py.
-      kernel: attend by TPU kernels wherever they serve.
+      kernel: of KERNELS, which to attend by wherever it serves; "": none.
     """
     return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
 
@@ -75,7 +78,7 @@ class DecoderLM(nnx.Module):
     by heads; a head of another width would ask for another scale of the scores too.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, kernel: bool, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
         self.kernel, self.score_cap = kernel, config.attention_soft_cap
@@ -123,8 +126,8 @@ class DecoderLM(nnx.Module):
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
-        by_kernel = self.kernel and cache is None and kernels.serves(tokens_BT.shape)
-        attends = {window: self._attend(window, by_kernel, ids) for window in dict.fromkeys(self.windows)}
+        kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
+        attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
         angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
         key = key if self.dropout_rate else None
         x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
@@ -137,11 +140,11 @@ class DecoderLM(nnx.Module):
             }  # fmt: skip
         return self.norm(x_BTD), cache
 
-    def _attend(self, window: int, by_kernel: bool, ids: tuple) -> Callable:
+    def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
         """Return (queries, keys, values) -> what a layer with this window attends to."""
-        if by_kernel:
-            who = dict(segments_BT=ids[0], sliding_window=window)
-            return functools.partial(kernels.attend, **who, score_cap=self.score_cap)
+        how = dict(sliding_window=window, score_cap=self.score_cap)
+        if kernel and kernel.serves(ids[0].shape, head_dim=self.head_dim, dtype=self.dtype, **how):
+            return functools.partial(kernel.attend, segments_BT=ids[0], **how)
         return functools.partial(attend, mask_BTS=attention_mask(*ids, window), score_cap=self.score_cap)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
