@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards
-from configs.topologies import TPU_OPTIONS
+from configs.topologies import COMPILER_OPTIONS
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
@@ -68,7 +68,7 @@ class Run:
         """Return `train_step` compiled for the run's state and batch."""
         with mesh_context(self.mesh):
             lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
-            return lowered.compile(compiler_options=TPU_OPTIONS if _platform(self.mesh) == "tpu" else {})
+            return lowered.compile(compiler_options=COMPILER_OPTIONS[_platform(self.mesh)])
 
     @property
     def eval_rows(self) -> int:
