@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards
-from configs.topologies import TPU_OPTIONS
+from configs.topologies import COMPILER_OPTIONS
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
@@ -68,7 +68,7 @@ class Run:
         """Return `train_step` compiled for the run's state and batch."""
         with mesh_context(self.mesh):
             lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
-            return lowered.compile(compiler_options=TPU_OPTIONS if _platform(self.mesh) == "tpu" else {})
+            return lowered.compile(compiler_options=COMPILER_OPTIONS[_platform(self.mesh)])
 
     @property
     def eval_rows(self) -> int:
@@ -204,7 +204,7 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
-        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_by_kernel(config, mesh))
+        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
         return _model_module(config).make(config.model, **how, rngs=rngs)
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
@@ -213,8 +213,9 @@ def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
     return make_model, graph, state
 
 
-def _by_kernel(config, mesh) -> bool:
-    return _platform(mesh) == "tpu" and config.model.attention != "reference"
+def _kernel(config, mesh) -> str:
+    """Return by whose kernels to attend, "" for none: a CPU has none."""
+    return "" if config.model.attention == "reference" or _platform(mesh) == "cpu" else _platform(mesh)
 
 
 def _platform(mesh) -> str:

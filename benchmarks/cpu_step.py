@@ -8,19 +8,17 @@ scaled_dot_product_attention, fused AdamW. Ours has a SwiGLU MLP with a few more
 medians count.
 """
 
+import functools
 import importlib.util
 import statistics
 import time
+from collections.abc import Callable
 
 import support
 
-import jax
-import numpy as np
-
-import assembly
+import updates
 from configs import tiny
 from configs.loading import assign
-from parallelism.mesh import mesh_context
 from training.throughput import measured_matmul_peak
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (5, 4)
@@ -36,76 +34,28 @@ VARIANTS = {
 } | {"default": {}}
 
 
-def torus_step(changes: dict):
+def torus_step(changes: dict) -> tuple[Callable[[], float], float]:
     """Return (a function that runs STEPS updates and returns tokens/s, model FLOPs per token)."""
     config = tiny.get_config()
     for key, value in changes.items():
         assign(config, key, value)
-    config.mesh.fsdp = 1
-    run = assembly.assemble(config)
-    shape = (config.train.global_batch, config.train.sequence_length)
-    rng = np.random.default_rng(0)
-    batch = {name: rng.integers(0, config.model.vocab_size, shape, np.int32) for name in ("tokens", "targets")}
-    batch |= {
-        "segments": np.ones(shape, np.int32),
-        "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
-    }
-    with mesh_context(run.mesh):
-        state = run.init()
-        step = run.train_step.lower(run.abstract_state, run.abstract_batch).compile()
-    state, _ = step(state, batch)
-
-    def measure():
-        nonlocal state
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            state, scalars = step(state, batch)
-        jax.block_until_ready(scalars)
-        return STEPS * batch["tokens"].size / (time.perf_counter() - start)
-
-    return measure, run.flops_per_token
+    update, flops_per_token = updates.torus(config)
+    return functools.partial(rate, update, config.train.global_batch * config.train.sequence_length), flops_per_token
 
 
-def torch_step():
+def torch_step() -> Callable[[], float]:
     """Return a function that runs STEPS updates of the six-layer model in plain PyTorch and returns tokens/s."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
+    batch, length = SIX_LAYERS["train.global_batch"], SIX_LAYERS["train.sequence_length"]
+    names = ("num_layers", "embed_dim", "num_heads", "vocab_size")
+    sizes = {name: SIX_LAYERS[f"model.{name}"] for name in names}
+    return functools.partial(rate, updates.pytorch(**sizes, mlp_dim=1024, batch=batch, length=length), batch * length)
 
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(256), nn.LayerNorm(256)
-            self.qkv, self.out = nn.Linear(256, 768, bias=False), nn.Linear(256, 256, bias=False)
-            self.up, self.down = nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False)
 
-        def forward(self, x):
-            q, k, v = (t.unflatten(2, (4, 64)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, dim=2))
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).flatten(2))
-            return x + self.down(functional.gelu(self.up(self.norm2(x))))
-
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Embedding(4096, 256), *[Block() for _ in range(6)], nn.LayerNorm(256), nn.Linear(256, 4096, bias=False)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    tokens, targets = torch.randint(0, 4096, (8, 256)), torch.randint(0, 4096, (8, 256))
-
-    def update():
-        loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def measure():
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            update()
-        return STEPS * tokens.numel() / (time.perf_counter() - start)
-
-    update()
-    return measure
+def rate(update: Callable[[int], None], tokens: int) -> float:
+    """Return tokens/s of STEPS updates of so many tokens."""
+    start = time.perf_counter()
+    update(STEPS)
+    return STEPS * tokens / (time.perf_counter() - start)
 
 
 def main() -> None:

@@ -14,10 +14,19 @@ from configs.base import ConfigError
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9]\d+)x(?P<slice>v\d.*)")
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
-TPU_OPTIONS = {  # of the compiler
-    "xla_enable_async_all_gather": "true",
-    # Never cut matrix products into rings of permutes: by its own schedules slower, or on v5p no different.
-    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+COMPILER_OPTIONS = {  # by accelerator; nothing that the compiler does anyway
+    "cpu": {},
+    # As NVIDIA advises; each changes a program for eight H100s, and neither was measured. The latency-hiding scheduler,
+    # which is advised first, is on by itself: with its option programs stay the same.
+    "gpu": {
+        "xla_gpu_enable_pipelined_all_gather": True,  # in a scan, a layer's weights come while the one before computes
+        "xla_gpu_enable_pipelined_all_reduce": True,  # and its sums are made while the one after does
+    },
+    "tpu": {
+        "xla_enable_async_all_gather": "true",  # beside products
+        # Never cut matrix products into rings of permutes: by its own schedules slower, or on v5p no different.
+        "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    },
 }
 
 

@@ -20,8 +20,11 @@ LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
 
 
-def serves(shape: tuple[int, int]) -> bool:
-    """Whether the kernel can compute [batch, length]: each device's share of the length is whole blocks."""
+def serves(shape: tuple[int, int], **_) -> bool:
+    """Whether the kernel can compute [batch, length]: each device's share of the length is whole blocks.
+
+    Head dim, type, window and cap, by which layers/gpu_kernels.py decides too, may be any.
+    """
     (batch, length), (rows, columns) = shape, map(_shards, mesh_axes(("batch", "length")))
     return batch % rows == 0 and length % (LANES * columns) == 0
 

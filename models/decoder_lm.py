@@ -3,12 +3,13 @@
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers import kernels
+from layers import gpu_kernels, kernels
 from layers.attention import attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
@@ -19,14 +20,16 @@ from layers.rotary import rotary_angles, rotary_frequencies
 from layers.shards import whole
 from layers.stream import opened
 
+KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
-def make(config, *, dtype, scan: bool, kernel: bool = False, rngs: nnx.Rngs) -> "DecoderLM":
+
+def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "DecoderLM":
     """Build the model from the `model` section of a configuration; needs a mesh in context.
 
     Args:
       dtype: that it computes in.
       scan: over the layers, see layers/block.py.
-      kernel: attend by TPU kernels wherever they serve.
+      kernel: of KERNELS, which to attend by wherever it serves; "": none.
     """
     return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
 
@@ -76,7 +79,7 @@ class DecoderLM(nnx.Module):
     by heads; a head of another width would ask for another scale of the scores too.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, kernel: bool, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
         self.kernel, self.score_cap = kernel, config.attention_soft_cap
@@ -139,16 +142,16 @@ class DecoderLM(nnx.Module):
             key_segments_BS = jax.lax.dynamic_update_slice(cache["segments"], segments_BT, at)
             key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
-        by_kernel = self.kernel and cache is None and kernels.serves(segments_BT.shape)
-        attends = {window: self._attend(window, by_kernel, ids) for window in dict.fromkeys(self.windows)}
+        kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
+        attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
         angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
         return [(angles, attends[window]) for window in self.windows], (key_segments_BS, key_positions_BS)
 
-    def _attend(self, window: int, by_kernel: bool, ids: tuple) -> Callable:
+    def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
         """Return (queries, keys, values) -> what a layer with this window attends to, a tree of arrays [B, ...]."""
-        if by_kernel:
-            kernel = functools.partial(kernels.attend, sliding_window=window, score_cap=self.score_cap)
-            return jax.tree_util.Partial(kernel, segments_BT=ids[0])
+        how = dict(sliding_window=window, score_cap=self.score_cap)
+        if kernel and kernel.serves(ids[0].shape, head_dim=self.head_dim, dtype=self.dtype, **how):
+            return jax.tree_util.Partial(functools.partial(kernel.attend, **how), segments_BT=ids[0])
         reference = functools.partial(attend, score_cap=self.score_cap)
         return jax.tree_util.Partial(reference, mask_BTS=attention_mask(*ids, window))
 

@@ -3,6 +3,7 @@
 
 import math
 
+import jax
 import pytest
 
 from configs import topologies
@@ -64,3 +65,14 @@ def test_only_two_and_more_slices_of_tpus_are_joined(name):
 def test_an_unknown_name_is_an_error_with_the_nearest():
     with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; nearest: v5[ep]-8"):
         topologies.get("v5-8")
+
+
+def test_options_of_the_gpu_compiler_are_known_to_it_and_change_something(tmp_path):
+    """By a compilation for this CPU, which knows all of XLA's options and dumps those that are not at their default."""
+    options = topologies.COMPILER_OPTIONS["gpu"]
+    program = jax.jit(lambda x: x + 1).lower(1.0)
+    program.compile(compiler_options=options | {"xla_dump_to": str(tmp_path)})
+    (dumped,) = tmp_path.glob("*.debug_options")
+    assert options.keys() <= {line.partition(":")[0] for line in dumped.read_text().splitlines()}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        program.compile(compiler_options={"xla_gpu_enable_no_such_option": True})

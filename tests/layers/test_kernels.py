@@ -123,7 +123,7 @@ def test_blocks_divide_the_length(length, limit, block):
     assert kernels._block(length, limit) == block
 
 
-def gradient_of(kernel: bool, remat: str = "attention", **how):
+def gradient_of(kernel: str, remat: str = "attention", **how):
     """Return gradient(params, carry, batch, key) of a decoder of alternating layers, and parameters."""
     config = model_config(
         sliding_window=90, global_every=2, num_layers=2, attention_soft_cap=4.0, remat=remat, vocab_size=38
@@ -137,9 +137,9 @@ def gradient_of(kernel: bool, remat: str = "attention", **how):
 def test_a_model_with_the_kernel_has_the_same_loss_and_gradients():
     """On a mesh too, in groups whose gradients are summed once a step."""
     batch = packed_batch([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 38)
-    of_batch, params = gradient_of(False)
+    of_batch, params = gradient_of("")
     expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0))
-    of_batch, _ = gradient_of(True, num_microbatches=2, groups={"data": 2})
+    of_batch, _ = gradient_of("tpu", num_microbatches=2, groups={"data": 2})
     with mesh(data=2, context=2, model=2):
         assert_close(jax.jit(of_batch)(params, {}, batch, jax.random.key(0)), expected)
 
@@ -147,7 +147,7 @@ def test_a_model_with_the_kernel_has_the_same_loss_and_gradients():
 @pytest.mark.parametrize(("remat", "forward"), [("none", 1), ("attention", 1), ("full", 2)])
 def test_remat_that_keeps_what_was_attended_runs_the_forward_kernel_once(remat, forward):
     """For each of two kinds of layers."""
-    of_batch, params = gradient_of(True, remat)
+    of_batch, params = gradient_of("tpu", remat)
     with mesh(data=2, model=2):
         batch = packed_batch([[100], [256]], 256, 38)
         program = jax.make_jaxpr(of_batch)(params, {}, batch, jax.random.key(0))

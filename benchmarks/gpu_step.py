@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is a training step of a 1B model on one GPU, as a share of its peak and beside plain PyTorch?
+
+Where there is no GPU it says so, and measures nothing. Whole updates (forward, backward, AdamW) of configs/llama_1b.py
+with 8 sequences of 2,048 tokens and no rematerialisation: computed in bfloat16, weights and moments in float32. Where
+torch is installed, one that knows the GPU, the same in plain PyTorch: depth, widths and vocabulary, torch.compile,
+autocast to bfloat16, flash attention by scaled_dot_product_attention, fused AdamW. Its GELU MLP has as many weights as
+the SwiGLU, so that FLOPs are equal; with LayerNorm and without rotary positions it has less to do beside them. Each
+side has a process of its own, since JAX takes most of a GPU's memory. Rounds alternate and the medians count. --quick
+computes a toy in both, on a CPU too, and records no figure of it.
+"""
+
+import importlib.util
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import support
+
+import jax
+
+import updates
+from configs import llama_1b, topologies
+from models import decoder_lm
+from training.throughput import measured_matmul_peak
+
+ROUNDS, STEPS = (1, 2) if support.QUICK else (3, 20)
+
+
+def recipe():
+    """Return the configuration that both sides compute."""
+    config = llama_1b.get_config()
+    config.model.update(remat="none", dtype="bfloat16")
+    config.train.global_batch = 8  # with all that is kept for the backward pass it fits 80 GB
+    if support.QUICK:
+        config.model.update(num_layers=2, embed_dim=128, num_heads=2, num_kv_heads=2, mlp_dim=256, vocab_size=512)
+        config.train.update(global_batch=2, sequence_length=128)
+    return config
+
+
+def torus_rate() -> float:
+    """Return tokens/s of Torus."""
+    config = recipe()
+    update, _ = updates.torus(config)
+    return _rate(update, config)
+
+
+def torch_rate() -> float:
+    """Return tokens/s of plain PyTorch."""
+    config = recipe()
+    model = config.model
+    update = updates.pytorch(
+        num_layers=model.num_layers, embed_dim=model.embed_dim, num_heads=model.num_heads,
+        mlp_dim=3 * model.mlp_dim // 2, vocab_size=model.vocab_size, batch=config.train.global_batch,
+        length=config.train.sequence_length, device=torch_device(), compiled=True,
+    )  # fmt: skip
+    return _rate(update, config)
+
+
+def _rate(update: Callable[[int], None], config) -> float:
+    update(2)
+    start = time.perf_counter()
+    update(STEPS)
+    return STEPS * config.train.global_batch * config.train.sequence_length / (time.perf_counter() - start)
+
+
+def torch_device() -> str:
+    """Return what PyTorch computes on, a GPU where it knows one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device() -> tuple[str, str]:
+    """Return platform and name of what JAX computes on."""
+    first = jax.devices()[0]
+    return first.platform, first.device_kind
+
+
+def peak_flops() -> float:
+    """Return the GPU's peak in bfloat16: that of configs/topologies.py, of a chip that is not there as measured."""
+    known = (chip["peak_flops"] for name, chip in topologies.CHIPS.items() if name in device()[1].lower())
+    return next(known, None) or measured_matmul_peak(size=8192)
+
+
+def alone(function: Callable):
+    """Return what a function returns in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(function).result()
+
+
+def main() -> None:
+    """Alternate both sides, then print medians; or say that it was not run."""
+    platform, name = alone(device)
+    if platform != "gpu" and not support.QUICK:
+        return support.finish("gpu_step", {"run": "not run: no GPU on this machine"})
+    sides = {"torus": torus_rate}
+    if importlib.util.find_spec("torch") and (support.QUICK or alone(torch_device) == "cuda"):
+        sides["torch"] = torch_rate
+    rates = {side: [] for side in sides}
+    for index in range(ROUNDS):
+        for side, function in sides.items():
+            rates[side].append(alone(function))
+        print(f"round {index + 1}/{ROUNDS}: " + "  ".join(f"{n} {r[-1]:,.0f}" for n, r in rates.items()), flush=True)
+    if support.QUICK:
+        return support.finish("gpu_step", {"run": f"a toy, on {name}"})
+    rates = {side: statistics.median(values) for side, values in rates.items()}
+    config = recipe()
+    flops, peak = decoder_lm.flops_per_token(config.model, config.train.sequence_length), alone(peak_flops)
+    figures = {"run": name, "peak_tflops": round(peak / 1e12)}
+    for side, rate in rates.items():
+        figures |= {f"{side}_tokens_per_second": round(rate), f"{side}_mfu": round(rate * flops / peak, 3)}
+    if "torch" in rates:
+        figures["speedup_over_torch"] = round(rates["torus"] / rates["torch"], 3)
+    return support.finish("gpu_step", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as a GPU kernel: JAX's own in Pallas and Triton, which never holds the scores of a whole sequence.
+
+It computes what layers/attention.py's `attend` does with the mask of packed documents, block by block
+(arXiv:2205.14135, section 3.1), and is told by hand what each device computes, as layers/kernels.py does on a TPU.
+Letters: see layers/attention.py.
+"""
+
+import math
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
+from jax.sharding import PartitionSpec
+
+from layers.axes import in_shards, mesh_axes, several
+
+BLOCK = 128  # the largest of JAX's default block sizes
+LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
+HOW = dict(
+    causal=True, block_sizes=BlockSizes.get_default(), backward_pass_impl="triton", num_warps=None, num_stages=2,
+    grid=None, interpret=False, debug=False, return_residuals=False,
+)  # fmt: skip
+
+
+def serves(shape: tuple[int, int], *, head_dim: int, dtype, sliding_window: int, score_cap: float) -> bool:
+    """Whether the kernel can compute [batch, length]: whole blocks, an unsplit length, 16 bits, neither window nor cap.
+
+    In 32 bits a GPU's matrix units would round what the kernel multiplies.
+    """
+    (batch, length), sizes = shape, jax.sharding.get_abstract_mesh().shape
+    rows, columns = (math.prod(sizes[axis] for axis in several(axes)) for axes in mesh_axes(("batch", "length")))
+    whole = batch % rows == 0 and columns == 1 and length % BLOCK == 0
+    return whole and head_dim <= LARGEST_HEAD_DIM and dtype.itemsize == 2 and not sliding_window and not score_cap
+
+
+def attend(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
+    score_cap: float = 0.0,
+) -> jax.Array:  # fmt: skip
+    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32.
+
+    A query sees the keys of its segment that stand at its index or before it. With positions that count on within a
+    segment that is `attention_mask`; padding, segment 0, sees only the padding before it.
+
+    Args:
+      segments_BT: int32 [B, T].
+      sliding_window: 0, as `serves` has it; so is the cap.
+    """
+    assert not sliding_window and not score_cap
+    if in_shards():
+        return _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)
+    queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "length", "kv_heads", None))
+    specs = queries, keys, keys, PartitionSpec(*queries[:2])
+    on_device = jax.shard_map(_on_device, in_specs=specs, out_specs=queries, check_vma=False)
+    return on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)
+
+
+def _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT):
+    """Return this device's [B, T, N, H]; the kernel takes a query head for each head of keys, so G is mapped over."""
+    B, T, N, H = q_BTNH.shape
+    K = k_BTKH.shape[2]
+    of_groups = jax.vmap(_attend, in_axes=(3, None, None, None), out_axes=3)
+    return of_groups(q_BTNH.reshape(B, T, K, N // K, H), k_BTKH, v_BTKH, segments_BT).reshape(B, T, N, H)
+
+
+@jax.custom_vjp
+def _attend(q_BTKH, k_BTKH, v_BTKH, segments_BT):
+    return _forward(q_BTKH, k_BTKH, v_BTKH, segments_BT)[0]
+
+
+def _forward(q_BTKH, k_BTKH, v_BTKH, segments_BT):
+    """Return (the output, what the backward pass reads) of JAX's kernel, named, so that remat can keep both."""
+    scale = q_BTKH.shape[-1] ** -0.5
+    _, (*inputs, y_BTKH, lse_BKT) = mha.fwd(q_BTKH, k_BTKH, v_BTKH, segments_BT, sm_scale=scale, **HOW)
+    y_BTKH, lse_BKT = (checkpoint_name(x, "attended") for x in (y_BTKH, lse_BKT))
+    return y_BTKH, (*inputs, y_BTKH, lse_BKT)
+
+
+def _backward(kept: tuple, dy_BTKH):
+    return mha.bwd(sm_scale=dy_BTKH.shape[-1] ** -0.5, **HOW, res=kept, do=dy_BTKH)
+
+
+_attend.defvjp(_forward, _backward)
