@@ -16,7 +16,7 @@ from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
 
 STEPS, RECIPE, SLICES = (10, "tiny", ("v5e-8",)) if support.QUICK else (100, "llama_1b", ("v5e-8", "v6e-8"))
-STATED = {"none": 0.0, "int8": 0.02, "fp8": 0.05}  # nats a token from the held-out loss of bfloat16
+STATED = {"none": 0.0, "int8": 0.01, "fp8": 0.02}  # nats a token from the held-out loss of bfloat16
 CHANGES = {"train.global_batch": "64", "model.remat": "full"}  # so that the 1B model fits a v5e-8
 
 
