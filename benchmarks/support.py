@@ -16,7 +16,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
-LIBRARIES = ("jax", "libtpu", "flax", "optax", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
+LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
 
 
 def finish(name: str, figures: dict) -> None:

@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
     model.dropout = 0.0  # part of embeddings and of what each sublayer adds that is zeroed in training
     model.mup_base_dim = 0  # embed_dim for which learning_rate was tuned, carried over by muP; 0: off
     model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
+    model.quantization = "none"  # of products with the blocks' weights: none, int8 (v5e, v5p, v6e), fp8 (Hopper)
     model.attention = "auto"  # auto: a kernel on TPUs and GPUs; reference: all scores in memory
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full

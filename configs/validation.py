@@ -15,6 +15,7 @@ from configs.loading import ROOT, Loaded, assign, nearest
 CHOICES = {
     "model.remat": ("none", "dots", "up", "attention", "attended", "full"),
     "model.dtype": ("auto", "bfloat16", "float32"),
+    "model.quantization": ("none", "int8", "fp8"),
     "model.attention": ("auto", "reference"),
     "model.layer_loop": ("auto", "scan", "unroll"),
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),

@@ -5,6 +5,7 @@ Grouped queries: arXiv:2305.13245. Letters: B batch, T query length, S key lengt
 K key and value heads, G = N / K, H head dim.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -62,12 +63,13 @@ class Attention(nnx.Module):
 
     Args:
       biases: none, qkv (on queries, keys and values, arXiv:2407.10671), or all (on the output too).
+      quantization: of the projections, see layers/products.py.
       out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
-        biases: str, out_scale: float, rngs: nnx.Rngs,
+        biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -83,6 +85,7 @@ class Attention(nnx.Module):
         norm = dict(epsilon=epsilon, axes=("head_dim",))
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
+        self.project = functools.partial(project, quantization=quantization)
 
     def __call__(self, x_BTD: jax.Array, angles: tuple, attend: Callable, cache: dict | None):
         """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones.
@@ -92,16 +95,16 @@ class Attention(nnx.Module):
             backward pass needs of it "attended".
         """
         x_BTD = opened(x_BTD)
-        q_BTNH = plus(project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
-        k_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
-        v_BTKH = plus(project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
+        q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
+        k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
+        v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
         q_BTNH = checkpoint_name(rotate(self.query_norm(q_BTNH), angles), "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
         v_BTKH = checkpoint_name(v_BTKH, "value")
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(closed(project("BTNH,NHD->BTD", y_BTNH, self.out[...])), self.out_bias), cache
+        return plus(closed(self.project("BTNH,NHD->BTD", y_BTNH, self.out[...])), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

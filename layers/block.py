@@ -37,20 +37,24 @@ class Block(nnx.Module):
 
     Args:
       biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
+      quantization: of the products with weights, see layers/products.py.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
-        epsilon: float, biases: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
+        epsilon: float, biases: str, quantization: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         self.attention_norm = RMSNorm(embed_dim, epsilon=epsilon)
         self.attention = Attention(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            qk_norm=qk_norm, epsilon=epsilon, biases=biases, out_scale=out_scale, rngs=rngs,
+            qk_norm=qk_norm, epsilon=epsilon, biases=biases, quantization=quantization, out_scale=out_scale, rngs=rngs,
         )  # fmt: skip
         self.mlp_norm = RMSNorm(embed_dim, epsilon=epsilon)
-        self.mlp = SwiGLU(embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", out_scale=out_scale, rngs=rngs)
+        self.mlp = SwiGLU(
+            embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
+            out_scale=out_scale, rngs=rngs,
+        )  # fmt: skip
         self.dropout_rate = dropout_rate
 
     def __call__(

@@ -4,6 +4,7 @@
 On TPU and GPU these are einsums. XLA's CPU backend multiplies bfloat16 natively only as [M, K] [K, N] with a
 float32 result, and casts every other product to float32 at about half the speed; there, on one device, each
 product and both products of its gradient are brought into that form (benchmarks/cpu_step.py has the figures).
+Products of weights can also be quantised (benchmarks/quantization.py).
 """
 
 import functools
@@ -12,12 +13,22 @@ import re
 
 import jax
 import jax.numpy as jnp
+import qwix
 
 from layers.axes import in_shards, platform
 
+QUANTIZED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+LARGEST = "absmax,1.00394"  # becomes 127, not 127.5: the last bit would decide which way that rounds
 
-def project(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type."""
+
+def project(spec: str, x: jax.Array, weight: jax.Array, quantization: str = "none") -> jax.Array:
+    """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type.
+
+    Args:
+      quantization: none, or what both are multiplied in: a key of QUANTIZED.
+    """
+    if quantization != "none":
+        return _quantized(spec, QUANTIZED[quantization], x, weight.astype(x.dtype))
     if x.dtype == jnp.bfloat16 and _is_one_cpu():
         return _native_einsum(spec, x, weight).astype(x.dtype)
     if in_shards():
@@ -38,6 +49,35 @@ def _weight_first_backward(spec, operands, gradient):
 
 
 _weight_first.defvjp(lambda spec, *operands: (_weight_first(spec, *operands), operands), _weight_first_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _quantized(spec: str, dtype, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the einsum of operands rounded to 8 bits, with a scale for each row and each column of the product.
+
+    SwitchBack (arXiv:2304.13013): the gradient of the input is computed in the same way, that of the weight, a sum over
+    so many tokens that rounding them would tell, in the type of `x`, and first, as in `_weight_first`.
+    """
+    left, right, out = re.split(",|->", spec)
+    x_rounded, weight_rounded = _rounded(x, dtype, left, out), _rounded(weight, dtype, right, out)
+    return qwix.einsum(spec, x_rounded, weight_rounded).astype(x.dtype)
+
+
+def _rounded(x: jax.Array, dtype, names: str, kept: str) -> qwix.QArray:
+    """Round `x`, its dimensions called `names`, with a float32 scale for each index of those that are kept."""
+    channels = [dim for dim, name in enumerate(names) if name in kept]
+    return qwix.quantize(x.astype(jnp.float32), dtype, channelwise_axes=channels, calibration_method=LARGEST)
+
+
+def _quantized_backward(spec, dtype, operands, gradient):
+    x, weight = operands
+    _, pull = jax.vjp(functools.partial(project, spec, x), weight)
+    weight_gradient, gradient = jax.lax.optimization_barrier((*pull(gradient), gradient))
+    left, right, out = re.split(",|->", spec)
+    return _quantized(f"{out},{right}->{left}", dtype, gradient, weight), weight_gradient
+
+
+_quantized.defvjp(lambda *arguments: (_quantized(*arguments), arguments[2:]), _quantized_backward)
 
 
 def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -90,7 +90,7 @@ class DecoderLM(nnx.Module):
             lambda rngs: Block(
                 embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
-                epsilon=config.norm_epsilon, biases=config.biases,
+                epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, remat_less=config.remat_less,

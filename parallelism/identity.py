@@ -11,7 +11,18 @@ from configs.loading import ROOT
 from parallelism import processes
 
 NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports
-LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "tensorflow-cpu", "tensorflow")
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "flax",
+    "optax",
+    "qwix",
+    "orbax-checkpoint",
+    "numpy",
+    "tensorflow-cpu",
+    "tensorflow",
+)
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 

@@ -32,7 +32,7 @@ COMPILED_CODE = (
     "assembly.py", "configs/base.py", "configs/topologies.py", "layers", "models", "objectives", "parallelism",
     "training", "rehearsal/compilation.py",
 )  # fmt: skip
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "libtpu")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read
     "data.", "checkpoint.", "evaluation.", "logging.", "train.log_every", "train.eval_every", "train.save_every",
 )  # fmt: skip

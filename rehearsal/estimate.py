@@ -146,6 +146,16 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             "attention runs without its TPU kernel, which wants train.sequence_length / mesh.context to be a multiple "
             "of 128"
         )
+    if (quantization := compiled.config.model.quantization) != "none":
+        found.append("MFU is of the peak in bfloat16, also where products are quantised")
+        if quantization not in (faster := compiled.topology.faster):
+            instead = f"use {' or '.join(faster)}, or none" if faster else "use none"
+            found.append(
+                f"model.quantization={quantization} gains nothing on {compiled.topology.chip}, which multiplies it no "
+                f"faster than bfloat16; {instead}"
+            )
+        elif compiled.topology.accelerator == "gpu":
+            found.append(f"the roofline takes products in {quantization} for as slow as those in bfloat16")
     far = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])
     if said := ", ".join(f"{axis} up to {hops}" for axis, hops in far.items() if hops > 1):
         found.append(f"the estimate takes neighbours on a mesh axis to be one hop apart; here some are further: {said}")

@@ -39,7 +39,7 @@ OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported
     "configs": {"ml_collections"},
-    "layers": {"jax", "flax"},
+    "layers": {"jax", "flax", "qwix"},
     "models": {"jax", "flax"},
     "objectives": {"jax"},
     "parallelism": {"jax", "flax", "numpy"},

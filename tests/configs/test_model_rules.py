@@ -23,6 +23,7 @@ def validate(**model) -> None:
         ({"rope_scaling": "llama3", "rope_factor": 8.0}, "rope_original_length=0 must be greater than 0"),
         ({"rope_original_length": 4096}, "rope_original_length=4096 is not read by model.rope_scaling=none"),
         ({"rope_scaling": "linear", "rope_original_length": 4096}, "is not read by model.rope_scaling=linear"),
+        ({"quantization": "int4"}, "model.quantization=int4 is unknown; nearest: int8"),
         ({"biases": "some"}, "model.biases=some is unknown"),
         ({"global_every": 2}, "model.global_every=2 needs model.sliding_window"),
         ({"sliding_window": 64, "global_every": 1}, "global_every=1 must lie between 2 and model.num_layers=6"),

@@ -8,6 +8,7 @@ import pytest
 
 from configs import topologies
 from configs.base import ConfigError
+from configs.validation import CHOICES
 
 PRESETS = [
     "cpu", "cpu-8", "v4-8", "v4-16", "v4-32", "v4-64", "v4-128", "v5e-8", "v5e-16", "v5p-8", "v5p-32", "v6e-8",
@@ -23,6 +24,7 @@ def test_preset_is_whole(name):
     assert math.prod(topology.mesh.values()) == topology.chips
     figures = (topology.hbm_gib, topology.peak_flops, topology.hbm_bandwidth, topology.link_bandwidth)
     assert all(figures) if topology.accelerator != "cpu" else not any(figures)
+    assert set(topology.faster) < set(CHOICES["model.quantization"])
     if topology.accelerator == "tpu":
         slice_name, _, shape = topology.compiler_name.partition(":")
         assert name.startswith(slice_name) and math.prod(int(n) for n in shape.split("x")) == topology.chips

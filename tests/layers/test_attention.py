@@ -63,7 +63,7 @@ def test_soft_cap_bounds_and_is_off_at_zero():
 def make_layer(qk_norm: bool, biases: str) -> Attention:
     return Attention(
         embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=qk_norm, epsilon=1e-3, biases=biases,
-        out_scale=0.5, rngs=nnx.Rngs(0),
+        quantization="none", out_scale=0.5, rngs=nnx.Rngs(0),
     )  # fmt: skip
 
 

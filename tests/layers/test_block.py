@@ -33,7 +33,7 @@ def attends(mask):
 def make_block(rngs, dropout_rate: float = 0.0):
     return Block(
         embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, mlp_dim=F, qk_norm=True, epsilon=EPSILON, biases="all",
-        dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
+        quantization="none", dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
     )  # fmt: skip
 
 

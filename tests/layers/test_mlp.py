@@ -14,10 +14,14 @@ from tests.support import assert_close, random_weights
 B, T, D, F = 3, 11, 20, 28
 
 
+def make_layer(biased: bool) -> SwiGLU:
+    return SwiGLU(embed_dim=D, mlp_dim=F, biased=biased, quantization="none", out_scale=1.0, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_swiglu_equals_the_formula(dtype, biased):
-    layer = SwiGLU(embed_dim=D, mlp_dim=F, biased=biased, out_scale=1.0, rngs=nnx.Rngs(0))
+    layer = make_layer(biased)
     nnx.update(layer, random_weights(nnx.to_pure_dict(nnx.state(layer))))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), dtype)
     weights = jax.tree.map(lambda w: np.asarray(jnp.asarray(w, dtype), np.float64), nnx.to_pure_dict(nnx.state(layer)))
@@ -27,10 +31,7 @@ def test_swiglu_equals_the_formula(dtype, biased):
 
 
 def test_biases_start_at_zero_and_only_where_asked_for():
-    biased, plain = (
-        nnx.to_pure_dict(nnx.state(SwiGLU(embed_dim=D, mlp_dim=F, biased=biased, out_scale=1.0, rngs=nnx.Rngs(0))))
-        for biased in (True, False)
-    )
+    biased, plain = (nnx.to_pure_dict(nnx.state(make_layer(biased))) for biased in (True, False))
     assert {name: weight.shape for name, weight in biased.items() if name not in plain} == {
         "gate_bias": (F,), "up_bias": (F,), "down_bias": (D,),
     }  # fmt: skip

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form that XLA's CPU backend multiplies natively equals the einsum, for every product that the code writes."""
+"""The forms of a product, native to XLA's CPU backend and quantised, against the einsum and numpy."""
 
+import functools
 import re
 
 import jax
@@ -8,13 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.validation import CHOICES
 from layers import products
 from parallelism.mesh import make_mesh, mesh_context
-from tests.support import ROOT, assert_close
+from tests.support import ROOT, assert_close, relative_error
 
 SIZES = dict(zip("BTSDFNKGHV", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37), strict=True))
 SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
 SPECS = sorted(set(re.findall(r'\b(?:product|project)\(\s*"([^"]+)"', SOURCES)))
+OF_WEIGHTS = sorted(set(re.findall(r'\bself\.project\("([^"]+)"', SOURCES)))
+# Of a product whose operands are rounded: int8 is off by up to 1/255 of the largest of some ten numbers, fp8 by 1/16.
+ROUNDED = {"int8": 0.015, "fp8": 0.05}
 
 
 def operands(spec: str, dtype=jnp.float32):
@@ -79,6 +84,61 @@ def test_on_several_devices_a_product_stays_an_einsum():
     with mesh_context(make_mesh({"data": 8})):
         text = jax.jit(lambda a, b: products.project(spec, a, b)).lower(*operands(spec, jnp.bfloat16)[:2]).as_text()
     assert "reshape" not in text and text.count("dot_general") == 1
+
+
+def rounded(x, dims):
+    """Return float32 values of int8 with a scale for each slice along `dims`, by numpy."""
+    scale = np.abs(x).max(axis=dims, keepdims=True) * np.float32(1.00394 / 127.5)
+    return np.clip(np.round(x / scale), -128, 127) * scale
+
+
+@pytest.mark.parametrize("spec", OF_WEIGHTS)
+def test_int8_is_the_product_of_rounded_rows_and_columns(spec):
+    x, weight, _ = operands(spec)
+    left, right, out = re.split(",|->", spec)
+    by_hand = [
+        rounded(np.asarray(a), tuple(n for n, name in enumerate(names) if name not in out))
+        for a, names in ((x, left), (weight, right))
+    ]
+    actual = jax.jit(lambda x, weight: products.project(spec, x, weight, "int8"))(x, weight)
+    assert_close(actual, np.einsum(spec, *by_hand))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", products.QUANTIZED)
+@pytest.mark.parametrize("spec", OF_WEIGHTS)
+def test_a_quantised_product_and_its_gradients_are_near_those_of_the_einsum(spec, quantization, dtype):
+    def form(*quantized):
+        along = value_and_gradients(lambda a, b: products.project(spec, a, b, *quantized))
+        (_, y), gradients = along(*operands(spec, dtype))
+        return {"y": y, "x": gradients[0], "weight": gradients[1]}
+
+    actual, expected = form(quantization), form("none")
+    assert {x.dtype for x in actual.values()} == {jnp.dtype(dtype)}
+    assert_close(actual.pop("weight"), expected["weight"], dtype)  # which is not quantised
+    assert all(1e-3 < relative_error(actual[name], expected[name]) < ROUNDED[quantization] for name in actual)
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("int8", "i8"), ("fp8", "f8E4M3FN")])
+def test_two_of_three_products_multiply_8_bits(quantization, kind):
+    spec = "BTD,DF->BTF"
+    function = value_and_gradients(lambda a, b: products.project(spec, a, b, quantization))
+    dots = re.findall(r"stablehlo.dot_general .*", function.lower(*operands(spec, jnp.bfloat16)).as_text())
+    assert len(dots) == 3 and sum(dot.count(f"x{kind}>") == 2 for dot in dots) == 2
+
+
+def test_rows_of_zeros_stay_zeros():
+    x, weight, _ = operands("BTD,DF->BTF")
+    for quantization in products.QUANTIZED:
+        assert not np.any(products.project("BTD,DF->BTF", 0 * x, weight, quantization))
+
+
+def test_unless_told_a_product_is_not_quantised():
+    assert CHOICES["model.quantization"] == ("none", *products.QUANTIZED)
+    x, weight, _ = operands("BTD,DF->BTF", jnp.bfloat16)
+    text = jax.jit(functools.partial(products.project, "BTD,DF->BTF")).lower(x, weight).as_text()
+    told = jax.jit(functools.partial(products.project, "BTD,DF->BTF", quantization="none")).lower(x, weight).as_text()
+    assert told == text and "i8" not in text
 
 
 @pytest.mark.parametrize("shape", [(16, 5), (7, 5), (3, 16, 10), (2, 3, 9, 4)])

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.base import BATCH_AXES
 from layers.axes import constrain
-from layers.products import project
+from layers.products import QUANTIZED, project
 from layers.shards import gather, scatter, whole
 from parallelism.axis_rules import on_device, without
 from parallelism.mesh import make_mesh, mesh_context
@@ -74,12 +74,13 @@ def test_an_activation_within_shards_has_no_layout_to_fix():
     assert_close(part, x)
 
 
-def test_a_product_has_the_same_gradients_where_the_weights_comes_first():
+@pytest.mark.parametrize("quantization", ["none", *QUANTIZED])
+def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantization):
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((4, 3, 5), (5, 2, 7), (4, 3, 2, 7)))
 
     def pulled(x, w, dy):
-        return jax.vjp(functools.partial(project, "BTD,DNH->BTNH"), x, w)[1](dy)
+        return jax.vjp(functools.partial(project, "BTD,DNH->BTNH", quantization=quantization), x, w)[1](dy)
 
     rows = P(None, "fsdp")
     inside = on_devices(3, lambda x, w, dy: (pulled(x, w, dy)[0], jax.lax.psum(pulled(x, w, dy)[1], "fsdp")),

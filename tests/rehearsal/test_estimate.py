@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report says beside its figures."""
+
+import pathlib
+
+import pytest
+
+from configs import base, topologies
+from rehearsal.compiler import Compiled
+from rehearsal.estimate import _notes
+
+
+@pytest.mark.parametrize(
+    ("quantization", "topology", "words"),
+    [
+        ("none", "v4-8", []),
+        ("int8", "v6e-8", ["MFU is of the peak in bfloat16"]),
+        ("int8", "v4-8", ["MFU", "int8 gains nothing on v4, which multiplies it no faster than bfloat16; use none"]),
+        ("fp8", "v5e-8", ["MFU", "fp8 gains nothing on v5e, which multiplies it no faster than bfloat16; use int8"]),
+        ("fp8", "h200-1", ["MFU", "the roofline takes products in fp8 for as slow as those in bfloat16"]),
+    ],
+)
+def test_a_quantisation_is_told_what_it_gains(quantization, topology, words):
+    config = base.get_config()
+    config.model.quantization = quantization
+    facts = {"mesh": {"fsdp": 1}, "device_coordinates": [[]]}
+    notes = _notes(Compiled(config, topologies.get(topology), facts, pathlib.Path()), {"attention kernel": 1.0})
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
