@@ -22,7 +22,7 @@ from assembly import assemble
 from configs import loading, topologies
 from configs.base import ConfigError
 from rehearsal.compiler import PROGRAM, first_line
-from training import throughput
+from training import offload, throughput
 
 
 def compile_request(folder: pathlib.Path) -> None:
@@ -49,6 +49,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     facts = {
         "mesh": dict(run.mesh.shape),
         "state": _state_bytes(run),
+        "on_host": _bytes(run.abstract_state, on_host=True),
         "num_parameters": run.num_parameters,
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
@@ -67,6 +68,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     facts["memory"] = {
         "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
         "outputs": memory.output_size_in_bytes, "aliased": memory.alias_size_in_bytes,
+        "peak": memory.peak_memory_in_bytes, "host": memory.host_argument_size_in_bytes,
     }  # fmt: skip
     facts["compile_seconds"] = time.monotonic() - began
     if topology.accelerator == "cpu":
@@ -88,14 +90,16 @@ def _devices(topology):
 
 
 def _state_bytes(run) -> dict[str, int]:
-    def of_device(tree) -> int:
-        leaves = jax.tree.leaves(tree)
-        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-
     state = run.abstract_state
     parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
-    sizes = {name: of_device(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
+    sizes = {name: _bytes(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
     return {"parameters": sizes.pop("params"), **sizes}
+
+
+def _bytes(tree, *, on_host: bool = False) -> int:
+    """Return the bytes of one device that lie in its memory, or in its host's."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if (leaf.sharding.memory_kind == offload.HOST) is on_host]
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def needed_bytes(message: str, arguments: float) -> float:
