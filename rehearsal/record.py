@@ -46,6 +46,9 @@ def _long(length: int, fsdp: int, context: int) -> dict:
 
 
 FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # a chip of 16, as others' figures are given
+ON_HOST = {  # a model that does not fit otherwise
+    "train.sequence_length": 2048, "train.global_batch": 32, "model.remat": "full", "train.offload": "optimizer",
+}  # fmt: skip
 MORE = (
     Case("tiny_v4-8", "tiny", "v4-8"),
     Case(
@@ -58,6 +61,7 @@ MORE = (
             "train.loss_chunk_tokens": 8192,
         },
     ),
+    Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
     Case("llama2_7b_2048_v4-32", "llama2_7b", "v4-32", FOUR_OF_2048),
     Case("llama2_7b_2048_v4-64", "llama2_7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 128}),
     Case("llama2_7b_2048_2xv4-32", "llama2_7b", "2xv4-32", FOUR_OF_2048 | {"train.global_batch": 128}),
