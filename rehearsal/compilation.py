@@ -63,7 +63,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
         if "RESOURCE_EXHAUSTED" not in str(error):
             message = first_line(f"{type(error).__name__}: {error}")
             return {"error": {"kind": "CompileError", "message": message}}
-        return facts | {"out_of_memory": needed_bytes(str(error), sum(facts["state"].values()))}
+        return facts | {"out_of_memory": needed_bytes(str(error))}
     memory = compiled.memory_analysis()
     facts["memory"] = {
         "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
@@ -102,13 +102,16 @@ def _bytes(tree, *, on_host: bool = False) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def needed_bytes(message: str, arguments: float) -> float:
-    """Return the bytes that a program refused for its memory needs, by what the compiler says."""
+def needed_bytes(message: str) -> float:
+    """Return the bytes that a program refused for its memory needs, by what the compiler says.
+
+    What it calls HLO temporaries has the arguments in it: with 6.1 GiB of moments on the host it is 5.6 GiB less.
+    """
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
         return float(total.group(1)) * units[total.group(2)]
     if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
-        return float(temporaries.group(1)) * units[temporaries.group(2)] + arguments
+        return float(temporaries.group(1)) * units[temporaries.group(2)]
     used = re.search(r"Used ([\d.]+)([KMGT]) of", message)
     if used is None:
         raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
