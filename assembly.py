@@ -23,7 +23,7 @@ from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import guard, optimizers, schedules, throughput
+from training import guard, offload, optimizers, schedules, throughput
 from training.shards import in_shards
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
@@ -133,6 +133,8 @@ def assemble(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay,
         spike_deviations=config.train.spike_deviations,
     )  # fmt: skip
+    if config.train.offload == "optimizer":
+        shardings, step = offload.on_host(shardings), offload.brought(step)
 
     def train_step(state, batch):
         return step(state, batch)[:2]

@@ -103,6 +103,7 @@ def get_config() -> ConfigDict:
     train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 10 s
     train.z_loss = 0.0  # weight of mean log(Z)^2
     train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB
+    train.offload = "none"  # to the hosts' memory, between updates: none, optimizer (its moments)
     train.seed = 0  # of initialisation, order and everything random
     train.log_every = 10  # steps
     train.eval_every = 250  # steps; 0: only at the end

@@ -3,7 +3,8 @@
 
 TPU v4-N and v5p-N count TensorCores, two a chip; v5e-N and v6e-N count chips. Compute, memory and links:
 the "System architecture" pages of the Cloud TPU documentation (v4, v5e, v5p, v6e) and NVIDIA's H100 and
-H200 data sheets (dense bfloat16, int8 and fp8). A CPU has no peak: training/throughput.py measures it.
+H200 data sheets (dense bfloat16, int8 and fp8); to the host's memory: jax-ml.github.io/scaling-book/tpus, which has
+15 GB/s for TPUs but v6e's 32. A CPU has no peak: training/throughput.py measures it.
 """
 
 import dataclasses
@@ -45,6 +46,7 @@ class Topology:
     link_bandwidth: float | None = None  # one link, one direction
     clock_hz: float | None = None  # of the matrix units: peak / (2 * units * their side squared)
     dcn_bandwidth: float | None = None  # a chip's share of its host's network, to other slices
+    host_bandwidth: float | None = None  # to the host's memory, and as much from it at the same time
     compiler_name: str = ""  # what the TPU compiler calls the slice
     slices: int = 1  # joined by the data-centre network
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -60,14 +62,17 @@ class Topology:
 
 CHIPS = {
     "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
-               link_bandwidth=45e9, dcn_bandwidth=6.25e9, clock_hz=1.05e9, price_per_chip_hour=3.22, cores_per_chip=2),
+               link_bandwidth=45e9, dcn_bandwidth=6.25e9, host_bandwidth=15e9, clock_hz=1.05e9,
+               price_per_chip_hour=3.22, cores_per_chip=2),
     "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
-                link_bandwidth=45e9, dcn_bandwidth=3.125e9, clock_hz=1.5e9, faster=("int8",), price_per_chip_hour=1.20),
+                link_bandwidth=45e9, dcn_bandwidth=3.125e9, host_bandwidth=15e9, clock_hz=1.5e9,
+                faster=("int8",), price_per_chip_hour=1.20),
     "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
-                link_bandwidth=90e9, dcn_bandwidth=6.25e9, clock_hz=1.75e9, faster=("int8",), price_per_chip_hour=4.20,
-                cores_per_chip=2),
+                link_bandwidth=90e9, dcn_bandwidth=6.25e9, host_bandwidth=15e9, clock_hz=1.75e9,
+                faster=("int8",), price_per_chip_hour=4.20, cores_per_chip=2),
     "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
-                link_bandwidth=90e9, dcn_bandwidth=12.5e9, clock_hz=1.75e9, faster=("int8",), price_per_chip_hour=2.70),
+                link_bandwidth=90e9, dcn_bandwidth=12.5e9, host_bandwidth=32e9, clock_hz=1.75e9,
+                faster=("int8",), price_per_chip_hour=2.70),
     "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
                  link_bandwidth=450e9, faster=("int8", "fp8"), price_per_chip_hour=3.93),
     "h200": dict(accelerator="gpu", hbm_gib=140.4, peak_flops=989e12, hbm_bandwidth=4800e9,

@@ -21,6 +21,7 @@ CHOICES = {
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
     "model.biases": ("none", "qkv", "all"),
     "data.bad_documents": ("error", "skip"),
+    "train.offload": ("none", "optimizer"),
     "checkpoint.restore": ("read", "broadcast"),
 }
 MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms

@@ -56,7 +56,7 @@ def _predicted_bytes(compiled: Compiled, config) -> float:
 
 
 def _remedies(compiled: Compiled, display, until: float) -> list[dict]:
-    """Return for each kind of change the smallest that fits, in the order microbatch, remat, fsdp, sequence length."""
+    """Return for each kind of change the smallest that fits, in the order of `_levers`."""
     found = []
     for what, changes in _levers(compiled).items():
         rows = [{"keys": keys, "what": what, **_expected(compiled, keys)} for keys in changes]
@@ -93,9 +93,11 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
     fsdp = [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more]
     lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
+    to_host = config.train.offload == "none" and compiled.topology.accelerator == "tpu"
     levers = {
         "smaller microbatches, the same global batch": microbatches,
         "keeping less for the backward pass": remat,
+        "moments in the hosts' memory": [{"train.offload": "optimizer"}] if to_host else [],
         "parameters split further": fsdp,
         "shorter sequences": [{"train.sequence_length": length} for length in lengths],
     }

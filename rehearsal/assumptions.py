@@ -17,6 +17,7 @@ class Assumptions:
     permute_bandwidth: float
     clock_hz: float | None
     dcn_bandwidth: float | None = None
+    host_bandwidth: float | None = None
     kernel_efficiency: float = KERNEL_EFFICIENCY
 
 
@@ -37,6 +38,7 @@ def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptio
         permute_bandwidth=topology.link_bandwidth,
         clock_hz=topology.clock_hz,
         dcn_bandwidth=topology.dcn_bandwidth,
+        host_bandwidth=topology.host_bandwidth,
     )
 
 
@@ -61,6 +63,11 @@ def table(topology) -> list[tuple[str, str, str]]:
             ),
             ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
             ("between slices", f"{given.dcn_bandwidth / 1e9:.2f} GB/s a chip", "its host's network; a v4's as a v5p's"),
+            (
+                "host's memory",
+                f"{given.host_bandwidth / 1e9:.0f} GB/s a chip each way",
+                "How to Scale Your Model, PCIe",
+            ),
             ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
             ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
             (

@@ -50,7 +50,8 @@ class Compiled:
     """What one compilation gave; sizes in bytes of one device.
 
     facts: `out_of_memory` (the bytes that the program needs where the compiler refused it, else None), `memory`
-    (arguments, temporaries, outputs, aliased), `state` (parameters, average, optimizer, carry, batch), `mesh`,
+    (arguments, temporaries, outputs, aliased; peak, which counts `host`, arguments in the host's memory), `state`
+    (parameters, average, optimizer, carry, batch), `on_host` (of the optimizer's, in the host's memory), `mesh`,
     `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
     """
 
@@ -66,10 +67,16 @@ class Compiled:
 
     @property
     def total_bytes(self) -> float:
-        """Arguments, temporaries, and outputs that are no argument's place."""
+        """Arguments, temporaries, and outputs that are no argument's place.
+
+        Where arrays wait on the host, the highest point less these: what their copies add to the temporaries comes to
+        sums above the limit at which the compiler refuses a program, of programs that it accepts.
+        """
         if self.facts["out_of_memory"]:
             return self.facts["out_of_memory"]
         memory = self.facts["memory"]
+        if memory["host"]:
+            return memory["peak"] - memory["host"]
         return memory["arguments"] + memory["temporaries"] + memory["outputs"] - memory["aliased"]
 
     @property

@@ -99,6 +99,7 @@ def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage
             "total": total / GIB,
             "capacity": capacity_gib(compiled.topology),
         },
+        "host_gib": compiled.facts["on_host"] / GIB,
         "largest_buffers": [{"gib": b.bytes / GIB, "class": b.kind, "name": b.name, "source": b.source} for b in named],
         "memory_over_time": _thinned(used.over_time) if used else [],
     }
@@ -156,6 +157,8 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             )
         elif compiled.topology.accelerator == "gpu":
             found.append(f"the roofline takes products in {quantization} for as slow as those in bfloat16")
+    if compiled.topology.accelerator != "tpu" and compiled.facts["on_host"]:
+        found.append("compiled for a CPU, whose memory is one: what would wait on the host counts as the chip's")
     far = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])
     if said := ", ".join(f"{axis} up to {hops}" for axis, hops in far.items() if hops > 1):
         found.append(f"the estimate takes neighbours on a mesh axis to be one hop apart; here some are further: {said}")

@@ -20,6 +20,8 @@ ITEM_BYTES = {
     "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0,
 }  # fmt: skip
 
+HOST = 5  # a memory space: S(5) in the text
+
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)((?::[^}]*)?)\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
@@ -34,7 +36,7 @@ _CALLED = re.compile(
 class Shape:
     """One array: `dims`, the bytes that it has, and that it takes with the padding of its tiles.
 
-    `space` 0 is the device's main memory; others are on-chip memories or semaphores.
+    `space` 0 is the device's main memory, HOST its host's; others are on-chip memories or semaphores.
     """
 
     dtype: str

@@ -11,7 +11,7 @@ import math
 import re
 
 from rehearsal import roofline
-from rehearsal.hlo import Instruction, Module
+from rehearsal.hlo import HOST, Instruction, Module
 from rehearsal.schedule import label
 
 GIB = 2**30
@@ -119,7 +119,7 @@ class _Walker:
         for number, instruction in enumerate(body):
             inside: list[Buffer] = []
             if instruction.opcode == "parameter":
-                found = arguments if arguments else [[self._argument(instruction)]]
+                found = arguments if arguments else [self._argument(instruction)]
             elif instruction.opcode == "while":
                 found = arrays[instruction.operands[0]]
                 self._classify_carried(instruction, found)
@@ -143,12 +143,14 @@ class _Walker:
                 peak = live
         return peak
 
-    def _argument(self, instruction: Instruction) -> Buffer:
+    def _argument(self, instruction: Instruction) -> list[Buffer]:
+        if instruction.shapes[0].space == HOST:
+            return []
         kind = next((kind for prefix, kind in ARGUMENTS.items() if instruction.op_name.startswith(prefix)), "optimizer")
         name = ".".join(re.findall(r"'(\w+)'", instruction.op_name)) or instruction.op_name
         moment = re.search(r"\.(mu|nu|average)\b", instruction.op_name)
         name += f" ({moment.group(1)})" if moment else ""
-        return Buffer(sum(s.padded_bytes for s in instruction.shapes), kind, name, "", instruction)
+        return [Buffer(sum(s.padded_bytes for s in instruction.shapes), kind, name, "", instruction)]
 
     def _results(self, arrays, instruction: Instruction, live, uses, number: int) -> list[list[Buffer]]:
         operands = [arrays[name] for name in instruction.operands]

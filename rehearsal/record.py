@@ -46,12 +46,18 @@ def _long(length: int, fsdp: int, context: int) -> dict:
 
 
 FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # a chip of 16, as others' figures are given
+ON_HOST = {  # a model that does not fit otherwise
+    "train.sequence_length": 2048, "train.global_batch": 32, "model.remat": "full", "train.offload": "optimizer",
+}  # fmt: skip
 FOUR_OF_32 = FOUR_OF_2048 | {"train.global_batch": 128}
 HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "attention", "model.remat_less": 0}
 ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_tokens": 8192}
+LITTLE_KEPT = {"model.remat": "attended", "model.remat_less": 24, "train.loss_chunk_tokens": 8192}
 MORE = (
     Case("tiny_v4-8", "tiny", "v4-8"),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
+    Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
+    Case("llama2_13b_2048_v4-32", "llama2_13b", "v4-32", FOUR_OF_2048 | LITTLE_KEPT),
     Case("llama2_7b_2048_v4-32", "llama2_7b", "v4-32", FOUR_OF_2048),
     Case("llama2_7b_2048_v4-64", "llama2_7b", "v4-64", FOUR_OF_32),
     Case("llama2_7b_2048_2xv4-32", "llama2_7b", "2xv4-32", FOUR_OF_32),

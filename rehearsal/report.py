@@ -205,6 +205,8 @@ def _memory(report: dict) -> list:
     for name, size in parts.items():
         if size >= 0.005:
             lines.append(Text.assemble("  ", ("█ ", COLOURS[name]), f"{name.replace('_', ' '):18s} {size:7.2f} GiB"))
+    if report["host_gib"]:
+        lines.append(f"  beside these, in its host's memory: {report['host_gib']:.2f} GiB a chip")
     table = _table("largest buffers", "class", "line", "GiB")
     for row in report["largest_buffers"]:
         table.add_row(row["name"], row["class"], row["source"], f"{row['gib']:.3f}")

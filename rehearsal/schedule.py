@@ -13,7 +13,7 @@ import numpy as np
 
 from rehearsal import roofline
 from rehearsal.assumptions import Assumptions
-from rehearsal.hlo import Instruction, Module, collective_kind, groups
+from rehearsal.hlo import HOST, Instruction, Module, collective_kind, groups
 
 SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
 SHORT_LOOP = 8  # iterations up to which all are played, and shown within what surrounds them
@@ -129,7 +129,8 @@ class Prices:
             return "collective", seconds, 0.0, num_bytes, axes
         if instruction.opcode in COPIES:
             moved = max((shape.bytes for shape in _result(instruction)), default=0.0)
-            return "copy", moved / given.memory_bandwidth, 0.0, moved, ""
+            way = host_copy(instruction)
+            return "copy", moved / (given.host_bandwidth if way else given.memory_bandwidth), 0.0, moved, way
         flops, num_bytes = roofline.flops(self.module, instruction), roofline.traffic(self.module, instruction)
         by_memory = num_bytes / given.memory_bandwidth
         if roofline.is_kernel(instruction):
@@ -286,7 +287,7 @@ class _Player:
     def _queue(self, instruction: Instruction) -> str:
         category, *_, axes = self.prices.of(instruction)
         if category != "collective":
-            return "copies"
+            return axes or "copies"
         return f"permutes {axes}" if collective_kind(instruction) == "collective-permute" else f"rings {axes}"
 
     def _show(self, lane: str, start: float, seconds: float, cost: Cost) -> None:
@@ -339,6 +340,14 @@ def label(instruction: Instruction) -> str:
     parts = [part for part in instruction.op_name.split("/") if part not in ("while", "body", "closed_call")]
     parts = [part for part in parts if not part.startswith(("jit(", "transpose(", "jvp("))]
     return "/".join(parts[-2:]) or instruction.name
+
+
+def host_copy(copy: Instruction) -> str:
+    """Return the queue of an asynchronous copy "to the host" or "from the host", '' for one within the device."""
+    target, *sources = [shape.space == HOST for shape in copy.shapes]
+    if target != any(sources):
+        return "to the host" if target else "from the host"
+    return ""
 
 
 def _result(instruction: Instruction) -> tuple:

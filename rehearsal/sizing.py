@@ -78,10 +78,13 @@ def predict(config) -> Sizes:
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
     less = min(model.remat_less, model.num_layers)
     kept_in_all = less * kept[more[model.remat]] + (model.num_layers - less) * kept[model.remat]
+    saved, moments = model.num_layers * held["stream"] + kept_in_all, weights * MOMENTS.get(config.optimizer.name, 2)
+    if train.offload == "optimizer":  # they come when activations are gone
+        moments = max(0.0, moments - saved)
     return Sizes(
         parameters=weights,
-        optimizer=weights * (MOMENTS.get(config.optimizer.name, 2) + bool(config.optimizer.ema_decay)),
+        optimizer=moments + weights * bool(config.optimizer.ema_decay),
         gradients=weights,
-        saved_activations=model.num_layers * held["stream"] + kept_in_all,
+        saved_activations=saved,
         temporaries=sum(often * held[name] for name, often in WORKING.items()),
     )

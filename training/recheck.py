@@ -2,7 +2,6 @@
 """Looks for silent corruption: one step is computed twice on the same batch, and every bit compared."""
 
 import jax
-import jax.numpy as jnp
 
 from parallelism import processes
 from training import replicas
@@ -21,7 +20,8 @@ def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
       Corrupted: the two results differ on some device.
       ReplicasDiffer: devices that should hold the same do not.
     """
-    first, _ = train_step(jax.tree.map(jnp.copy, state), batch)
+    copy = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), state)
+    first, _ = train_step(copy, batch)
     sums = replicas.checksums(first, mesh)
     del first
     state, scalars = train_step(state, batch)

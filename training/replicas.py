@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from parallelism import processes
+from training.offload import on_device
 
 
 class ReplicasDiffer(RuntimeError):
@@ -68,7 +69,10 @@ def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
     def of_shards(*shards):
         return tuple(_checksum(shard)[None] for shard in shards)
 
-    return jax.jit(of_shards, out_shardings=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    def of_arrays(*arrays):
+        return of_shards(*on_device(arrays))
+
+    return jax.jit(of_arrays, out_shardings=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
 
 
 def _checksum(array: jax.Array) -> jax.Array:

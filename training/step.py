@@ -12,6 +12,7 @@ from flax import nnx
 
 from parallelism.axis_rules import without
 from training import guard
+from training.offload import on_device
 from training.state import TrainState
 
 
@@ -154,7 +155,7 @@ def make_eval_step(graph: nnx.GraphDef, loss: Callable, init_carry: Callable) ->
 @jax.jit
 def is_finite(state: TrainState) -> jax.Array:
     """Return whether every number of a state is finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(state)]))
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(on_device(state))]))
 
 
 def mean(pair: tuple) -> jax.Array:

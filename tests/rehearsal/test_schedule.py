@@ -9,7 +9,7 @@ from rehearsal.assumptions import Assumptions
 # 1 GHz, so that 1000 cycles are 1 us; rings at 1 GB/s and permutes at 0.5 GB/s, so that 1000 bytes are 1 and 2 us.
 GIVEN = Assumptions(
     peak_flops=1e12, memory_bandwidth=1e12, ring_bandwidth=1e9, permute_bandwidth=0.5e9, clock_hz=1e9,
-    kernel_efficiency=0.5, dcn_bandwidth=0.1e9,
+    kernel_efficiency=0.5, dcn_bandwidth=0.1e9, host_bandwidth=0.25e9,
 )  # fmt: skip
 MESH = {"data": 2, "fsdp": 4}
 US = pytest.approx
@@ -75,6 +75,24 @@ def test_a_sum_over_slices_goes_through_the_hosts_beside_the_core(cycles, second
     found = schedule.replay(hlo.parse(text), GIVEN, {"dcn_data": 2} | MESH)
     assert (found.seconds * 1e6, found.exposed_seconds * 1e6) == (US(seconds), US(exposed))
     assert [(c.kind, c.axes) for c in found.costs if c.category == "collective"] == [("all-reduce", "dcn_data")]
+
+
+ON_HOST = """
+  %%s = (f32[250]{0%s}, f32[250]{0%s}, u32[]{:S(2)}) copy-start(%%a)
+  %%t = (f32[250]{0%s}, f32[250]{0%s}, u32[]{:S(2)}) copy-start(%%a)
+{work}  %%u = f32[250]{0%s} copy-done(%%s)
+  %%v = f32[250]{0%s} copy-done(%%t)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seconds"),
+    [(("", ":S(5)"), ("", ":S(5)"), 8.0), (("", ":S(5)"), (":S(5)", ""), 4.0), (("", ""), ("", ""), 1.0)],
+)
+def test_copies_to_and_from_the_host_go_over_its_link_beside_the_core(first, second, seconds):
+    """Two of 1000 bytes at 0.25 GB/s: one after the other in one direction, together in both."""
+    text = ON_HOST % (*first, *second, first[0], second[0])
+    assert replay(text.replace("{work}", work("x", 1000))).seconds * 1e6 == US(seconds, rel=1e-2)
 
 
 def permute(name: str, step: int) -> str:
@@ -259,3 +277,9 @@ def test_buffers_live_from_their_instruction_to_their_last_use():
     assert mib == {"parameters": 4, "optimizer": 4, "gradients": 4, "temporaries": 8}
     assert [(b.kind, b.name) for b in used.largest(2)] == [("temporaries", "mlp/up"), ("parameters", "w")]
     assert [round(sum(by.values()) / 2**20) for _, by in used.over_time] == [4, 8, 16, 20, 8, 8, 12]
+
+
+def test_a_moment_on_the_host_takes_no_memory_of_the_device():
+    on_host = STEP.replace("%b)", "%p)").replace("%o = f32[1024,1024] ", "%o = f32[1024,1024]{1,0:S(5)} ")
+    found = hlo.parse(on_host.replace("  %b = s32[8] parameter(2)", "  %b2 = s32[8] parameter(2)"))
+    assert memory.usage(found, dict.fromkeys(found.instructions["m"], 1.0)).by_class()["optimizer"] == 0
