@@ -20,7 +20,7 @@ from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import apart
-from layers.shards import WHOLE, ready, whole
+from layers.shards import WHOLE, ready, whole_in_turn
 from layers.stream import CLOSED, num_parts
 
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
@@ -30,6 +30,8 @@ REMAT = {  # names of what the forward pass keeps for the backward pass, the res
     "up": ("query", "key", "value", "attended", CLOSED, "up"),
     "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
 }
+
+SUBLAYERS = ("attention", "mlp")  # of a block, as they are used
 
 
 class Block(nnx.Module):
@@ -125,7 +127,9 @@ class Stack(nnx.Module):
 
         def apply(streams, layer):
             weights, cache, keys = layer
-            weights = whole(weights, axes, streams[0].dtype)  # in the backward pass again: no remat keeps them
+            weights = whole_in_turn(
+                weights, axes, streams[0].dtype, SUBLAYERS
+            )  # in the backward pass again: no remat keeps them
             block, parts = nnx.merge(graph, weights), []
             for n, x_BTD in enumerate(streams):
                 x_BTD, cache = block(x_BTD, *context[n], cache, None if keys is None else keys[n])

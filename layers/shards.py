@@ -6,6 +6,7 @@ This is so inside a `jax.shard_map` over the whole mesh alone, where every devic
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -28,6 +29,30 @@ def whole(weights, axes, dtype):
     return jax.tree.map(lambda weight, names: _gathered(weight, names, dtype), weights, axes)
 
 
+def whole_in_turn(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> dict:
+    """Return what `whole` does of the weights of several layers; gradients of a later layer are summed first.
+
+    Left to itself the TPU compiler sums all of them in the end, where nothing is left to compute beside.
+
+    Args:
+      order: names in `weights` of layers, as they are used.
+    """
+
+    @jax.custom_vjp
+    def brought(shards):
+        return whole(shards, axes, dtype)
+
+    def backward(_, gradients):
+        summed, after = dict(gradients), []
+        for layer in reversed(order):
+            summed[layer] = jax.tree.map(functools.partial(_scattered, after=after), gradients[layer], axes[layer])
+            after = jax.tree.leaves(summed[layer])
+        return (summed,)
+
+    brought.defvjp(lambda shards: (brought(shards), None), backward)
+    return brought(weights) if in_shards() else weights
+
+
 def ready(weights, axes, dtype):
     """Return a tree of weights, those that `whole` is going to bring in `dtype`; so are their gradients until the end.
 
@@ -45,6 +70,12 @@ def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
     return weight
 
 
+def _scattered(gradient: jax.Array, names: tuple, after: Sequence[jax.Array]) -> jax.Array:
+    for dim, axis in reversed(_split(names)):
+        gradient = _summed(gradient, axis, dim, after)
+    return gradient
+
+
 def _split(names: tuple) -> list[tuple[int, str]]:
     """Return (dimension, mesh axis) of what is split; of several axes on a dimension the last splits the finest."""
     pairs = [(dim, axis) for dim, axes in enumerate(mesh_axes(names)) for axis in reversed(several(axes))]
@@ -59,27 +90,8 @@ def gather(shard: jax.Array, axis: str, dim: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def scatter(x: jax.Array, axis: str, dim: int) -> jax.Array:
-    """Return this device's shard, along `dim`, of the sum of `x` over a mesh axis; the gradient comes by `gather`.
-
-    Two rings of permutes, a half of each shard going round each way: `psum_scatter` does the same, but the TPU compiler
-    makes an all-reduce of it that nothing is computed beside, and that moves twice the bytes.
-    """
-    size, index = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    shard = x.shape[dim] // size
-
-    def ring(start: int, length: int, step: int) -> jax.Array:
-        def part_of(device):
-            return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, length, dim)
-
-        # What is on its way to a device begins at the one after it, and gathers a part at each of the others.
-        on_the_way = part_of(index - step)
-        for hop in range(2, size + 1):
-            on_the_way = jax.lax.ppermute(on_the_way, axis, [(i, (i + step) % size) for i in range(size)])
-            on_the_way += part_of(index - step * hop)
-        return on_the_way
-
-    half = shard // 2
-    return jax.lax.concatenate([ring(0, half, 1), ring(half, shard - half, -1)], dim)
+    """Return this device's shard, along `dim`, of the sum of `x` over a mesh axis; the gradient comes by `gather`."""
+    return _summed(x, axis, dim)
 
 
 gather.defvjp(
@@ -90,3 +102,34 @@ scatter.defvjp(
     lambda x, axis, dim: (scatter(x, axis, dim), None),
     lambda axis, dim, _, gradient: (gather(gradient, axis, dim),),
 )
+
+
+def _summed(x: jax.Array, axis: str, dim: int, after: Sequence[jax.Array] = ()) -> jax.Array:
+    """Return what `scatter` does, by permutes along a ring, that begin when the arrays of `after` are there.
+
+    `psum_scatter` does the same, but the TPU compiler makes an all-reduce of it that nothing is computed beside, and
+    that moves twice the bytes. A shard's first half comes from size / 2 neighbours one way and from the others the
+    other way, its second half the other way around: each link carries as much, and no sum takes more than size / 2
+    hops, each of which waits for the one before.
+    """
+    size, index = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    shard = x.shape[dim] // size
+    half = shard // 2
+
+    def part_of(device, start: int, length: int) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, length, dim)
+
+    def from_side(step: int, hops: int, *part: int) -> jax.Array | int:
+        if hops == 0:
+            return 0
+        to_next = [(i, (i + step) % size) for i in range(size)]
+        on_the_way, *_ = jax.lax.optimization_barrier((part_of(index + step * hops, *part), *after))
+        for hop in range(hops - 1, 0, -1):
+            on_the_way = jax.lax.ppermute(on_the_way, axis, to_next) + part_of(index + step * hop, *part)
+        return jax.lax.ppermute(on_the_way, axis, to_next)
+
+    def arrived(step: int, *part: int) -> jax.Array:
+        own = part_of(index, *part)
+        return own + from_side(step, size // 2, *part) + from_side(-step, (size - 1) // 2, *part)
+
+    return jax.lax.concatenate([arrived(1, 0, half), arrived(-1, half, shard - half)], dim)
