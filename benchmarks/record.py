@@ -45,7 +45,7 @@ def main() -> None:
         lines = record.changes(before["figures"], now)
         changed += bool(lines)
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
-        if lines and given.renew:
+        if given.renew and now != before["figures"]:
             record.write(path, given.renew, now, versions())
     support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:

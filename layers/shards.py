@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import in_shards, mesh_axes, several
@@ -108,28 +109,26 @@ def _summed(x: jax.Array, axis: str, dim: int, after: Sequence[jax.Array] = ()) 
     """Return what `scatter` does, by permutes along a ring, that begin when the arrays of `after` are there.
 
     `psum_scatter` does the same, but the TPU compiler makes an all-reduce of it that nothing is computed beside, and
-    that moves twice the bytes. A shard's first half comes from size / 2 neighbours one way and from the others the
-    other way, its second half the other way around: each link carries as much, and no sum takes more than size / 2
-    hops, each of which waits for the one before.
+    that moves twice the bytes. Half of the neighbours send their parts one way and half the other way, so that no sum
+    takes more than size / 2 hops, each of which waits for the one before; the one across, half of its part each way.
     """
     size, index = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     shard = x.shape[dim] // size
-    half = shard // 2
+    across, near = size // 2, (size - 1) // 2
+    x, *_ = jax.lax.optimization_barrier((x, *after))
 
-    def part_of(device, start: int, length: int) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, length, dim)
+    def part_of(device, start: int = 0, stop: int = shard) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, stop - start, dim)
 
-    def from_side(step: int, hops: int, *part: int) -> jax.Array | int:
-        if hops == 0:
-            return 0
+    def from_side(step: int, start: int, stop: int) -> jax.Array | int:
         to_next = [(i, (i + step) % size) for i in range(size)]
-        on_the_way, *_ = jax.lax.optimization_barrier((part_of(index + step * hops, *part), *after))
-        for hop in range(hops - 1, 0, -1):
-            on_the_way = jax.lax.ppermute(on_the_way, axis, to_next) + part_of(index + step * hop, *part)
-        return jax.lax.ppermute(on_the_way, axis, to_next)
+        on_the_way = 0
+        if across > near:
+            half = jax.lax.ppermute(part_of(index + step * across, start, stop), axis, to_next)
+            around = [(start, shard - stop, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+            on_the_way = jax.lax.pad(half, jnp.zeros((), x.dtype), around)
+        for hop in range(near, 0, -1):
+            on_the_way = jax.lax.ppermute(on_the_way + part_of(index + step * hop), axis, to_next)
+        return on_the_way
 
-    def arrived(step: int, *part: int) -> jax.Array:
-        own = part_of(index, *part)
-        return own + from_side(step, size // 2, *part) + from_side(-step, (size - 1) // 2, *part)
-
-    return jax.lax.concatenate([arrived(1, 0, half), arrived(-1, half, shard - half)], dim)
+    return part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
