@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import simulation
-from configs.base import BATCH_AXES, MESH_AXES, batch_shards
+from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
 from input_pipeline.packing import pack
 from layers.axes import declared_axes
@@ -104,8 +104,8 @@ def assemble(
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, _weights(config, abstract_model))
     optimizer = optimizers.make(direction, config.optimizer, schedule)
-    by_device = not slow and _by_device(config)
-    num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not by_device)
+    in_parts = not slow and by_device(config)
+    num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
     loss = objective.make_loss(num_chunks=num_chunks, z_loss=config.train.z_loss)
     batch = _abstract_batch(config, mesh)
 
@@ -123,12 +123,15 @@ def assemble(
     once = _summed_once(config, abstract_model)
     gradient = make_gradient(
         graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
-        groups={} if slow or by_device else once,
+        groups={} if slow or in_parts else once,
     )  # fmt: skip
-    if by_device:
+    if in_parts:
         axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
         specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
-        gradient = in_shards(gradient, axes, specs, summed_once=num_microbatches > 1 and "fsdp" in once)
+        gradient = in_shards(
+            gradient, axes, specs, summed_once=num_microbatches > 1 and "fsdp" in once,
+            sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
+        )  # fmt: skip
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay,
         spike_deviations=config.train.spike_deviations,
@@ -262,13 +265,6 @@ def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(abstract_model).items()}
     return optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
-
-
-def _by_device(config) -> bool:
-    """Whether there are several devices, and each can compute a part by itself: of rows, heads and the length."""
-    mesh = config.mesh
-    alone = mesh.context == mesh.expert == 1
-    return alone and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0
 
 
 def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:

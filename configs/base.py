@@ -104,6 +104,7 @@ def get_config() -> ConfigDict:
     train.z_loss = 0.0  # weight of mean log(Z)^2
     train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB
     train.offload = "none"  # to the hosts' memory, between updates: none, optimizer (its moments)
+    train.sum_dtype = "auto"  # of gradients where weights are split: auto (compute type), float32 (no context, expert)
     train.seed = 0  # of initialisation, order and everything random
     train.log_every = 10  # steps
     train.eval_every = 250  # steps; 0: only at the end
@@ -135,3 +136,10 @@ def get_config() -> ConfigDict:
 def batch_shards(mesh: ConfigDict) -> int:
     """Return the number of parts into which a resolved mesh splits the batch."""
     return math.prod(mesh[axis] for axis in BATCH_AXES)
+
+
+def by_device(config: ConfigDict) -> bool:
+    """Whether there are several devices, and each can compute a part by itself: of rows, heads and the length."""
+    mesh = config.mesh
+    alone = mesh.context == mesh.expert == 1
+    return alone and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import topologies
-from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards
+from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
 CHOICES = {
@@ -22,6 +22,7 @@ CHOICES = {
     "model.biases": ("none", "qkv", "all"),
     "data.bad_documents": ("error", "skip"),
     "train.offload": ("none", "optimizer"),
+    "train.sum_dtype": ("auto", "float32"),
     "checkpoint.restore": ("read", "broadcast"),
 }
 MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms
@@ -58,6 +59,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
     _check_batch(config)
+    _check_sums(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -277,6 +279,14 @@ def _check_batch(config: ConfigDict) -> None:
         raise ConfigError(
             f"train.sequence_length={train.sequence_length} is not a multiple of mesh.context={mesh.context}; "
             f"use {_multiples_text(train.sequence_length, mesh.context)}"
+        )
+
+
+def _check_sums(config: ConfigDict) -> None:
+    if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
+        raise ConfigError(
+            f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1, mesh.expert=1 and a train.sequence_length "
+            "that mesh.model divides; elsewhere the compiler sums, use auto"
         )
 
 

@@ -170,13 +170,13 @@ AURA = (
     ),
     answered(
         "A14", "2-3 times faster training",
-        "seconds a step and tokens/s in each host's report; benchmarks/RESULTS.md",
+        "seconds a step and tokens/s in each host's report; `make bench ARGS=naive`, a 1B model beside the naive way",
         "no factor is promised: what a step takes is measured where it runs",
         f"{READINESS}deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches",
     ),
     answered(
         "A15", "half the memory",
-        "the compiler's own count, in the report and by `rehearse.py`",
+        "the compiler's own count, in the report and by `rehearse.py`; `make bench ARGS=naive`, beside the naive way",
         "no factor is promised: what a step needs is counted, and what would spare memory is compiled",
         f"{READINESS}deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches",
         f"{REHEARSE}what_does_not_fit_is_a_verdict_with_what_would",

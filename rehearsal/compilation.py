@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that compiles: python -m rehearsal.compilation FOLDER, with a `request.json` there.
+"""The process that compiles: `main`, its one argument a folder with a `request.json`.
 
 It assembles the run on the devices of a topology description, and compiles it as train.py does.
 """
@@ -23,6 +23,12 @@ from configs import loading, topologies
 from configs.base import ConfigError
 from rehearsal.compiler import PROGRAM, first_line
 from training import offload, throughput
+
+
+def main() -> None:
+    """Compile what is asked for in the folder that the command line names."""
+    _end_with_parent()
+    compile_request(pathlib.Path(sys.argv[1]))
 
 
 def compile_request(folder: pathlib.Path) -> None:
@@ -123,8 +129,3 @@ def _end_with_parent() -> None:
     end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _end_with_parent()
-    compile_request(pathlib.Path(sys.argv[1]))

@@ -39,6 +39,7 @@ NOT_COMPILED = (  # keys that the step does not read
 ABANDONED_SECONDS = 3600  # a folder that nobody has locked for so long is nobody's
 GIB = 2**30
 PROGRAM = "program.txt.gz"
+COMPILING = "from rehearsal import compilation; compilation.main()"
 
 
 class CompileError(RuntimeError):
@@ -108,15 +109,16 @@ class Compiler:
     Args:
       cache: folder of all compilations.
       processes: at once.
+      program: Python that each process runs first, to replace a part of the code and see what it costs.
     """
 
-    def __init__(self, cache: pathlib.Path, processes: int = 1):
-        self.cache, self.processes = cache, processes
+    def __init__(self, cache: pathlib.Path, processes: int = 1, program: str = ""):
+        self.cache, self.processes, self.program = cache, processes, program
         self.spent: list[float] = []  # seconds of each compilation done here
 
     def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
         """Return where the compilation of a configuration is kept: named by all that it depends on."""
-        content = json.dumps([_request(config, topology), _code_digest(), versions()], sort_keys=True)
+        content = json.dumps([_request(config, topology), self.program, _code_digest(), versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
@@ -155,7 +157,7 @@ class Compiler:
             while (queue or running) and (until is None or time.monotonic() < until):
                 while queue and len(running) < self.processes:
                     index = queue.pop(0)
-                    running[index] = _Process(*wanted[index], self.folder(*wanted[index]))
+                    running[index] = _Process(*wanted[index], self.folder(*wanted[index]), self.program)
                 for index in [i for i, process in running.items() if process.ended()]:
                     process = running.pop(index)
                     self.spent.append(process.seconds)
@@ -195,7 +197,7 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
 class _Process:
     """A compilation under way."""
 
-    def __init__(self, config, topology, folder: pathlib.Path):
+    def __init__(self, config, topology, folder: pathlib.Path, program: str):
         self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
@@ -205,8 +207,8 @@ class _Process:
         (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
         with open(self.scratch / "log.txt", "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rehearsal.compilation", str(self.scratch)], cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, env=_environment(topology), start_new_session=True,
+                [sys.executable, "-c", f"{program}\n{COMPILING}", str(self.scratch)], cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(topology), start_new_session=True,
             )  # fmt: skip
 
     @property

@@ -40,7 +40,7 @@ def placed(tree, abstract):
 
 
 @functools.cache
-def gradients_and_scalars(num_microbatches: int = 1, of_model: tuple = (), **mesh):
+def gradients_and_scalars(num_microbatches: int = 1, of_model: tuple = (), sum_dtype: str = "auto", **mesh):
     """Return what one step computes on the first devices, always from the same weights and batch.
 
     Args:
@@ -48,7 +48,7 @@ def gradients_and_scalars(num_microbatches: int = 1, of_model: tuple = (), **mes
     """
     config = small_config(**mesh)
     config.model.update(dict(of_model))
-    config.train.gradient_accumulation = num_microbatches
+    config.train.update(gradient_accumulation=num_microbatches, sum_dtype=sum_dtype)
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = dataclasses.replace(state, params=random_weights(state.params))

@@ -231,6 +231,38 @@ def test_the_loop_takes_batches_of_the_callers_own(tmp_path):
     assert (tmp_path / "checkpoints" / "6").is_dir()
 
 
+def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(tmp_path, monkeypatch):
+    """Where devices queue their work; those of a CPU do not, so that the loop waits there before it launches."""
+    launched, wanted = [], []
+
+    class Scalar:
+        def __init__(self, value):
+            self.value, self.step = value, len(launched)
+
+        def is_ready(self):
+            wanted.append((self.step, len(launched)))
+            return True
+
+        def __array__(self):
+            wanted.append((self.step, len(launched)))
+            return np.asarray(self.value)
+
+    def watched(faults, train_step, spoiled_step):
+        monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+        def step(state, batch):
+            launched.append(step)
+            state, scalars = train_step(state, batch)
+            return state, jax.tree.map(Scalar, scalars)
+
+        return step
+
+    monkeypatch.setattr(train.Faults, "wrapped", watched)
+    config = in_process(train__steps=6, train__save_every=0)
+    train.train(config, tmp_path, own_batches(config, 6))
+    assert set(wanted) == {(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 6)}  # after the last there is no next
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path):
     """Batches from elsewhere come but once, so that there is no going back."""
     config = in_process(train__steps=9, optimizer__learning_rate=1e30, optimizer__clip_norm=0.0, train__save_every=1)

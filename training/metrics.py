@@ -84,14 +84,16 @@ class _EventFiles:
         self.folder, self.writer = folder, None
 
     def write(self, kind: str, line: dict) -> None:
-        """Write the numbers of a line as scalars kind/name."""
+        """Write the numbers of a line as scalars kind/name, in one record: each takes TensorFlow half a millisecond."""
         import tensorflow as tf
 
         self.writer = self.writer or tf.summary.create_file_writer(str(self.folder))
+        scalars = tf.compat.v1.Summary()
+        for name, value in line.items():
+            if isinstance(value, int | float) and name not in ("step", "time"):
+                scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
         with self.writer.as_default():
-            for name, value in line.items():
-                if isinstance(value, int | float) and name not in ("step", "time"):
-                    tf.summary.scalar(f"{kind}/{name}", value, step=line["step"])
+            tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
 
     def close(self) -> None:
         """Flush and close."""

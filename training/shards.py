@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec
 
 from configs.base import BATCH_AXES
 from layers.axes import several
-from layers.shards import whole
+from layers.shards import summed_in, whole
 from parallelism.axis_rules import RULES, on_device
 
 AXES = (*BATCH_AXES, "model")  # that devices compute different parts of
 
 
-def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool) -> Callable:
+def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None) -> Callable:
     """Return a gradient function of global arrays from one that each device computes for its part.
 
     Args:
@@ -29,6 +29,8 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool)
       axes, specs: trees like the parameters, of the names of each one's dimensions and of its PartitionSpec.
       summed_once: bring all parameters whole first, and scatter their gradients in the end, whatever is done between:
         gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
+      sum_dtype: of sums over the axes that split a weight, float32 over others and with `summed_once`; None: the type
+        that the weight is used in.
     """
     rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
     parts = PartitionSpec(BATCH_AXES, dict(RULES)["stream"])
@@ -41,7 +43,7 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool)
 
     def of_part(params, carry, batch, key):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
-        with nnx.logical_axis_rules(on_device()):
+        with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
             gradients, weight, carry, scalars = (at_once if summed_once else gradient)(params, carry, batch, key)
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_summed, gradients, specs), weight, carry, scalars

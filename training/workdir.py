@@ -17,7 +17,7 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
     "data.",  # the digest of the corpus stands for it; weights of a mixture, readers and the cache may change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
-    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every",
+    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
 )  # fmt: skip
 
 

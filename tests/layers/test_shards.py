@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from configs.base import BATCH_AXES
 from layers.axes import constrain
 from layers.products import QUANTIZED, project
-from layers.shards import gather, scatter, whole
+from layers.shards import gather, scatter, summed_in, whole, whole_in_turn
 from parallelism.axis_rules import on_device, without
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close
@@ -49,6 +50,28 @@ def test_gathering_is_undone_by_scattering_the_gradient():
 
     actual = on_devices(4, gradient, (P(None, "fsdp"), P("fsdp")), P(None, "fsdp"))(w, factors)
     assert_close(actual, 2 * w * factors.sum(axis=0))
+
+
+@pytest.mark.parametrize("bring", [whole, functools.partial(whole_in_turn, order=("a", "b"))], ids=["whole", "in turn"])
+def test_bfloat16_gradients_summed_in_float32_are_rounded_once(bring):
+    """Of whole numbers below 256, which bfloat16 holds and float32 sums exactly; nor does it hold their sums."""
+    parts = {name: np.random.default_rng(0).integers(129, 256, (8, 16, 4)).astype(np.float32) for name in ("a", "b")}
+    axes = dict.fromkeys(parts, ("embed", "mlp"))
+
+    def gradient(parts, sum_dtype):
+        parts = jax.tree.map(lambda part: part[0].astype(jnp.bfloat16), parts)
+        shards = jax.tree.map(lambda part: jnp.zeros((2, 4), jnp.bfloat16), parts)
+        with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
+            return jax.vjp(lambda shards: bring(shards, axes, jnp.bfloat16), shards)[1](parts)[0]
+
+    def summed(sum_dtype):
+        ours = on_devices(8, functools.partial(gradient, sum_dtype=sum_dtype), (P("fsdp"),), P("fsdp"))(parts)
+        assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(ours))
+        return ours
+
+    exact = jax.tree.map(lambda part: part.sum(axis=0).astype(jnp.bfloat16), parts)
+    jax.tree.map(np.testing.assert_array_equal, summed(jnp.float32), exact)
+    assert not all(np.array_equal(ours, exact[name]) for name, ours in summed(None).items())
 
 
 def test_only_what_lies_in_shards_is_gathered_and_cast():

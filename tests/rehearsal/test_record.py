@@ -2,14 +2,12 @@
 """What recipes were found to cost is recorded, and a step that has become dearer is caught."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from configs import loading, validation
 from rehearsal import record
-from rehearsal.compiler import Compiled, Compiler, _environment, _request, versions
+from rehearsal.compiler import Compiler, versions
 from rehearsal.estimate import estimate
 from tests.support import ROOT
 
@@ -45,14 +43,7 @@ def small_step():
 def compiled_after(program: str, folder) -> dict[str, float]:
     """Return the figures of the small step, compiled in a process that first runs a program."""
     loaded = small_step()
-    (folder / "request.json").write_text(json.dumps(_request(loaded.config, loaded.topology)))
-    code = (
-        f"{program}\nimport pathlib\nfrom rehearsal import compilation\n"
-        f"compilation.compile_request(pathlib.Path({str(folder)!r}))"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_environment(loaded.topology), check=True)
-    facts = json.loads((folder / "facts.json").read_text())
-    return record.figures(estimate(Compiled(loaded.config, loaded.topology, facts, folder)))
+    return record.figures(estimate(Compiler(folder, program=program).compile(loaded.config, loaded.topology)))
 
 
 @pytest.fixture(scope="module")

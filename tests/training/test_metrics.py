@@ -4,6 +4,8 @@
 import json
 import resource
 
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
 from training.metrics import MetricsWriter
 
 
@@ -14,6 +16,16 @@ def lines(folder) -> list[dict]:
 def write(folder, kind, **figures):
     with MetricsWriter(folder, tensorboard=False) as writer:
         writer.write(kind, **figures)
+
+
+def test_tensorboard_finds_the_numbers_of_each_step(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+        for step in (1, 2):
+            writer.write("train", step=step, loss=2.5 / step, tokens=step * 64, mfu=None)
+        writer.write("event", step=2, event="stop")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = {tag: [(scalar.step, scalar.value) for scalar in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found == {"train/loss": [(1, 2.5), (2, 1.25)], "train/tokens": [(1, 64.0), (2, 128.0)]}
 
 
 def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):

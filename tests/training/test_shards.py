@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import assembly
+from configs.base import ConfigError
+from configs.validation import validate
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, gradients_and_scalars, placed, small_config
-from tests.support import ROOT, TOLERANCE, assert_close
+from tests.support import ROOT, TOLERANCE, assert_close, relative_error
 
 MESHES = ({"fsdp": 16}, {"data": 2, "fsdp": 8}, {"data": 16}, {"dcn_data": 2, "data": 2, "fsdp": 4})
 
@@ -57,6 +59,33 @@ def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
 def test_other_models_have_the_same_gradients(model):
     model, mesh = tuple(model.items()), {"data": 2, "fsdp": 2, "model": 2}
     assert_close(gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars(of_model=model))
+
+
+def test_float32_sums_bring_bfloat16_gradients_nearer_to_those_of_one_device():
+    """And to those of copies, which compute the same parts and sum them in float32."""
+
+    def gradient(**how):
+        leaves = jax.tree.leaves(gradients_and_scalars(of_model=(("dtype", "bfloat16"),), **how)[0])
+        return np.concatenate([leaf.ravel() for leaf in leaves])
+
+    rounded, exact, one, copies = gradient(fsdp=8), gradient(fsdp=8, sum_dtype="float32"), gradient(), gradient(data=8)
+    assert relative_error(exact, one) < relative_error(rounded, one)
+    assert relative_error(exact, copies) < 0.7 * relative_error(rounded, copies)
+
+
+def test_in_float32_the_type_of_sums_changes_nothing():
+    config = small_config(fsdp=4, model=2)
+    default = program(assembly.assemble(config))
+    config.train.sum_dtype = "float32"
+    assert program(assembly.assemble(config)) == default
+
+
+@pytest.mark.parametrize(("mesh", "length"), [({"context": 2}, 24), ({"expert": 2}, 24), ({"model": 2}, 23)], ids=str)
+def test_where_the_compiler_sums_it_cannot_be_told_in_which_type(mesh, length):
+    config = small_config(fsdp=4, **mesh)
+    config.train.update(sequence_length=length, sum_dtype="float32")
+    with pytest.raises(ConfigError, match=r"^train.sum_dtype=float32 needs .*$"):
+        validate(config, 8)
 
 
 @pytest.mark.parametrize(

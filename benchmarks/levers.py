@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does each lever of the 7B step earn? The step on v4-32 as it is, and with one lever at a time taken or turned.
+
+Beside them, as `tried_`, what was tried and earned nothing. A lever is a key of the configuration, an option of the
+compiler, or a part of the code that is replaced in the process that compiles. All are timed by replaying the schedule
+of the TPU's compiler: estimates, not runs, which see neither the order of chips in the mesh nor the sizes of the
+attention kernel's blocks. `costs` is what the step takes more than as it is. Names after it confine it to these.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+
+import support
+
+from configs import loading
+from input_pipeline.cache import cache_folder
+from rehearsal import record
+from rehearsal.compiler import Compiled, Compiler, CompileError
+from rehearsal.estimate import estimate
+
+CASE = "tiny_v4-8" if support.QUICK else "llama2_7b_2048_v4-32"
+QUICK = ("without_rings", "tried_latency_hiding_scheduler")
+
+
+def replaced(module: str, name: str, by: str) -> str:
+    """Return the program that replaces what a module calls by a name; it fails where there is no such name."""
+    return f"import jax, {module} as place; from layers import shards; place.{name}; place.{name} = {by}"
+
+
+def option(name: str, value: str | None) -> str:
+    """Return the program that gives an option to the compiler; None takes away one that is given."""
+    given = "from configs.topologies import COMPILER_OPTIONS; options = COMPILER_OPTIONS['tpu']"
+    return f"{given}; del options[{name!r}]" if value is None else f"{given}; options[{name!r}] = {value!r}"
+
+
+def kept(remat: str, layers: int = 0) -> dict:
+    """Return the keys of a policy of rematerialisation, and of how many layers keep what the next one does."""
+    return {"model.remat": remat, "model.remat_less": layers}
+
+
+SCATTERED = "lambda x, axis, dim, after=(): jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)"
+LEVERS = {  # keys of the configuration, or a program
+    "without_remat": kept("none"),
+    "remat_dots": kept("dots"),
+    "remat_up": kept("up"),
+    "remat_attention": kept("attention"),
+    "remat_attended": kept("attended"),
+    "remat_full": kept("full"),
+    "loss_in_chunks_of_1024": {"train.loss_chunk_tokens": 1024},
+    "without_attention_kernel": {"model.attention": "reference"},
+    "placed_by_the_compiler": replaced("assembly", "_by_device", "lambda config: False"),
+    "without_rings": replaced("layers.shards", "_summed", SCATTERED),
+    "without_mlp_summed_first": replaced(
+        "layers.block", "whole_in_turn", "lambda weights, axes, dtype, order: shards.whole(weights, axes, dtype)"
+    ),
+    "without_weight_first": replaced("layers.products", "_weight_first", "jax.numpy.einsum"),
+    "without_stack_cast_first": replaced("layers.block", "ready", "lambda weights, axes, dtype: weights"),
+    "without_gradient_of_two_parts": replaced("layers.block", "_two_parts", "lambda x, size: (x[:size], x[size:])"),
+    "without_head_gradient_first": replaced("layers.cross_entropy", "in_shards", "lambda: False"),
+    "without_kept_heads_first": replaced("layers.kernels", "checkpoint_name", "lambda x, name: x"),
+    "without_fused_backward_kernel": replaced("layers.kernels", "DQ_PARTS", "0"),
+    "without_rotary_by_product": replaced("layers.rotary", "platform", "lambda: 'cpu'"),
+    "without_apart": replaced("layers.block", "apart", "lambda x: x"),
+    "without_async_all_gather": option("xla_enable_async_all_gather", None),
+    "without_windowed_einsum_off": option("xla_jf_spmd_threshold_for_windowed_einsum_mib", None),
+    "tried_one_chunk_of_loss": {"train.loss_chunk_tokens": 8192},
+    "tried_half_of_layers_keep_more": {"model.remat_less": 16},
+    "tried_latency_hiding_scheduler": option("xla_tpu_enable_latency_hiding_scheduler", "true"),
+    "tried_async_collective_fusion": option("xla_tpu_enable_async_collective_fusion", "true"),
+    "tried_async_fusion_of_all_gather": option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
+    "tried_overlap_compute_collective": option("xla_tpu_overlap_compute_collective_tc", "true"),
+    "tried_more_scoped_vmem": option("xla_tpu_scoped_vmem_limit_kib", "24576"),
+}  # fmt: skip
+
+
+def load(keys: dict) -> loading.Loaded:
+    """Return the configuration of the step with some keys changed."""
+    case = next(case for case in record.cases() if case.name == CASE)
+    return dataclasses.replace(case, changes=case.changes | keys).load()
+
+
+def compiled_with(change: dict | str) -> tuple[Compiled, float]:
+    """Return the step with one change, and the seconds that its compilation took: 0 where it was cached."""
+    keys, program = ({}, change) if isinstance(change, str) else (change, "")
+    loaded, compiler = load(keys), Compiler(cache_folder("") / "rehearsals", program=program)
+    return compiler.compile(loaded.config, loaded.topology), sum(compiler.spent)
+
+
+def compare(name: str, compiled: Compiled, as_it_is: Compiled) -> dict:
+    """Return the figures of one change."""
+    found, usual = estimate(compiled), estimate(as_it_is)
+    if not found["fits"]:
+        return {name: f"does not fit: needs {found['hbm_gib']['total']:.1f} GiB"}
+    if compiled.program() == as_it_is.program():
+        return {name: "the same program"}
+    return {
+        f"{name}_step_seconds": round(found["step_seconds"], 4),
+        f"{name}_costs_seconds": round(found["step_seconds"] - usual["step_seconds"], 4),
+        f"{name}_gib": round(found["hbm_gib"]["total"], 2),
+    }
+
+
+def main() -> None:
+    """Compile the step and all changes of it, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two of them, of the smallest step")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args()
+    names = QUICK if given.quick else given.names or tuple(LEVERS)
+    if unknown := set(names) - LEVERS.keys():
+        sys.exit(f"{unknown.pop()} is no lever; there are {', '.join(LEVERS)}")
+    as_it_is, seconds = compiled_with({})
+    usual, spent = estimate(as_it_is), [seconds] if seconds else []
+    figures = {
+        "as_it_is_step_seconds": round(usual["step_seconds"], 4),
+        "as_it_is_mfu": round(usual["mfu"], 3),
+        "as_it_is_gib": round(usual["hbm_gib"]["total"], 2),
+        "as_it_is_exposed_seconds": round(usual["exposed_communication_seconds"], 3),
+    }
+    print(f"as it is: {figures}", flush=True)
+    for number, name in enumerate(names, 1):
+        left = f", about {(len(names) - number + 1) * statistics.mean(spent) / 60:.0f} min left" if spent else ""
+        print(f"{name}, {number} of {len(names)}{left}", flush=True)
+        try:
+            compiled, seconds = compiled_with(LEVERS[name])
+        except CompileError as error:
+            sys.exit(f"{name}: {error}")
+        spent += [seconds] if seconds else []
+        found = compare(name, compiled, as_it_is)
+        figures |= found
+        print(f"  {found}", flush=True)
+    support.finish("levers", figures)
+
+
+if __name__ == "__main__":
+    main()
