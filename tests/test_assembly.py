@@ -74,16 +74,32 @@ def mesh_of(platform: str):
 
 def test_logits_are_cut_into_chunks_only_where_they_are_large():
     """On CPU from 64 MiB on; on TPU, where each chunk sums the head's gradient over the mesh, from 1 GiB on."""
-    cpu, tpu = mesh_of("cpu"), mesh_of("tpu")
     config = small_config(sequence_length=1024, global_batch=8)
-    assert assembly._loss_chunks(config, 1, cpu) == 1
+
+    def chunks(platform: str, *, vocab_split: bool = False) -> int:
+        return assembly._loss_chunks(config, 1, mesh_of(platform), vocab_split=vocab_split)
+
+    assert chunks("cpu") == 1
     config.model.vocab_size = 1 << 17
-    assert assembly._loss_chunks(config, 1, cpu) == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
-    assert assembly._loss_chunks(config, 1, tpu) == 1
+    assert chunks("cpu") == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
+    assert chunks("tpu") == 1
     config.model.vocab_size = 1 << 19
-    assert assembly._loss_chunks(config, 1, tpu) == 2
+    assert chunks("tpu") == 2
     config.train.loss_chunk_tokens = 100
-    assert assembly._loss_chunks(config, 1, cpu) == assembly._loss_chunks(config, 1, tpu) == 16
+    assert chunks("cpu") == chunks("tpu") == 16
+
+
+def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length():
+    """Either way as many logits a device; a chunk of so many tokens is cut from what a device has of the length."""
+    config = small_config(sequence_length=1024, global_batch=8)
+    config.model.vocab_size = 1 << 17
+    config.mesh.update(fsdp=1, model=4)
+    cpu = mesh_of("cpu")
+    assert assembly._loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert assembly._loss_chunks(config, 1, cpu, vocab_split=False) == 16
+    config.train.loss_chunk_tokens = 512
+    assert assembly._loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert assembly._loss_chunks(config, 1, cpu, vocab_split=False) == 4
 
 
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
