@@ -40,7 +40,7 @@ def kept(remat: str, layers: int = 0) -> dict:
     return {"model.remat": remat, "model.remat_less": layers}
 
 
-SCATTERED = "lambda x, axis, dim, after=(): jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)"
+SCATTERED = "lambda x, axis, dim, *_: jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)"
 LEVERS = {  # keys of the configuration, or a program
     "without_remat": kept("none"),
     "remat_dots": kept("dots"),
@@ -50,7 +50,7 @@ LEVERS = {  # keys of the configuration, or a program
     "remat_full": kept("full"),
     "loss_in_chunks_of_1024": {"train.loss_chunk_tokens": 1024},
     "without_attention_kernel": {"model.attention": "reference"},
-    "placed_by_the_compiler": replaced("assembly", "_by_device", "lambda config: False"),
+    "placed_by_the_compiler": replaced("assembly", "by_device", "lambda config: False"),
     "without_rings": replaced("layers.shards", "_summed", SCATTERED),
     "without_mlp_summed_first": replaced(
         "layers.block", "whole_in_turn", "lambda weights, axes, dtype, order: shards.whole(weights, axes, dtype)"
