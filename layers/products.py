@@ -55,6 +55,8 @@ _weight_first.defvjp(lambda spec, *operands: (_weight_first(spec, *operands), op
 def _quantized(spec: str, dtype, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Return the einsum of operands rounded to 8 bits, with a scale for each row and each column of the product.
 
+    Devices that share heads round each its part of what they sum.
+
     SwitchBack (arXiv:2304.13013): the gradient of the input is computed in the same way, that of the weight, a sum over
     so many tokens that rounding them would tell, in the type of `x`, and first, as in `_weight_first`.
     """

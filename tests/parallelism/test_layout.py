@@ -31,7 +31,7 @@ def test_loss_and_every_gradient_are_those_of_one_device(mesh):
     assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(actual[0]))
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "model": 2}], ids=["in shards", "compiled"])
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "context": 2, "model": 2}], ids=["in shards", "compiled"])
 def test_quantised_gradients_are_those_of_one_device(mesh):
     """But for operands that another order of sums rounds to the next of 255 steps, a few of a thousand of them."""
     model = (("quantization", "int8"),)
@@ -40,6 +40,15 @@ def test_quantised_gradients_are_those_of_one_device(mesh):
     near = jax.tree.leaves(jax.tree.map(relative_error, actual, expected))
     far = jax.tree.leaves(jax.tree.map(relative_error, expected, plain))
     assert max(near) < 1e-3 < min(far), (near, far)
+
+
+def test_devices_that_share_heads_round_what_they_sum_each_in_scales_of_its_own():
+    """Other roundings than on one device, and no coarser: as far from it as that is from products in float32."""
+    model, mesh = (("quantization", "int8"),), {"data": 2, "fsdp": 2, "model": 2}
+    (actual, _), (plain, _) = gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars()
+    alone = jax.tree.map(relative_error, gradients_and_scalars(of_model=model)[0], plain)
+    shared = jax.tree.map(relative_error, actual, plain)
+    assert max(jax.tree.leaves(shared)) < 1.5 * max(jax.tree.leaves(alone)), (shared, alone)
 
 
 @pytest.mark.parametrize(("num_parameters", "axes"), [(10**6, ("dcn_data", "fsdp")), (10**9, ("dcn_data",))])
