@@ -6,6 +6,8 @@ context (`jax.set_mesh`, `nnx.logical_axis_rules`). A context is needed wherever
 is a mesh of size 1.
 """
 
+import math
+
 import jax
 from flax import nnx
 from flax.core import spmd
@@ -50,6 +52,12 @@ def in_shards() -> bool:
 def several(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the mesh axes of one entry of a PartitionSpec."""
     return (axes,) if isinstance(axes, str) else axes or ()
+
+
+def num_shards(axes: str | tuple[str, ...] | None) -> int:
+    """Return over how many devices of the mesh in context one entry of a PartitionSpec splits a dimension."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[axis] for axis in several(axes))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

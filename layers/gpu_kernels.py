@@ -6,14 +6,12 @@ It computes what layers/attention.py's `attend` does with the mask of packed doc
 Letters: see layers/attention.py.
 """
 
-import math
-
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 from jax.sharding import PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, several
+from layers.axes import in_shards, mesh_axes, num_shards
 
 BLOCK = 128  # the largest of JAX's default block sizes
 LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
@@ -28,8 +26,7 @@ def serves(shape: tuple[int, int], *, head_dim: int, dtype, sliding_window: int,
 
     In 32 bits a GPU's matrix units would round what the kernel multiplies.
     """
-    (batch, length), sizes = shape, jax.sharding.get_abstract_mesh().shape
-    rows, columns = (math.prod(sizes[axis] for axis in several(axes)) for axes in mesh_axes(("batch", "length")))
+    (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
     whole = batch % rows == 0 and columns == 1 and length % BLOCK == 0
     return whole and head_dim <= LARGEST_HEAD_DIM and dtype.itemsize == 2 and not sliding_window and not score_cap
 

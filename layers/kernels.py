@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, several
+from layers.axes import in_shards, mesh_axes, num_shards
 
 LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
@@ -25,7 +25,7 @@ def serves(shape: tuple[int, int], **_) -> bool:
 
     Head dim, type, window and cap, by which layers/gpu_kernels.py decides too, may be any.
     """
-    (batch, length), (rows, columns) = shape, map(_shards, mesh_axes(("batch", "length")))
+    (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
     return batch % rows == 0 and length % (LANES * columns) == 0
 
 
@@ -67,7 +67,7 @@ def _on_device(kernel: Callable, q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_B
 def _kernel(q_BTNH: jax.Array, length_axes, sliding_window: int, score_cap: float) -> Callable:
     """Return the kernel of any number of heads; its arrays say which blocks a device skips."""
     _, length, _, head_dim = q_BTNH.shape
-    shape, shards = (length, length), _shards(length_axes)
+    shape, shards = (length, length), num_shards(length_axes)
     mask = splash.LocalMask(shape, (sliding_window - 1, 0), 0) if sliding_window else splash.CausalMask(shape)
     return splash.make_splash_mha(
         splash.MultiHeadMask([mask]),
@@ -97,9 +97,3 @@ def _block_sizes(queries: int, keys: int, head_dim: int, bytes_each: int) -> spl
 def _block(length: int, limit: int) -> int:
     """Return the largest multiple of LANES up to the limit that divides the length."""
     return max(size for size in range(LANES, max(limit, LANES) + 1, LANES) if length % size == 0)
-
-
-def _shards(axes: str | tuple[str, ...] | None) -> int:
-    """Return over how many devices the mesh in context splits a dimension."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return math.prod(sizes[axis] for axis in several(axes))

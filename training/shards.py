@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from configs.base import BATCH_AXES
 from layers.axes import several
 from layers.shards import summed_in, whole
 from parallelism.axis_rules import RULES, on_device
 
-AXES = (*BATCH_AXES, "model")  # that devices compute different parts of
+BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
+AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
 
 
 def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None) -> Callable:
@@ -33,7 +33,7 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
         that the weight is used in.
     """
     rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
-    parts = PartitionSpec(BATCH_AXES, dict(RULES)["stream"])
+    parts = PartitionSpec(BATCH_AXES, STREAM_AXIS)
 
     def at_once(params, *arguments):
         params, scatter = jax.vjp(lambda shards: whole(shards, axes, jnp.float32), params)
