@@ -56,9 +56,6 @@ LEVERS = {  # keys of the configuration, or a program
         "layers.block", "whole_in_turn", "lambda weights, axes, dtype, order: shards.whole(weights, axes, dtype)"
     ),
     "without_weight_first": replaced("layers.products", "_weight_first", "jax.numpy.einsum"),
-    "without_stack_cast_first": replaced("layers.block", "ready", "lambda weights, axes, dtype: weights"),
-    "without_gradient_of_two_parts": replaced("layers.block", "_two_parts", "lambda x, size: (x[:size], x[size:])"),
-    "without_head_gradient_first": replaced("layers.cross_entropy", "in_shards", "lambda: False"),
     "without_kept_heads_first": replaced("layers.kernels", "checkpoint_name", "lambda x, name: x"),
     "without_fused_backward_kernel": replaced("layers.kernels", "DQ_PARTS", "0"),
     "without_rotary_by_product": replaced("layers.rotary", "platform", "lambda: 'cpu'"),

@@ -20,7 +20,7 @@ from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import apart
-from layers.shards import WHOLE, ready, whole_in_turn
+from layers.shards import WHOLE, whole_in_turn
 from layers.stream import CLOSED, num_parts
 
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
@@ -104,7 +104,7 @@ class Stack(nnx.Module):
         streams = jnp.split(x_BTD, num_parts(x_BTD.shape[0]))
         contexts = [_in_parts(context, len(streams)) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
-        layers = (ready(nnx.to_pure_dict(state), axes, x_BTD.dtype), caches, keys)
+        layers = (nnx.to_pure_dict(state), caches, keys)
         less = 0 if caches else self.remat_less // len(contexts) * len(contexts)  # whole groups of kinds
         parts = [(less, _next(self.remat)), (self.num_layers - less, self.remat)]
         outputs = []
@@ -127,9 +127,7 @@ class Stack(nnx.Module):
 
         def apply(streams, layer):
             weights, cache, keys = layer
-            weights = whole_in_turn(
-                weights, axes, streams[0].dtype, SUBLAYERS
-            )  # in the backward pass again: no remat keeps them
+            weights = whole_in_turn(weights, axes, streams[0].dtype, SUBLAYERS)  # and again going back
             block, parts = nnx.merge(graph, weights), []
             for n, x_BTD in enumerate(streams):
                 x_BTD, cache = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
@@ -190,17 +188,7 @@ def _divided(tree, size: int) -> tuple:
     """Split the leading axis of every leaf after `size` rows; return two trees, the first None where it has no rows."""
     if size == 0:
         return None, tree
-    leaves, structure = jax.tree.flatten(tree)
-    return tuple(structure.unflatten(parts) for parts in zip(*[_two_parts(leaf, size) for leaf in leaves], strict=True))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _two_parts(x, size: int):
-    return x[:size], x[size:]
-
-
-# As for _unstack; the gradient of a part takes memory once that part's layers are computed, no earlier.
-_two_parts.defvjp(lambda x, size: (_two_parts(x, size), None), lambda size, _, parts: (jnp.concatenate(parts),))
+    return jax.tree.map(lambda leaf: leaf[:size], tree), jax.tree.map(lambda leaf: leaf[size:], tree)
 
 
 def unstack(tree, size: int) -> list:

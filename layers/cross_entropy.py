@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from layers.attention import soft_cap
-from layers.axes import in_shards
 from layers.products import product, project
 
 
@@ -86,10 +85,8 @@ def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
 def _backward(num_chunks, z_loss, logit_cap, gradients, cotangents):
     x_gradient, head_gradient_DV = gradients
     scale = cotangents[0]
-    gradients = x_gradient * scale.astype(x_gradient.dtype), head_gradient_DV * scale.astype(head_gradient_DV.dtype)
-    if in_shards():  # or the head's product is put off, and logits are held until all layers have gone back
-        gradients = jax.lax.optimization_barrier(gradients)
-    return (*gradients, None, None)
+    scaled = [gradient * scale.astype(gradient.dtype) for gradient in (x_gradient, head_gradient_DV)]
+    return (*scaled, None, None)
 
 
 cross_entropy.defvjp(_forward, _backward)

@@ -69,17 +69,6 @@ def whole_in_turn(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> d
     return brought(weights) if in_shards() else weights
 
 
-def ready(weights, axes, dtype):
-    """Return a tree of weights, those that `whole` is going to bring in `dtype`; so are their gradients until the end.
-
-    For a stack of layers: the compiler casts it as one anyway, and its gradients take half the memory. `axes` are those
-    of a layer.
-    """
-    if not in_shards():
-        return weights
-    return jax.tree.map(lambda weight, names: weight.astype(dtype) if _split(names) else weight, weights, axes)
-
-
 def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
     for dim, axis in _split(names):
         weight = checkpoint_name(gather(weight.astype(dtype), axis, dim, _sum_dtype.get()), WHOLE)
