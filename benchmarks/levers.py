@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does each lever of the 7B step earn? The step on v4-32 as it is, and with one lever at a time taken or turned.
+"""What does each lever of the 7B step earn? The step as it is, and with one lever at a time taken or turned.
+
+On v4-32; those called `over_model_` on v4-64, where the mesh splits heads.
 
 Beside them, as `tried_`, what was tried and earned nothing. A lever is a key of the configuration, an option of the
 compiler, or a part of the code that is replaced in the process that compiles. All are timed by replaying the schedule
@@ -11,6 +13,7 @@ import argparse
 import dataclasses
 import statistics
 import sys
+from collections.abc import Sequence
 
 import support
 
@@ -21,6 +24,8 @@ from rehearsal.compiler import Compiled, Compiler, CompileError
 from rehearsal.estimate import estimate
 
 CASE = "tiny_v4-8" if support.QUICK else "llama2_7b_2048_v4-32"
+CASE_OVER_MODEL = "llama2_7b_4x4x2_v4-64"
+OVER_MODEL = "over_model_"  # begins the names of levers of the second case
 QUICK = ("without_rings", "tried_latency_hiding_scheduler")
 
 
@@ -49,6 +54,7 @@ LEVERS = {  # keys of the configuration, or a program
     "remat_attended": kept("attended"),
     "remat_full": kept("full"),
     "loss_in_chunks_of_1024": {"train.loss_chunk_tokens": 1024},
+    "sums_in_float32": {"train.sum_dtype": "float32"},
     "without_attention_kernel": {"model.attention": "reference"},
     "placed_by_the_compiler": replaced("assembly", "by_device", "lambda config: False"),
     "without_rings": replaced("layers.shards", "_summed", SCATTERED),
@@ -69,19 +75,21 @@ LEVERS = {  # keys of the configuration, or a program
     "tried_async_fusion_of_all_gather": option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true"),
     "tried_overlap_compute_collective": option("xla_tpu_overlap_compute_collective_tc", "true"),
     "tried_more_scoped_vmem": option("xla_tpu_scoped_vmem_limit_kib", "24576"),
+    "over_model_in_one_part": replaced("layers.block", "num_parts", "lambda batch: 1"),
+    "over_model_placed_by_the_compiler": replaced("assembly", "by_device", "lambda config: False"),
 }  # fmt: skip
 
 
-def load(keys: dict) -> loading.Loaded:
-    """Return the configuration of the step with some keys changed."""
-    case = next(case for case in record.cases() if case.name == CASE)
-    return dataclasses.replace(case, changes=case.changes | keys).load()
+def load(case: str, keys: dict) -> loading.Loaded:
+    """Return the configuration of a recorded step with some keys changed."""
+    recorded = next(one for one in record.cases() if one.name == case)
+    return dataclasses.replace(recorded, changes=recorded.changes | keys).load()
 
 
-def compiled_with(change: dict | str) -> tuple[Compiled, float]:
+def compiled_with(case: str, change: dict | str) -> tuple[Compiled, float]:
     """Return the step with one change, and the seconds that its compilation took: 0 where it was cached."""
     keys, program = ({}, change) if isinstance(change, str) else (change, "")
-    loaded, compiler = load(keys), Compiler(cache_folder("") / "rehearsals", program=program)
+    loaded, compiler = load(case, keys), Compiler(cache_folder("") / "rehearsals", program=program)
     return compiler.compile(loaded.config, loaded.topology), sum(compiler.spent)
 
 
@@ -100,7 +108,7 @@ def compare(name: str, compiled: Compiled, as_it_is: Compiled) -> dict:
 
 
 def main() -> None:
-    """Compile the step and all changes of it, and compare."""
+    """Compile each step and all changes of it, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two of them, of the smallest step")
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -108,27 +116,34 @@ def main() -> None:
     names = QUICK if given.quick else given.names or tuple(LEVERS)
     if unknown := set(names) - LEVERS.keys():
         sys.exit(f"{unknown.pop()} is no lever; there are {', '.join(LEVERS)}")
-    as_it_is, seconds = compiled_with({})
+    over_model = [name for name in names if name.startswith(OVER_MODEL)]
+    figures = measure(CASE, "", [name for name in names if name not in over_model])
+    support.finish("levers", figures | (measure(CASE_OVER_MODEL, OVER_MODEL, over_model) if over_model else {}))
+
+
+def measure(case: str, prefix: str, names: Sequence[str]) -> dict:
+    """Return the figures of a step as it is, their names after a prefix, and with each of some levers."""
+    as_it_is, seconds = compiled_with(case, {})
     usual, spent = estimate(as_it_is), [seconds] if seconds else []
     figures = {
-        "as_it_is_step_seconds": round(usual["step_seconds"], 4),
-        "as_it_is_mfu": round(usual["mfu"], 3),
-        "as_it_is_gib": round(usual["hbm_gib"]["total"], 2),
-        "as_it_is_exposed_seconds": round(usual["exposed_communication_seconds"], 3),
+        f"{prefix}as_it_is_step_seconds": round(usual["step_seconds"], 4),
+        f"{prefix}as_it_is_mfu": round(usual["mfu"], 3),
+        f"{prefix}as_it_is_gib": round(usual["hbm_gib"]["total"], 2),
+        f"{prefix}as_it_is_exposed_seconds": round(usual["exposed_communication_seconds"], 3),
     }
-    print(f"as it is: {figures}", flush=True)
+    print(f"{case} as it is: {figures}", flush=True)
     for number, name in enumerate(names, 1):
         left = f", about {(len(names) - number + 1) * statistics.mean(spent) / 60:.0f} min left" if spent else ""
         print(f"{name}, {number} of {len(names)}{left}", flush=True)
         try:
-            compiled, seconds = compiled_with(LEVERS[name])
+            compiled, seconds = compiled_with(case, LEVERS[name])
         except CompileError as error:
             sys.exit(f"{name}: {error}")
         spent += [seconds] if seconds else []
         found = compare(name, compiled, as_it_is)
         figures |= found
         print(f"  {found}", flush=True)
-    support.finish("levers", figures)
+    return figures
 
 
 if __name__ == "__main__":
