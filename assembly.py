@@ -47,6 +47,7 @@ class Run:
 
     config: object
     mesh: jax.sharding.Mesh
+    objective: object
     graph: nnx.GraphDef
     init: Callable[[], TrainState]
     train_step: Callable
@@ -69,6 +70,11 @@ class Run:
         with mesh_context(self.mesh):
             lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
             return lowered.compile(compiler_options=COMPILER_OPTIONS[_platform(self.mesh)])
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """How a batch array [batch, length] lies."""
+        return axis_rules.batch_sharding(self.mesh)
 
     @property
     def eval_rows(self) -> int:
@@ -96,25 +102,27 @@ def assemble(
       ConfigError: a dimension that its mesh axis does not divide.
     """
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
-    objective = importlib.import_module(f"objectives.{config.train.objective}")
     flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     make_model, graph, abstract_model = _model(config, mesh)
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
-    direction = vars(optimizers)[config.optimizer.name](config.optimizer, _weights(config, abstract_model))
-    optimizer = optimizers.make(direction, config.optimizer, schedule)
+    weights = _weights(config, abstract_model)
+    direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
+    optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     in_parts = not slow and by_device(config)
     num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
-    loss = objective.make_loss(num_chunks=num_chunks, z_loss=config.train.z_loss)
-    batch = _abstract_batch(config, mesh)
+    objective = importlib.import_module(f"objectives.{config.train.objective}").make(config, num_chunks=num_chunks)
+    batch = _abstract_batch(objective, mesh)
 
     def make_state():
-        params = nnx.to_pure_dict(nnx.state(make_model(nnx.Rngs(config.train.seed))))
+        model = make_model(nnx.Rngs(config.train.seed))
+        params = nnx.to_pure_dict(nnx.state(model))
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
-            carry=objective.init_carry(batch), guard=guard.init(),
+            carry=objective.init_carry(model, config.train.global_batch, jax.random.key(config.train.seed)),
+            guard=guard.init(),
         )  # fmt: skip
 
     with mesh_context(mesh):
@@ -122,7 +130,7 @@ def assemble(
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
     once = _summed_once(config, abstract_model)
     gradient = make_gradient(
-        graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
+        graph, objective.loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
         groups={} if slow or in_parts else once,
     )  # fmt: skip
     if in_parts:
@@ -133,7 +141,8 @@ def assemble(
             sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
         )  # fmt: skip
     step = make_train_step(
-        wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed, ema_decay=config.optimizer.ema_decay,
+        wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
+        average=optimizers.average(config.optimizer, weights) if config.optimizer.ema_decay else None,
         spike_deviations=config.train.spike_deviations,
     )  # fmt: skip
     if config.train.offload == "optimizer":
@@ -145,11 +154,12 @@ def assemble(
     return Run(
         config=config,
         mesh=mesh,
+        objective=objective,
         graph=graph,
         init=jax.jit(make_state, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
-        eval_step=jax.jit(make_eval_step(graph, loss, objective.init_carry)),
+        eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
         batch_shards=batch_shards(config.mesh),
@@ -231,10 +241,11 @@ def _with_sharding(shape, sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def _abstract_batch(config, mesh) -> dict:
-    shape = (config.train.global_batch, config.train.sequence_length)
-    spec = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=axis_rules.batch_sharding(mesh))
-    return dict.fromkeys(("tokens", "targets", "segments", "positions"), spec)
+def _abstract_batch(objective, mesh) -> dict:
+    def spec(shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=axis_rules.batch_sharding(mesh, len(shape)))
+
+    return {name: spec(shape) for name, shape in objective.batch().items()}
 
 
 def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainState:

@@ -21,13 +21,13 @@ SAMPLE_TEMPERATURE = 0.7
 def evaluate_heldout(
     run: assembly.Run, state, corpus: corpora.Corpus, stop: Callable = lambda: False, num_batches: int | None = None
 ):
-    """Return (nats per token, tokens) of the held-out documents; None where it was stopped.
+    """Return ({name: mean}, weight of the loss) of what is held out; None where it was stopped.
 
     Args:
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
     """
-    sharding = run.abstract_batch["tokens"].sharding
+    sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
         rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
@@ -37,12 +37,13 @@ def evaluate_heldout(
     return evaluate(run, state.evaluated, batches, stop)
 
 
-def heldout_lines(loss: float, tokens: int, corpus: corpora.Corpus) -> list[str]:
-    """Return what the held-out loss comes to, in bits per byte too where there is text."""
-    heldout = corpus.heldout
-    lines = [f"held-out loss: {loss:.4f} nats a token, over {tokens:,} tokens of {heldout.num_documents:,} documents"]
+def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
+    """Return what was found on what is held out, in bits per byte too where there is text."""
+    name, values, unit = run.objective.told(figures)
+    documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
+    lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if corpus.gzip_bits_per_byte is not None:
-        bits = loss * tokens / math.log(2) / heldout.num_bytes
+        bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
         lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")
     return lines
 
@@ -64,6 +65,6 @@ def evaluate_newest(config, workdir, corpus: corpora.Corpus) -> None:
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         state = checkpoints.restore(step, run.abstract_state)
-        loss, tokens = evaluate_heldout(run, state, corpus)
+        found = evaluate_heldout(run, state, corpus)
     if processes.index() == 0:
-        print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(loss, tokens, corpus)]))
+        print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(run, *found, corpus)]))

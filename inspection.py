@@ -89,7 +89,7 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
             only[name][0] = rows[row] * (batch["segments"][row] == segment)
         return only
 
-    placed = place((alone(*of) for of in places), run.abstract_batch["tokens"].sharding, run.eval_rows)
+    placed = place((alone(*of) for of in places), run.batch_sharding, run.eval_rows)
     sums = [run.eval_step(params, document)["loss"] for document in placed]
     return {of: float(total) / max(float(weight), 1.0) for of, (total, weight) in zip(places, sums, strict=True)}
 

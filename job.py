@@ -54,7 +54,7 @@ class Job:
 
     def training_batches(self, first_example: int, num_steps: int):
         """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
-        train, data, sharding = self.config.train, self.config.data, self.run.abstract_batch["tokens"].sharding
+        train, data, sharding = self.config.train, self.config.data, self.run.batch_sharding
         rows = local_rows(sharding, train.global_batch)
         if self.corpus:
             batches = pipeline.training_batches(
@@ -125,7 +125,7 @@ class Job:
             self.log.event(str(error), "ledger_waits")
 
     def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
-        """Evaluate, write and return (nats per token, tokens); None where it was stopped."""
+        """Evaluate, write and return ({name: mean}, weight of the loss); None where it was stopped."""
 
         def is_stopped() -> bool:
             self.clock.enter("evaluation")  # another batch of it
@@ -135,8 +135,8 @@ class Job:
             self.log.flush()
             result = evaluate_heldout(self.run, state, self.corpus, is_stopped, num_batches)
             if result:
-                self.checkpoints.losses[step] = result[0]
-                self.log.evaluation(step, result)
+                self.checkpoints.losses[step] = result[0]["loss"]
+                self.log.evaluation(step, *result)
         return result
 
     def evaluate_or_stop(self, state, step: int) -> None:
@@ -153,8 +153,8 @@ class Job:
         """Evaluate all held-out documents, draw a sample, and print and return the summary."""
         lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
         if corpus:
-            self.log.display.phase("evaluating all held-out documents")
-            lines += heldout_lines(*self.evaluate_now(state, step, None, lambda: False), corpus)
+            self.log.display.phase("evaluating all that is held out")
+            lines += heldout_lines(self.run, *self.evaluate_now(state, step, None, lambda: False), corpus)
         speed = self.log.average_tokens_per_second()
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
         lines.append(self.log.goodput.line())

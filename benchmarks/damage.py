@@ -145,7 +145,7 @@ def train_and_save(folder: pathlib.Path) -> Saved:
     batches = (windows.read(range(8 * step, 8 * step + 8), 16) for step in range(STEPS))
     with mesh_context(run.mesh), Checkpoints(folder, Retention(newest=2)) as checkpoints:
         state = run.init()
-        for step, batch in enumerate(place(batches, run.abstract_batch["tokens"].sharding, 8), start=1):
+        for step, batch in enumerate(place(batches, run.batch_sharding, 8), start=1):
             state, _ = run.train_step(state, batch)
             checkpoints.save_and_wait(step, state, {"step": step, "config": flat(run.config)})
             saved.states[step], saved.records[step] = bits(state), checkpoints.record(step)

@@ -63,7 +63,7 @@ def losses(mesh: dict[str, int]) -> list[float]:
     batches = (windows.read(range(16 * s, 16 * s + 16), train.sequence_length) for s in range(STEPS))
     with mesh_context(run.mesh):
         state, scalars = run.init(), []
-        for batch in place(batches, run.abstract_batch["tokens"].sharding, train.global_batch):
+        for batch in place(batches, run.batch_sharding, train.global_batch):
             state, step_scalars = run.train_step(state, batch)
             scalars.append(step_scalars["loss"])
     return [float(loss) for loss in scalars]

@@ -53,6 +53,21 @@ def get_config() -> ConfigDict:
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
     model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full
     model.remat_less = 0  # of the first layers, how many keep what the policy before that one does, up to dots
+    # Of models/trm.py alone:
+    model.mixer = "attention"  # of positions: attention, mlp (a SwiGLU over them)
+    model.positions = "rope"  # how positions are told: rope, learned, sinusoidal, none
+    model.high_cycles = 3  # passes over both latents in a step, of which the last has a gradient
+    model.low_cycles = 6  # updates of low latents in a pass, before that of the high one
+    model.low_latents = 1  # that take turns in that; divides low_cycles; 0: there is a single latent
+    model.networks = 1  # 2: the high latent is updated by one of its own
+    model.puzzle_dim = 512  # width of a puzzle's embedding; 0: puzzles have none
+    model.prefix_length = 16  # positions before the cells, for it; 0: as many as it fills
+    model.num_puzzles = 1  # rows of the table of embeddings
+
+    config.supervision = supervision = ConfigDict()  # of the objective "recursive"
+    supervision.steps = 16  # that a puzzle is worked on, at most; in evaluation always
+    supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
+    supervision.loss = "stablemax"  # of cells: stablemax, softmax
 
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
@@ -80,13 +95,17 @@ def get_config() -> ConfigDict:
     data.prefetch = 0  # batches made ahead; 0: automatic
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.name = "adamw"  # adamw, adafactor, lion, muon, sgd; functions of training/optimizers.py
+    optimizer.name = "adamw"  # adamw, adam_atan2, adafactor, lion, muon, sgd; functions of training/optimizers.py
     optimizer.learning_rate = 1e-3  # at the peak
-    optimizer.schedule = "cosine"  # cosine, linear, warmup_stable_decay, constant; functions of training/schedules.py
+    optimizer.schedule = "cosine"  # cosine, cosine_from_one, linear, warmup_stable_decay, constant; functions of
+    # training/schedules.py
     optimizer.warmup_steps = 100  # linear from 0 to the peak
     optimizer.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak
     optimizer.cooldown_fraction = 0.2  # of the steps, at the end: where warmup_stable_decay falls
-    optimizer.weight_decay = 0.1  # decoupled, times the learning rate; off for norms, biases, embeddings
+    optimizer.weight_decay = 0.1  # decoupled, times the learning rate
+    optimizer.decayed = "matrices"  # what decays: matrices (no norms, biases, embeddings), all
+    optimizer.table_learning_rate = 1e-2  # of the table of puzzle embeddings, at the peak
+    optimizer.table_weight_decay = 0.1  # of the rows that a batch uses
     optimizer.beta1 = 0.9  # decay of the first moment, or of the momentum
     optimizer.beta2 = 0.95  # decay of the second moment
     optimizer.epsilon = 1e-8  # added to the root of the second moment
@@ -125,6 +144,7 @@ def get_config() -> ConfigDict:
 
     config.evaluation = evaluation = ConfigDict()
     evaluation.batches = 8  # of the fixed held-out subset read during the run
+    evaluation.every_epochs = 0.0  # instead of train.eval_every: passes over the training examples
     evaluation.sample_tokens = 120  # length of the sample at the end of the run; 0: none
 
     config.logging = logging = ConfigDict()

@@ -20,6 +20,11 @@ CHOICES = {
     "model.layer_loop": ("auto", "scan", "unroll"),
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
     "model.biases": ("none", "qkv", "all"),
+    "model.mixer": ("attention", "mlp"),
+    "model.positions": ("rope", "learned", "sinusoidal", "none"),
+    "model.networks": (1, 2),
+    "supervision.loss": ("stablemax", "softmax"),
+    "optimizer.decayed": ("matrices", "all"),
     "data.bad_documents": ("error", "skip"),
     "train.offload": ("none", "optimizer"),
     "train.sum_dtype": ("auto", "float32"),
@@ -31,13 +36,15 @@ POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "train.bad_steps",
-    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
+    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles", "model.low_cycles",
+    "model.num_puzzles", "supervision.steps",
 )  # fmt: skip
-FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
+FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
-    "model.remat_less",
+    "model.remat_less", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
+    "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
@@ -60,6 +67,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     resolve_mesh(config, num_devices, loaded)
     _check_batch(config)
     _check_sums(config)
+    _check_recursion(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -287,6 +295,36 @@ def _check_sums(config: ConfigDict) -> None:
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1, mesh.expert=1 and a train.sequence_length "
             "that mesh.model divides; elsewhere the compiler sums, use auto"
+        )
+
+
+def _check_recursion(config: ConfigDict) -> None:
+    model, mesh = config.model, config.mesh
+    if (model.name == "trm") != (config.train.objective == "recursive"):
+        raise ConfigError(
+            f"model.name={model.name} does not go with train.objective={config.train.objective}; "
+            "trm has recursive, and recursive has trm"
+        )
+    if model.name != "trm":
+        return
+    for axis in ("context", "expert", "model"):
+        if mesh[axis] > 1:
+            raise ConfigError(f"mesh.{axis}={mesh[axis]} must be 1 for model.name=trm; use mesh.data or mesh.fsdp")
+    if config.train.sequence_length != model.max_length:
+        raise ConfigError(
+            f"train.sequence_length={config.train.sequence_length} must be model.max_length={model.max_length}: "
+            "the cells of a puzzle"
+        )
+    if model.low_latents and model.low_cycles % model.low_latents:
+        raise ConfigError(
+            f"model.low_cycles={model.low_cycles} is not a multiple of model.low_latents={model.low_latents}; use "
+            f"{_multiples_text(model.low_cycles, model.low_latents)}"
+        )
+    room = model.prefix_length * model.embed_dim
+    if model.prefix_length and model.puzzle_dim > room:
+        raise ConfigError(
+            f"model.puzzle_dim={model.puzzle_dim} does not fit model.prefix_length={model.prefix_length} positions of "
+            f"model.embed_dim={model.embed_dim}; use at most {room}"
         )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import bias, constrain, weight
+from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
 from layers.products import plus, product, project
 from layers.rotary import rotate
@@ -41,9 +41,9 @@ def attention_mask(
 
 
 def attend(
-    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array, *, score_cap: float = 0.0
+    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array | None, *, score_cap: float = 0.0
 ) -> jax.Array:
-    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32.
+    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32; no mask: all see all.
 
     The reference: layers/kernels.py computes the same on a TPU without the scores in memory.
     """
@@ -52,7 +52,8 @@ def attend(
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores_BKGTS = product("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
     scores_BKGTS = soft_cap(scores_BKGTS * H**-0.5, score_cap)
-    scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
+    if mask_BTS is not None:
+        scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
     y_BTNH = project("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
     return checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
@@ -65,32 +66,34 @@ class Attention(nnx.Module):
       biases: none, qkv (on queries, keys and values, arXiv:2407.10671), or all (on the output too).
       quantization: of the projections, see layers/products.py.
       out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
+      declare: how weights are, a function of layers/axes.py.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
-        biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs,
+        biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs, declare: Callable = weight,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
-        self.query = weight(rngs, (embed_dim, num_heads, head_dim), heads, into)
-        self.key = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
-        self.value = weight(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
-        self.out = weight(rngs, (num_heads, head_dim, embed_dim), ("heads", "head_dim", "embed"), out)
+        self.query = declare(rngs, (embed_dim, num_heads, head_dim), heads, into)
+        self.key = declare(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
+        self.value = declare(rngs, (embed_dim, num_kv_heads, head_dim), kv_heads, into)
+        self.out = declare(rngs, (num_heads, head_dim, embed_dim), ("heads", "head_dim", "embed"), out)
         on_qkv, on_out = biases != "none", biases == "all"
-        self.query_bias = bias((num_heads, head_dim), heads[1:]) if on_qkv else None
-        self.key_bias = bias((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
-        self.value_bias = bias((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
-        self.out_bias = bias((embed_dim,), ("act_embed",)) if on_out else None
+        self.query_bias = zeros((num_heads, head_dim), heads[1:]) if on_qkv else None
+        self.key_bias = zeros((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
+        self.value_bias = zeros((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
+        self.out_bias = zeros((embed_dim,), ("act_embed",)) if on_out else None
         norm = dict(epsilon=epsilon, axes=("head_dim",))
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.project = functools.partial(project, quantization=quantization)
 
-    def __call__(self, x_BTD: jax.Array, angles: tuple, attend: Callable, cache: dict | None):
+    def __call__(self, x_BTD: jax.Array, angles: tuple | None, attend: Callable, cache: dict | None):
         """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones.
 
         Args:
+          angles: of layers/rotary.py; None: positions are not told.
           attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]; it knows who sees whom, and names what a
             backward pass needs of it "attended".
         """

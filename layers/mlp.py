@@ -5,29 +5,38 @@ With biases, one is added to each of the three products.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import bias, constrain, weight
+from layers.axes import constrain, weight, zeros
 from layers.products import plus, project
 from layers.stream import closed, opened
 
+SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
+
 
 class SwiGLU(nnx.Module):
-    """Gated feed-forward; `quantization` and `out_scale` as in layers/attention.py."""
+    """Gated feed-forward over the last dimension.
+
+    Args:
+      quantization, out_scale, declare: as in layers/attention.py.
+      over: name of the dimension that goes in and comes out.
+    """
 
     def __init__(
-        self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs
-    ):
-        self.gate = weight(rngs, (embed_dim, mlp_dim), ("embed", "mlp"), embed_dim**-0.5)
-        self.up = weight(rngs, (embed_dim, mlp_dim), ("embed", "mlp"), embed_dim**-0.5)
-        # silu(g) * u of unit normals g, u has a mean square of 0.355.
-        self.down = weight(rngs, (mlp_dim, embed_dim), ("mlp", "embed"), out_scale * (0.355 * mlp_dim) ** -0.5)
-        self.gate_bias = bias((mlp_dim,), ("mlp",)) if biased else None
-        self.up_bias = bias((mlp_dim,), ("mlp",)) if biased else None
-        self.down_bias = bias((embed_dim,), ("act_embed",)) if biased else None
+        self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
+        declare: Callable = weight, over: str = "embed",
+    ):  # fmt: skip
+        self.gate = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
+        self.up = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
+        down = out_scale * (SILU_PRODUCT_SQUARE * mlp_dim) ** -0.5
+        self.down = declare(rngs, (mlp_dim, embed_dim), ("mlp", over), down)
+        self.gate_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
+        self.up_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
+        self.down_bias = zeros((embed_dim,), ("act_embed",)) if biased else None
         self.project = functools.partial(project, quantization=quantization)
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:

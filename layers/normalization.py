@@ -8,6 +8,12 @@ from flax import nnx
 from layers.axes import scale
 
 
+def normalized(x: jax.Array, epsilon: float) -> jax.Array:
+    """Return float32 x / sqrt(mean(x^2) + epsilon), the mean over the last dimension."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
+
+
 class RMSNorm(nnx.Module):
     """Normalise the last dimension in float32; the result has the type of the input."""
 
@@ -16,6 +22,4 @@ class RMSNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.epsilon)
-        return (x32 * inverse * self.scale[...]).astype(x.dtype)
+        return (normalized(x, self.epsilon) * self.scale[...]).astype(x.dtype)

@@ -63,8 +63,10 @@ def rotary_angles(
     return jax.lax.optimization_barrier((magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)))
 
 
-def rotate(x_BTNH: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotate each pair of the head dim by its angle, in float32; the result has the type of the input."""
+def rotate(x_BTNH: jax.Array, angles: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+    """Rotate each pair of the head dim by its angle, in float32, if there are any; the type stays the input's."""
+    if angles is None:
+        return x_BTNH
     cos, sin = angles
     if platform() == "tpu":
         return _rotate_by_product(x_BTNH, cos, sin).astype(x_BTNH.dtype)

@@ -70,18 +70,18 @@ def whole_in_turn(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> d
 
 
 def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
-    for dim, axis in _split(names):
+    for dim, axis in split_dims(names):
         weight = checkpoint_name(gather(weight.astype(dtype), axis, dim, _sum_dtype.get()), WHOLE)
     return weight
 
 
 def _scattered(gradient: jax.Array, names: tuple, sum_dtype, after: Sequence[jax.Array]) -> jax.Array:
-    for dim, axis in reversed(_split(names)):
+    for dim, axis in reversed(split_dims(names)):
         gradient = _summed(gradient, axis, dim, sum_dtype, after)
     return gradient
 
 
-def _split(names: tuple) -> list[tuple[int, str]]:
+def split_dims(names: tuple) -> list[tuple[int, str]]:
     """Return (dimension, mesh axis) of what is split; of several axes on a dimension the last splits the finest."""
     pairs = [(dim, axis) for dim, axes in enumerate(mesh_axes(names)) for axis in reversed(several(axes))]
     return [(dim, axis) for dim, axis in pairs if jax.lax.axis_size(axis) > 1]

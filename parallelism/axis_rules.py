@@ -18,6 +18,8 @@ RULES = (
     ("head_dim", None),
     ("mlp", "model"),
     ("norm", None),
+    ("puzzles", None),  # a table's columns are split, so that each device has all rows
+    ("constant", None),
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
     ("length", "context"),
@@ -43,10 +45,10 @@ def on_device(*, weights_whole: bool = False) -> list[tuple]:
     return list((dict(RULES) | dict.fromkeys(own)).items())
 
 
-def batch_sharding(mesh) -> NamedSharding:
-    """Return the layout of a batch array [batch, length]."""
+def batch_sharding(mesh, ndim: int = 2) -> NamedSharding:
+    """Return the layout of a batch array [batch, length], or of its first dimensions."""
     rules = dict(RULES)
-    return NamedSharding(mesh, PartitionSpec(rules["batch"], rules["length"]))
+    return NamedSharding(mesh, PartitionSpec(rules["batch"], rules["length"])[:ndim])
 
 
 def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:

@@ -18,7 +18,7 @@ def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
 
 
 def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
-    """Return the batches of local rows [rows, length] as global arrays [num_rows, length] on the devices.
+    """Return the batches of local rows, [rows, length] or [rows], as global arrays of `num_rows` on the devices.
 
     Each is on its way to the devices before the one before it is handed out, and so before its step begins; the
     first one before this returns, so that no step waits for the pipeline to start.
@@ -28,9 +28,10 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
     def global_array(local):
         def shard(index):
             wanted = np.arange(num_rows)[index[0]]
-            return local[np.searchsorted(rows, wanted), index[1]]
+            return local[np.searchsorted(rows, wanted), *index[1:]]
 
-        return jax.make_array_from_callback((num_rows, local.shape[1]), sharding, shard)
+        layout = NamedSharding(sharding.mesh, sharding.spec[: local.ndim])
+        return jax.make_array_from_callback((num_rows, *local.shape[1:]), layout, shard)
 
     placed = (jax.tree.map(global_array, batch) for batch in batches)
     return _one_ahead(collections.deque(itertools.islice(placed, 1)), placed)

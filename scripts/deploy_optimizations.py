@@ -78,7 +78,7 @@ def measure(config) -> dict:
 
 def random_batches(run: assembly.Run):
     """Return `STEPS` batches of random tokens on the devices, a document a row."""
-    train, sharding = run.config.train, run.abstract_batch["tokens"].sharding
+    train, sharding = run.config.train, run.batch_sharding
     rows, length, rng = local_rows(sharding, train.global_batch), train.sequence_length, np.random.default_rng(0)
     batches = []
     for _ in range(STEPS):

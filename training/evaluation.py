@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss on held-out batches."""
+"""What an objective measures on held-out batches."""
 
 from collections.abc import Callable, Iterable
 
 
-def evaluate(run, params: dict, batches: Iterable[dict], is_stopped: Callable[[], bool]) -> tuple[float, int] | None:
-    """Return (mean loss in nats per token, number of tokens) over placed batches; None where it was stopped."""
-    total, weight = 0.0, 0
+def evaluate(run, params: dict, batches: Iterable[dict], is_stopped: Callable[[], bool]) -> tuple[dict, int] | None:
+    """Return ({name: mean}, weight of `loss`: tokens or puzzles) over placed batches; None where it was stopped."""
+    sums, weights = {}, {}
     for batch in batches:
         if is_stopped():
             return None
-        loss, tokens = run.eval_step(params, batch)["loss"]
-        total, weight = total + float(loss), weight + int(tokens)
-    return total / max(weight, 1), weight
+        for name, (total, weight) in run.eval_step(params, batch).items():
+            sums[name] = sums.get(name, 0.0) + float(total)
+            weights[name] = weights.get(name, 0) + int(weight)
+    return {name: total / max(weights[name], 1) for name, total in sums.items()}, weights.get("loss", 0)

@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
 
 NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, biases and embeddings
 STACKED, VOCAB = "layers", "vocab"
+TABLE, CONSTANT = "puzzles", "constant"
 MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
@@ -35,11 +37,61 @@ class Weights:
         return jax.tree_util.tree_map_with_path(lambda path, _: function(self.axes[tuple(k.key for k in path)]), tree)
 
 
-def make(direction: optax.GradientTransformation, config, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight)."""
-    parts = [direction, optax.add_decayed_weights(config.weight_decay, is_decayed)]
+def make(
+    direction: optax.GradientTransformation, config, schedule: optax.Schedule, weights: Weights
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight).
+
+    Tables have one of their own, `signs_of_rows`, and constants none.
+    """
+    decayed = is_decayed if config.decayed == "matrices" else None
+    parts = [direction, optax.add_decayed_weights(config.weight_decay, decayed)]
     clipping = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    return optax.chain(*clipping, *parts, optax.scale_by_learning_rate(schedule))
+    usual = optax.chain(*clipping, *parts, optax.scale_by_learning_rate(schedule))
+    if all(is_usual(axes) for axes in weights.axes.values()):
+        return optax.with_extra_args_support(usual)
+    parts = {"usual": usual, TABLE: signs_of_rows(config, schedule), CONSTANT: optax.set_to_zero()}
+    labels = lambda params: weights.map(lambda axes: "usual" if is_usual(axes) else kind(axes), params)  # noqa: E731
+    return optax.partition(parts, labels)
+
+
+def average(config, weights: Weights) -> Callable:
+    """Return (parameters, their average) -> average <- ema_decay * average + (1 - ema_decay) * parameters.
+
+    Of tables and constants the average is what they are.
+    """
+
+    def update(params, averages):
+        decays = weights.map(lambda axes: config.ema_decay if is_usual(axes) else 0.0, params)
+        return jax.tree.map(lambda new, old, d: (1 - d) * new + d * old if d else new, params, averages, decays)
+
+    return update
+
+
+def signs_of_rows(config, schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer of a table: each row that the batch used goes against its gradient's sign, and decays.
+
+    row <- row * (1 - rate * table_weight_decay) - rate * sign(gradient); the rate follows the schedule, from
+    `table_learning_rate`. The rows are those in the carry's `puzzle_identifiers`; all others stay, bit for bit.
+    """
+    rate = config.table_learning_rate / config.learning_rate
+
+    def only_used(updates, params, *, carry, **_):
+        def of_one(update):
+            used = jnp.zeros(update.shape[0], bool).at[carry["puzzle_identifiers"]].set(True)
+            return jnp.where(used[:, None], update, 0)
+
+        return jax.tree.map(of_one, updates)
+
+    return optax.chain(
+        optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates)),
+        optax.add_decayed_weights(config.table_weight_decay),
+        optax.scale_by_learning_rate(lambda step: rate * schedule(step)),
+        optax.GradientTransformationExtraArgs(
+            lambda params: optax.EmptyState(),
+            lambda updates, state, params=None, **extra: (only_used(updates, params, **extra), state),
+        ),
+    )
 
 
 def is_decayed(params: dict) -> dict:
@@ -92,6 +144,30 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
     return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, vocab=0.5, vector=0.0))
 
 
+def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
+    """Adam whose quotient is an arc tangent: atan2(m, sqrt(v / (1 - beta2^t))) / (1 - beta1^t), without an epsilon.
+
+    arXiv:2407.05872, section 5.3; the factors of that paper are 1, and the first moment's bias is mended outside, as in
+    the package adam-atan2 0.0.3, with which the Tiny Recursive Model was trained.
+    """
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(jnp.int32(0), zeros, jax.tree.map(jnp.copy, zeros))
+
+    def update(gradients, state, params=None):
+        count = optax.safe_increment(state.count)
+        mu = optax.tree.update_moment(gradients, state.mu, config.beta1, 1)
+        nu = optax.tree.update_moment(gradients, state.nu, config.beta2, 2)
+        first, second = (1 - beta ** count.astype(jnp.float32) for beta in (config.beta1, config.beta2))
+        directions = jax.tree.map(lambda m, v: jnp.atan2(m, jnp.sqrt(v / second)) / first, mu, nu)
+        return directions, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.chain(
+        optax.GradientTransformation(init, update), widened(weights, matrix=1.0, vocab=0.5, vector=0.0)
+    )  # fmt: skip
+
+
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
     """The gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
     return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, vocab=0.0, vector=-1.0))
@@ -103,10 +179,21 @@ def _adam(config) -> optax.GradientTransformation:
 
 
 def kind(axes: tuple[str, ...]) -> str:
-    """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases."""
+    """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases.
+
+    And TABLE for rows of which a batch uses some, CONSTANT for what is never trained.
+    """
+    for special in (TABLE, CONSTANT):
+        if special in axes:
+            return special
     if VOCAB in axes:
         return VOCAB
     return "matrix" if "embed" in axes and len(set(axes) - {STACKED}) > 1 else "vector"
+
+
+def is_usual(axes: tuple[str, ...]) -> bool:
+    """Whether a parameter is trained, averaged and decayed like most."""
+    return kind(axes) not in (TABLE, CONSTANT)
 
 
 def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:

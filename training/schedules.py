@@ -14,6 +14,11 @@ def cosine(config, num_steps: int) -> optax.Schedule:
     return _after_warmup(config, optax.cosine_decay_schedule(1.0, _after(config, num_steps), config.final_fraction))
 
 
+def cosine_from_one(config, num_steps: int) -> optax.Schedule:
+    """`cosine` a step ahead: the first update has 1 / warmup_steps of the peak, not 0."""
+    return lambda step: cosine(config, num_steps)(step + 1)
+
+
 def linear(config, num_steps: int) -> optax.Schedule:
     """A line down to `final_fraction` of the peak."""
     return _after_warmup(config, optax.linear_schedule(1.0, config.final_fraction, _after(config, num_steps)))

@@ -48,12 +48,13 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
 
-    return jax.shard_map(
-        of_part,
-        in_specs=(specs, rows, parts, copied),
-        out_specs=(specs, copied, rows, copied),
-        check_vma=False,
-    )
+    def of_all(params, carry, batch, key):
+        of_batch = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
+        return jax.shard_map(
+            of_part, in_specs=(specs, rows, of_batch, copied), out_specs=(specs, copied, rows, copied), check_vma=False
+        )(params, carry, batch, key)
+
+    return of_all
 
 
 def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -81,11 +81,11 @@ def make_gradient(
 
 def make_train_step(
     gradient: Callable,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
     *,
     seed: int,
-    ema_decay: float = 0.0,
+    average: Callable | None = None,
     spike_deviations: float = 0.0,
 ) -> Callable:
     """Return train_step(state, batch) -> (state, scalars, gradients).
@@ -97,8 +97,9 @@ def make_train_step(
 
     Args:
       gradient: what `make_gradient` returns.
+      optimizer: it is given the new carry too, as `carry`.
       seed: of everything random in the loss; each step and microbatch has a key of its own.
-      ema_decay: d in average <- d * average + (1 - d) * parameters, after each update; 0: no average is kept.
+      average: (parameters after the update, their average) -> average; None: none is kept.
       spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
     """
 
@@ -106,10 +107,9 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
-        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        params, average = optax.apply_updates(state.params, updates), state.average
-        if ema_decay:
-            average = optax.incremental_update(params, average, 1 - ema_decay)
+        updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, carry=carry)
+        params = optax.apply_updates(state.params, updates)
+        averages = average(params, state.average) if average else state.average
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
         gradient_norm = optax.tree.norm(gradients)
         good, memory = guard.judge(state.guard, scalars["loss"], gradient_norm, spike_deviations)
@@ -129,7 +129,7 @@ def make_train_step(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
             params=taken(params, state.params),
-            average=taken(average, state.average),
+            average=taken(averages, state.average),
             optimizer=taken(optimizer_state, state.optimizer),
             carry=taken(carry, state.carry),
             guard=memory,
@@ -139,17 +139,9 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(graph: nnx.GraphDef, loss: Callable, init_carry: Callable) -> Callable:
-    """Return eval_step(params, batch) -> the objective's scalars as (sum, weight) pairs.
-
-    From a fresh carry, and without a key, which is to say with nothing random in it.
-    """
-
-    def eval_step(params, batch):
-        _, (_, scalars) = loss(nnx.merge(graph, params), init_carry(batch), batch, None)
-        return scalars
-
-    return eval_step
+def make_eval_step(graph: nnx.GraphDef, evaluate: Callable) -> Callable:
+    """Return eval_step(params, batch) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
+    return lambda params, batch: evaluate(nnx.merge(graph, params), batch)
 
 
 @jax.jit

@@ -83,12 +83,13 @@ class StepLog:
             seconds=self.goodput.parts(),
         )  # fmt: skip
 
-    def evaluation(self, step: int, result: tuple[float, int]) -> None:
-        """Write and show a held-out loss (of how many tokens); its time is no step's."""
+    def evaluation(self, step: int, figures: dict[str, float], weight: int) -> None:
+        """Write and show what was found on what is held out (of how many tokens); its time is no step's."""
         self.stopwatch.skip()
-        loss, tokens = result
-        self.writer.write("eval", step=step, eval_loss=loss, eval_tokens=tokens)
-        self.display.line(f"step {step}  held-out loss {loss:.4f} nats a token ({tokens:,} tokens)")
+        named = {f"eval_{name}": value for name, value in figures.items()}
+        self.writer.write("eval", step=step, **named, eval_tokens=weight)
+        name, values, unit = self.run.objective.told(figures)
+        self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
     def add(self, step: int, scalars: dict) -> None:
         """Take the scalars of a step just dispatched, and finish with those of the step before."""

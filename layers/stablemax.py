@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stablemax cross-entropy (arXiv:2501.04697): softmax with s(u) in place of exp: u + 1 from 0 on, 1 / (1 - u) below.
+
+Computed as softmax is, from g = log s, in float32: 1 / (1 - u) written out has at u = 1 an infinite derivative, which a
+`where` multiplies by 0 to NaN.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def log_s(u: jax.Array) -> jax.Array:
+    """Return float32 log s(u); its slope at 0 is 1, from both sides."""
+    u = u.astype(jnp.float32)
+    return jnp.log1p(jnp.where(u >= 0, u, 0)) - jnp.log1p(jnp.where(u < 0, -u, 0))
+
+
+def stablemax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return float32 -log p(label) over the last dimension of the logits."""
+    return softmax_loss(log_s(logits), labels)
+
+
+def softmax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return float32 -log softmax(logits)[label]."""
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Tiny Recursive Model (arXiv:2510.04871, section 4), and the models that it is compared with.
+
+A small network answers by going over its answer again and again. It holds two latents of one vector a position, `high`,
+from which the answer is read, and `low`, what it thinks meanwhile. Letters: B puzzles, T positions (a prefix, then the
+cells), D embed, V tokens.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import unflatten_dict
+
+from layers.attention import Attention, attend
+from layers.axes import constrain, declared_axes, truncated_weight, zeros
+from layers.block import REMAT
+from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
+from layers.normalization import normalized
+from layers.products import project
+from layers.puzzles import PuzzleTable
+from layers.rotary import rotary_angles, rotary_frequencies
+from layers.shards import whole
+
+CONSTANT = "constant"  # names the dimension of what is drawn once and never trained
+EPSILON = 1e-5
+HALT_BIAS = -5.0  # at first nothing halts
+NUM_HALT = 2  # halt, and continue, which arXiv:2506.21734 trains and the published recipes do not
+
+States = tuple[jax.Array, tuple[jax.Array, ...]]  # high [B, T, D], low latents of the same shape
+
+
+def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "TRM":
+    """Build the model from the `model` section of a configuration; needs a mesh in context.
+
+    Args:
+      dtype: that it computes in.
+      scan: over the updates of a cycle, else they are unrolled.
+      kernel: unused; all positions see all, and sequences are short.
+    """
+    return TRM(config, dtype=dtype, scan=scan, rngs=rngs)
+
+
+def head_dim(config) -> int:
+    """Return the width of a head."""
+    return config.head_dim or config.embed_dim // config.num_heads
+
+
+def prefix_length(config) -> int:
+    """Return the positions before the cells, on which the puzzle's embedding stands."""
+    return config.puzzle_dim and (config.prefix_length or math.ceil(config.puzzle_dim / config.embed_dim))
+
+
+def mixer_dim(length: int) -> int:
+    """Return the hidden width of the SwiGLU that mixes so many positions: 4 * 2/3 of them, in steps of 256."""
+    return 256 * math.ceil(round(4 * length * 2 / 3) / 256)
+
+
+def flops_per_token(config, num_cells: int) -> float:
+    """Return floating-point operations to train on one cell for one supervision step.
+
+    2 per weight of a product for each of the network's calls, and 4 more for those of the last cycle, with gradient.
+    """
+    length = prefix_length(config) + num_cells
+    mlp = 3 * config.embed_dim * config.mlp_dim
+    attention = 4 * config.embed_dim**2 + 2 * length * config.embed_dim
+    mixer = attention if config.mixer == "attention" else 3 * config.embed_dim * mixer_dim(length)
+    with_gradient = config.low_cycles + 1
+    calls = config.high_cycles * with_gradient
+    of_position = 2.0 * config.num_layers * (mixer + mlp) * (calls + 2 * with_gradient)
+    return of_position * length / num_cells + 6.0 * config.embed_dim * config.vocab_size
+
+
+class TRM(nnx.Module):
+    """Token embedding, a prefix for the puzzle, the recursion of one network (or two), and heads for cells and halting.
+
+    Beside the published model: `low_latents` = 0 for a single latent, more than 1 for several low ones that take turns,
+    `networks` = 2 for a network of its own that updates `high`, as in HRM (arXiv:2506.21734).
+    """
+
+    def __init__(self, config, *, dtype, scan: bool, rngs: nnx.Rngs):
+        self.dtype, self.scan, self.remat = dtype, scan, config.remat
+        self.high_cycles, self.low_cycles, self.low_latents = config.high_cycles, config.low_cycles, config.low_latents
+        self.prefix = prefix_length(config)
+        self.length, self.embed_dim = self.prefix + config.max_length, config.embed_dim
+        self.rope = (head_dim(config), config.rope_theta) if config.positions == "rope" else None
+        self.embedding = Table((config.vocab_size, self.embed_dim), ("vocab", "embed"), rngs=rngs)
+        if config.positions == "learned":
+            self.positions = Table((self.length, self.embed_dim), (None, "embed"), rngs=rngs)
+        self.sinusoidal = config.positions == "sinusoidal"
+        if config.puzzle_dim:
+            self.puzzles = PuzzleTable(num_puzzles=config.num_puzzles, puzzle_dim=config.puzzle_dim)
+        self.initial = InitialStates(self.embed_dim, rngs=rngs)
+        self.network = Network(config, self.length, rngs=rngs)
+        if config.networks == 2:
+            self.high_network = Network(config, self.length, rngs=rngs)
+        self.head = Head(self.embed_dim, config.vocab_size, rngs=rngs)
+        self.halt = HaltHead(self.embed_dim)
+
+    def start(self, num_puzzles: int) -> States:
+        """Return the states that so many puzzles begin with, one vector at all positions."""
+
+        def everywhere(vector_D):
+            return jnp.broadcast_to(vector_D[...].astype(self.dtype), (num_puzzles, self.length, self.embed_dim))
+
+        return everywhere(self.initial.high), (everywhere(self.initial.low),) * self.low_latents
+
+    def __call__(self, states: States, inputs: jax.Array, puzzles_B: jax.Array) -> tuple[States, jax.Array, jax.Array]:
+        """Take one supervision step.
+
+        The last of `high_cycles` cycles alone has a gradient, and none goes into `states`.
+
+        Args:
+          inputs: int [B, cells].
+          puzzles_B: int, rows of the puzzle table.
+
+        Returns:
+          (states without gradient, logits [B, cells, V] in the compute type, float32 halt logits [B, 2]).
+        """
+        x_BTD = self._embed(inputs, puzzles_B)
+        networks = self._networks()
+        free = jax.tree.map(jax.lax.stop_gradient, (networks, x_BTD))
+        states = _repeat(lambda states: self._cycle(states, *free), states, self.high_cycles - 1, self.scan)
+        states = self._cycle(jax.lax.stop_gradient(states), networks, x_BTD)
+        high_BTD = states[0]
+        logits = project("BTD,DV->BTV", high_BTD[:, self.prefix :], self.head())
+        halt = self.halt(high_BTD[:, 0])
+        return jax.lax.stop_gradient(states), logits, halt
+
+    def _embed(self, inputs: jax.Array, puzzles_B: jax.Array) -> jax.Array:
+        """Return [B, T, D] of unit variance."""
+        chosen_BTV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
+        x_BTD = project("BTV,VD->BTD", chosen_BTV, self.embedding())
+        if self.prefix:
+            rows_BE = self.puzzles(puzzles_B).astype(self.dtype)
+            room = self.prefix * self.embed_dim - rows_BE.shape[1]
+            prefix = jnp.pad(rows_BE, ((0, 0), (0, room))).reshape(-1, self.prefix, self.embed_dim)
+            x_BTD = jnp.concatenate([prefix, x_BTD], axis=1)
+        positions = self._positions()
+        if positions is not None:
+            x_BTD = math.sqrt(0.5) * (x_BTD + positions.astype(self.dtype))
+        return constrain(math.sqrt(self.embed_dim) * x_BTD, "batch", "length", "act_embed")
+
+    def _positions(self) -> jax.Array | None:
+        """Return what is added to tell positions, [T, D] of variance 1 / D; None where nothing is."""
+        if hasattr(self, "positions"):
+            return self.positions()
+        return _sinusoids(self.length, self.embed_dim) if self.sinusoidal else None
+
+    def _networks(self) -> tuple[Callable, Callable]:
+        """Return what updates the low latents and what updates `high`, trees of arrays, their weights whole."""
+        angles = None
+        if self.rope:
+            angles = rotary_angles(jnp.arange(self.length)[None], *rotary_frequencies(*self.rope))
+        low = self.network.updating(angles, self.remat)
+        return low, self.high_network.updating(angles, self.remat) if hasattr(self, "high_network") else low
+
+    def _cycle(self, states: States, networks: tuple[Callable, Callable], x_BTD: jax.Array) -> States:
+        """Update the low latents `low_cycles` times, each from all the others, then `high` from them."""
+        update_low, update_high = networks
+
+        def turn(states):
+            high, (latent, *others) = states
+            return high, (*others, update_low(latent, sum(others, high + x_BTD)))
+
+        if not self.low_latents:
+            high = _repeat(lambda high: update_low(high, x_BTD), states[0], self.low_cycles + 1, self.scan)
+            return high, ()
+        high, low = _repeat(turn, states, self.low_cycles, self.scan)
+        return update_high(high, sum(low[1:], low[0])), low
+
+
+class Table(nnx.Module):
+    """A matrix that is looked up or added, entries of variance 1 / D."""
+
+    def __init__(self, shape: tuple[int, int], axes: tuple, *, rngs: nnx.Rngs):
+        self.embedding = truncated_weight(rngs, shape, axes, shape[1] ** -0.5)
+        self.shape, self.axes = shape, axes
+
+    def __call__(self) -> jax.Array:
+        return whole(self.embedding[...], self.axes, jnp.float32)
+
+
+class InitialStates(nnx.Module):
+    """The vectors [D] that every position starts from: constants, drawn once."""
+
+    def __init__(self, embed_dim: int, *, rngs: nnx.Rngs):
+        self.high = truncated_weight(rngs, (embed_dim,), (CONSTANT,), 1.0)
+        self.low = truncated_weight(rngs, (embed_dim,), (CONSTANT,), 1.0)
+
+
+class Head(nnx.Module):
+    """The weight [D, V] from `high` to logits."""
+
+    def __init__(self, embed_dim: int, vocab_size: int, *, rngs: nnx.Rngs):
+        self.kernel = truncated_weight(rngs, (embed_dim, vocab_size), ("embed", "vocab"), embed_dim**-0.5)
+
+    def __call__(self) -> jax.Array:
+        return whole(self.kernel[...], ("embed", "vocab"), jnp.float32)
+
+
+class HaltHead(nnx.Module):
+    """Float32 halt logits [B, 2] of the first position."""
+
+    def __init__(self, embed_dim: int):
+        self.kernel = zeros((embed_dim, NUM_HALT), ("embed", None))
+        self.bias = nnx.Param(jnp.full((NUM_HALT,), HALT_BIAS), out_sharding=(None,))
+
+    def __call__(self, x_BD: jax.Array) -> jax.Array:
+        kernel = whole(self.kernel[...], ("embed", None), jnp.float32)
+        logits = project("BD,DC->BC", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
+        return logits.astype(jnp.float32)
+
+
+class Network(nnx.Module):
+    """`num_layers` blocks that update a latent: blocks(latent + what is new)."""
+
+    def __init__(self, config, length: int, *, rngs: nnx.Rngs):
+        blocks = {str(layer): Block(config, length, rngs=rngs) for layer in range(config.num_layers)}
+        self.blocks = nnx.Dict(blocks)
+
+    def updating(self, angles: tuple | None, remat: str) -> Callable:
+        """Return (latent, what is new) -> latent, a tree whose arrays are the weights, brought whole once."""
+        graph, state = nnx.split(self.blocks)
+        axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
+        weights = whole(nnx.to_pure_dict(state), axes, jnp.float32)
+        return jax.tree_util.Partial(functools.partial(_updated, graph, remat), weights, angles)
+
+
+def _updated(graph, remat: str, weights: dict, angles: tuple | None, latent_BTD, new_BTD) -> jax.Array:
+    def apply(weights, h_BTD):
+        for block in nnx.merge(graph, weights).values():
+            h_BTD = block(h_BTD, angles)
+        return h_BTD
+
+    if remat != "none":
+        apply = jax.checkpoint(apply, policy=jax.checkpoint_policies.save_only_these_names(*REMAT[remat]))
+    return apply(weights, latent_BTD + new_BTD)
+
+
+class Block(nnx.Module):
+    """norm(h + mixer(h)), then norm(h + mlp(h)), by norms without a scale; the mixer attends, or is an MLP over T.
+
+    The MLP's norm is over T as well.
+    """
+
+    def __init__(self, config, length: int, *, rngs: nnx.Rngs):
+        plain = dict(quantization="none", declare=truncated_weight, rngs=rngs)
+        swiglu = plain | dict(biased=False, out_scale=SILU_PRODUCT_SQUARE**0.5)
+        self.attends = config.mixer == "attention"
+        if self.attends:
+            self.mixer = Attention(
+                embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+                head_dim=head_dim(config), qk_norm=False, epsilon=EPSILON, biases="none", out_scale=1.0, **plain,
+            )  # fmt: skip
+        else:
+            self.mixer = SwiGLU(embed_dim=length, mlp_dim=mixer_dim(length), over=None, **swiglu)
+        self.mlp = SwiGLU(embed_dim=config.embed_dim, mlp_dim=config.mlp_dim, **swiglu)
+
+    def __call__(self, h_BTD: jax.Array, angles: tuple | None) -> jax.Array:
+        """Return [B, T, D]."""
+        if self.attends:
+            mixed_BTD, _ = self.mixer(h_BTD, angles, functools.partial(attend, mask_BTS=None), None)
+            h_BTD = _normalized(h_BTD + mixed_BTD)
+        else:
+            turned = jnp.swapaxes(h_BTD, 1, 2)
+            h_BTD = jnp.swapaxes(_normalized(turned + self.mixer(turned)), 1, 2)
+        return _normalized(h_BTD + self.mlp(h_BTD))
+
+
+def _normalized(x: jax.Array) -> jax.Array:
+    return normalized(x, EPSILON).astype(x.dtype)
+
+
+def _repeat(update: Callable, value, count: int, scan: bool):
+    """Return update(update(...(value))), as a loop if `scan`."""
+    if scan:
+        return jax.lax.scan(lambda value, _: (update(value), None), value, length=count)[0]
+    for _ in range(count):
+        value = update(value)
+    return value
+
+
+def _sinusoids(length: int, embed_dim: int) -> jax.Array:
+    """Return sines and cosines of positions [T, D] (arXiv:1706.03762, section 3.5), of variance 1 / D."""
+    frequencies, _ = rotary_frequencies(embed_dim, 10_000.0)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
+    return math.sqrt(2 / embed_dim) * jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deep supervision of a recursive model, with halting (arXiv:2510.04871, section 4.5; arXiv:2506.21734).
+
+A row of the batch is a slot that holds a puzzle for several steps: each step the model goes on from the states that it
+left, is corrected, and says whether it is done. A slot that has halted takes the puzzle that comes with the next batch,
+whose rows for the other slots are used up unread.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from layers.stablemax import softmax_loss, stablemax_loss
+
+IGNORED = -100  # a label that is not learned
+HALT_WEIGHT = 0.5
+LOSSES = {"stablemax": stablemax_loss, "softmax": softmax_loss}
+EXAMPLE = ("inputs", "labels", "puzzle_identifiers")
+
+
+def make(config, *, num_chunks: int) -> "Recursive":
+    """Return the objective of a configuration; see objectives/language_modeling.py for what it has."""
+    train, supervision = config.train, config.supervision
+    return Recursive(
+        train.global_batch, train.sequence_length, supervision.steps, supervision.exploration, supervision.loss
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recursive:
+    """What is minimised of a slot is the mean loss of its cells and half the loss of its halt logit.
+
+    Attributes:
+      max_steps: after so many a slot halts.
+      exploration: probability that a slot has to take a random number of steps at least, drawn anew each step.
+    """
+
+    rows: int
+    num_cells: int
+    max_steps: int = 16
+    exploration: float = 0.1
+    cell_loss: str = "stablemax"
+
+    def batch(self) -> dict[str, tuple]:
+        """Inputs and labels are tokens, IGNORED among the labels; identifiers are rows of the puzzle table."""
+        cells = (self.rows, self.num_cells)
+        return {"inputs": cells, "labels": cells, "puzzle_identifiers": (self.rows,)}
+
+    def init_carry(self, model, rows: int, key) -> dict:
+        """Slots that have all halted, each with random draws of its own, so that no layout changes them."""
+        example = {"inputs": (self.num_cells,), "labels": (self.num_cells,), "puzzle_identifiers": ()}
+        return {
+            "states": jax.tree.map(jnp.zeros_like, model.start(rows)),
+            "steps": jnp.zeros(rows, jnp.int32),
+            "halted": jnp.ones(rows, bool),
+            "draws": jax.random.key_data(jax.random.split(key, rows)),
+            **{name: jnp.zeros((rows, *shape), jnp.int32) for name, shape in example.items()},
+        }
+
+    def loss(self, model, carry, batch, key):
+        """One supervision step of every slot; what is random in it comes from the carry."""
+        carry, logits, halt_logits = self._step(model, carry, batch)
+        draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
+        wants = (halt_logits > 0) & (carry["steps"] >= chosen)
+        carry |= {"halted": (carry["steps"] >= self.max_steps) | wants, "draws": draws}
+        sums = self._sums(carry, logits, halt_logits)
+        counts = carry["halted"] & (sums.pop("count") > 0)
+        rows, total = jnp.float32(counts.shape[0]), sums["lm_loss"].sum() + HALT_WEIGHT * sums["halt_loss"].sum()
+        scalars = {"lm_loss": (sums.pop("lm_loss").sum(), rows), "halt_loss": (sums.pop("halt_loss").sum(), rows)}
+        scalars |= {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in sums.items()}
+        scalars["loss"] = (total, rows)
+        return (total * self.num_cells, rows * self.num_cells), (carry, jax.lax.stop_gradient(scalars))
+
+    def evaluate(self, model, batch) -> dict:
+        """After `max_steps` of a fresh carry, over rows that have any label; none halts before."""
+        rows = batch["labels"].shape[0]
+        carry = self.init_carry(model, rows, jax.random.key(0))
+
+        def step(carry, _):
+            carry, logits, halt_logits = self._step(model, carry, batch)
+            carry |= {"halted": jnp.zeros(rows, bool)}
+            return carry, (logits, halt_logits)
+
+        shapes = jax.eval_shape(lambda: step(carry, None)[1])
+        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        carry, outputs = jax.lax.fori_loop(0, self.max_steps, lambda _, both: step(both[0], None), (carry, outputs))
+        sums = self._sums(carry, *outputs)
+        counts = sums.pop("count") > 0
+        scalars = {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in sums.items()}
+        return scalars | {"loss": scalars["lm_loss"]}
+
+    def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
+        """How many puzzles are solved, how many cells are right, and the loss."""
+        exact, cells, loss = (figures[name] for name in ("exact_accuracy", "accuracy", "loss"))
+        return "exact", f"{exact:.2%}, cells {cells:.2%}, loss {loss:.4f} a cell", "puzzles"
+
+    def _step(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
+        """Return (carry after the model's step, logits [B, cells, V], float32 halt logits [B])."""
+        halted = carry["halted"]
+        fresh = functools.partial(_where_rows, halted)
+        states = jax.tree.map(fresh, model.start(halted.shape[0]), carry["states"])
+        example = {name: fresh(batch[name], carry[name]) for name in EXAMPLE}
+        states, logits, halt = model(states, example["inputs"], example["puzzle_identifiers"])
+        steps = jnp.where(halted, 0, carry["steps"]) + 1
+        return carry | {"states": states, "steps": steps, **example}, logits, halt[:, 0]
+
+    def _sums(self, carry: dict, logits: jax.Array, halt_logits: jax.Array) -> dict[str, jax.Array]:
+        """Return float32 [B] each: `count` of cells that are learned, losses, and what is reported of a slot."""
+        labels = carry["labels"]
+        learned = labels != IGNORED
+        count = learned.sum(axis=1)
+        cells = jnp.maximum(count, 1)
+        of_cell = LOSSES[self.cell_loss](logits, jnp.where(learned, labels, 0))
+        right = (jnp.argmax(logits, axis=-1) == labels) & learned
+        exact = right.sum(axis=1) == count
+        return {
+            "count": count,
+            "lm_loss": jnp.where(learned, of_cell, 0).sum(axis=1) / cells,
+            "halt_loss": _binary_cross_entropy(halt_logits, exact),
+            "accuracy": right.sum(axis=1) / cells,
+            "exact_accuracy": exact.astype(jnp.float32),
+            "halt_accuracy": ((halt_logits >= 0) == exact).astype(jnp.float32),
+            "steps": carry["steps"].astype(jnp.float32),
+        }
+
+
+def _where_rows(chosen: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    return jax.nn.softplus(logits) - logits * targets
+
+
+def _drawn(draws: jax.Array, exploration: float, max_steps: int) -> tuple[jax.Array, jax.Array]:
+    """Return (what the next draws come from, the steps that each slot has to take at least, 0 for most)."""
+
+    def one(data):
+        after, explores, steps = jax.random.split(jax.random.wrap_key_data(data), 3)
+        least = jax.random.randint(steps, (), 2, max(3, max_steps + 1))
+        return jax.random.key_data(after), jnp.where(jax.random.bernoulli(explores, exploration), least, 0)
+
+    return jax.vmap(one)(draws)
