@@ -48,7 +48,7 @@ def on_device(*, weights_whole: bool = False) -> list[tuple]:
 def batch_sharding(mesh, ndim: int = 2) -> NamedSharding:
     """Return the layout of a batch array [batch, length], or of its first dimensions."""
     rules = dict(RULES)
-    return NamedSharding(mesh, PartitionSpec(rules["batch"], rules["length"])[:ndim])
+    return NamedSharding(mesh, PartitionSpec(*(rules["batch"], rules["length"])[:ndim]))
 
 
 def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
@@ -30,7 +30,7 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
             wanted = np.arange(num_rows)[index[0]]
             return local[np.searchsorted(rows, wanted), *index[1:]]
 
-        layout = NamedSharding(sharding.mesh, sharding.spec[: local.ndim])
+        layout = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: local.ndim]))
         return jax.make_array_from_callback((num_rows, *local.shape[1:]), layout, shard)
 
     placed = (jax.tree.map(global_array, batch) for batch in batches)

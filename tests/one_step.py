@@ -40,18 +40,21 @@ def placed(tree, abstract):
 
 
 @functools.cache
-def gradients_and_scalars(num_microbatches: int = 1, of_model: tuple = (), sum_dtype: str = "auto", **mesh):
+def gradients_and_scalars(
+    num_microbatches: int = 1, of_model: tuple = (), sum_dtype: str = "auto", spread: float = 0.3, **mesh
+):  # fmt: skip
     """Return what one step computes on the first devices, always from the same weights and batch.
 
     Args:
       of_model: pairs of keys of its section and values.
+      spread: of the weights.
     """
     config = small_config(**mesh)
     config.model.update(dict(of_model))
     config.train.update(gradient_accumulation=num_microbatches, sum_dtype=sum_dtype)
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
-    state = dataclasses.replace(state, params=random_weights(state.params))
+    state = dataclasses.replace(state, params=random_weights(state.params, spread=spread))
     with mesh_context(run.mesh):
         inputs = placed(state, run.abstract_state), placed(batch(), run.abstract_batch)
         _, scalars, gradients = run.observed_step(*inputs)

@@ -68,12 +68,12 @@ def make_model(config, *, dtype=jnp.float32, scan: bool = True):
     return graph, random_weights(nnx.to_pure_dict(state))
 
 
-def random_weights(params: dict, seed: int = 0) -> dict:
+def random_weights(params: dict, seed: int = 0, spread: float = 0.3) -> dict:
     """Return float32 arrays in place of abstract parameters: norm scales around 1, everything else around 0."""
     rng = np.random.default_rng(seed)
 
     def draw(path, weight):
-        return ((path[-1].key == "scale") + 0.3 * rng.standard_normal(weight.shape)).astype(np.float32)
+        return ((path[-1].key == "scale") + spread * rng.standard_normal(weight.shape)).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(draw, params)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What assembly puts together: another task without another loop, names that are addresses, the fastest defaults."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ import assembly
 import job
 import train
 from configs import base
+from objectives.language_modeling import LanguageModeling
 
 
 def small_config(**changes):
@@ -30,8 +32,12 @@ def small_config(**changes):
 def counting_objective():
     """A task whose state goes from step to step: each row counts the real tokens that it has seen."""
 
-    def make_loss(*, num_chunks, z_loss):
-        def loss(model, carry, batch, key):
+    @dataclasses.dataclass(frozen=True)
+    class Counting(LanguageModeling):
+        def init_carry(self, model, rows, key):
+            return {"seen": jnp.zeros(rows, jnp.int32)}
+
+        def loss(self, model, carry, batch, key):
             stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
             seen_B = carry["seen"] + (batch["segments"] > 0).sum(axis=1)
             weight = jnp.float32(batch["tokens"].size)
@@ -41,12 +47,9 @@ def counting_objective():
                 {"loss": (total, weight), "seen": (seen_B.sum(), jnp.float32(seen_B.size))},
             )
 
-        return loss
-
-    def init_carry(batch_spec):
-        return {"seen": jnp.zeros(batch_spec["tokens"].shape[0], jnp.int32)}
-
-    return types.SimpleNamespace(init_carry=init_carry, make_loss=make_loss)
+    return types.SimpleNamespace(
+        make=lambda config, num_chunks: Counting(config.train.global_batch, config.train.sequence_length)
+    )
 
 
 def batches(config, steps):

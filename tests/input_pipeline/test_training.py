@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch):
             yield batch
 
     monkeypatch.setattr(job, "place", place)
-    monkeypatch.setattr(job, "evaluate_heldout", lambda *arguments: (1.0, 1))
+    monkeypatch.setattr(job, "evaluate_heldout", lambda *arguments: ({"loss": 1.0}, 1))
 
     def run(weight_a: str, weight_b: str, steps: int, **changes) -> list[list[str]]:
         fed.clear()

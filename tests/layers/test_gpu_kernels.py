@@ -104,7 +104,7 @@ def gradient_of(kernel: str, dtype, remat: str = "attention", **how):
     config = model_config(num_layers=2, remat=remat, vocab_size=38)
     make = functools.partial(decoder_lm.make, config, dtype=jnp.dtype(dtype), scan=True, kernel=kernel)
     graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
-    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.0)
+    loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
     return make_gradient(graph, loss, **how), random_weights(nnx.to_pure_dict(state))
 
 

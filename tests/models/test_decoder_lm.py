@@ -179,7 +179,7 @@ def test_logit_soft_cap_bounds_the_logits():
 @functools.partial(jax.jit, static_argnames="graph")
 def loss_and_gradients(graph, params, batch, key=None):
     """Return (((sum of the loss, tokens)), gradients of the sum)."""
-    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
+    loss = language_modeling.LanguageModeling(0, 0, 1, 0.1).loss
 
     def total(params):
         pair, _ = loss(nnx.merge(graph, params), {}, batch, key)

@@ -49,7 +49,7 @@ def moved(width: int, mup: bool, tied: bool, optimizer_name: str = "adamw") -> t
         mlp_dim=3 * width, vocab_size=V, tie_embeddings=tied, mup_base_dim=BASE if mup else 0,
     )  # fmt: skip
     batch = packed_batch([[T]] * 2, T, V)
-    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.0)
+    loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
     settings = base.get_config().optimizer
     settings.update(weight_decay=0.0, clip_norm=0.0)
     abstract = nnx.eval_shape(lambda: decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0)))

@@ -4,7 +4,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -17,7 +16,7 @@ from tests.support import assert_close, forward, make_model, model_config, packe
 def test_sums_run_over_real_tokens_and_z_loss_is_minimised_but_not_reported(z_loss):
     graph, params = make_model(model_config(logit_soft_cap=5.0))
     batch = packed_batch([[4, 5], [3, 2]], 12, 37)
-    loss = language_modeling.make_loss(num_chunks=3, z_loss=z_loss)
+    loss = language_modeling.LanguageModeling(0, 0, 3, z_loss).loss
     evaluate = jax.jit(lambda params: loss(nnx.merge(graph, params), {"kept": 1}, batch, jax.random.key(0)))
     (total, weight), (carry, scalars) = evaluate(params)
 
@@ -34,7 +33,7 @@ def test_sums_run_over_real_tokens_and_z_loss_is_minimised_but_not_reported(z_lo
 def test_a_batch_of_padding_weighs_nothing():
     graph, params = make_model(model_config())
     batch = packed_batch([[], []], 12, 37)
-    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.1)
+    loss = language_modeling.LanguageModeling(0, 0, 1, 0.1).loss
     (total, weight), _ = jax.jit(lambda params: loss(nnx.merge(graph, params), {}, batch, None))(params)
     assert total == weight == 0
 
@@ -43,7 +42,7 @@ def test_the_key_is_of_the_dropout_and_without_one_nothing_is_dropped():
     graph, params = make_model(model_config(dropout=0.3))
     plain, _ = make_model(model_config())
     batch = packed_batch([[4, 5], [3, 2]], 12, 37)
-    loss = language_modeling.make_loss(num_chunks=1, z_loss=0.0)
+    loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
 
     @functools.partial(jax.jit, static_argnames="graph")
     def total(graph, key):
@@ -55,4 +54,4 @@ def test_the_key_is_of_the_dropout_and_without_one_nothing_is_dropped():
 
 
 def test_language_models_carry_nothing_from_step_to_step():
-    assert language_modeling.init_carry({"tokens": jnp.zeros((2, 3))}) == {}
+    assert language_modeling.LanguageModeling(2, 3).init_carry(None, 2, None) == {}

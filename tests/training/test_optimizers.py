@@ -39,8 +39,9 @@ def trajectory(name: str, widening: float = 1.0, **changes) -> list[dict]:
     """Return the parameters after each of three steps, by the optimizer as a run makes it."""
     config = base.get_config().optimizer
     config.update(dict(clip_norm=0.0, weight_decay=0.3, beta1=0.8, beta2=0.9, epsilon=1e-3) | changes)
-    direction = getattr(optimizers, name)(config, optimizers.Weights(AXES, widening))
-    optimizer = optimizers.make(direction, config, lambda step: jnp.array(RATES)[step])
+    weights = optimizers.Weights(AXES, widening)
+    direction = getattr(optimizers, name)(config, weights)
+    optimizer = optimizers.make(direction, config, lambda step: jnp.array(RATES)[step], weights)
     params = random_tree(0)
     state, path, update = optimizer.init(params), [], jax.jit(optimizer.update)
     for step in range(3):
@@ -192,7 +193,7 @@ def test_clipping_scales_a_larger_global_norm_down_and_nothing_else(clip_norm, f
     gradients = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([[12.0]])}
     config = base.get_config().optimizer
     config.update(clip_norm=clip_norm, weight_decay=0.0)
-    optimizer = optimizers.make(optax.identity(), config, lambda step: 1.0)
+    optimizer = optimizers.make(optax.identity(), config, lambda step: 1.0, optimizers.Weights({}))
     updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     assert_close(updates, jax.tree.map(lambda g: -factor * g, gradients))
 

@@ -55,7 +55,13 @@ def line_step(
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
     gradient = make_gradient(graph, squared_error, num_microbatches=num_microbatches, **options)
-    step = make_train_step(gradient, optimizer, schedule, seed=seed, ema_decay=ema_decay)
+
+    def averaged(params, average):
+        return optax.incremental_update(params, average, 1 - ema_decay)
+
+    optimizer = optax.with_extra_args_support(optimizer)
+    average = averaged if ema_decay else None
+    step = make_train_step(gradient, optimizer, schedule, seed=seed, average=average)
     carry = {"last": jnp.arange(float(ROWS))}
     average = params if ema_decay else {}
     state = TrainState(jnp.int32(0), jnp.uint32(40), params, average, optimizer.init(params), carry, guard.init())
@@ -219,7 +225,11 @@ def test_progress_is_told_as_each_microbatch_ends():
 def test_evaluation_returns_the_objectives_pairs_and_changes_nothing():
     graph, params = nnx.split(Line())
     batch = line_batch()
-    eval_step = jax.jit(make_eval_step(graph, squared_error, lambda batch: {"last": jnp.zeros(ROWS)}))
+
+    def evaluate(model, batch):
+        return squared_error(model, {"last": jnp.zeros(ROWS)}, batch, None)[1][1]
+
+    eval_step = jax.jit(make_eval_step(graph, evaluate))
     scalars = eval_step(nnx.to_pure_dict(params), batch)
     (total, weight), error = scalars["loss"], batch["x"] @ np.arange(1.0, 1 + D) - batch["y"]
     assert_close(total, (batch["weight"] * error**2).sum())
