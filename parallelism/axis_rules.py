@@ -55,12 +55,12 @@ def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
     """Return the NamedSharding of each weight as a nested dictionary.
 
     Args:
-      declared: {path: (shape, axis names)}.
+      declared: {path: (shape, axis names)}; a dimension without a name is not split.
 
     Raises:
       ConfigError: a mesh axis does not divide a dimension; names parameter, dimension and axis.
     """
-    rules, shardings = dict(RULES), {}
+    rules, shardings = dict(RULES) | {None: None}, {}
     for path, (shape, names) in declared.items():
         for size, name in zip(shape, names, strict=True):
             _check_divides(".".join(map(str, path)), size, name, rules[name], mesh)
