@@ -21,6 +21,7 @@ CHOICES = {
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
     "model.biases": ("none", "qkv", "all"),
     "data.bad_documents": ("error", "skip"),
+    "data.puzzle_set": ("arc1", "arc2"),
     "train.offload": ("none", "optimizer"),
     "train.sum_dtype": ("auto", "float32"),
     "checkpoint.restore": ("read", "broadcast"),
@@ -31,6 +32,7 @@ POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "train.bad_steps",
+    "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction")
@@ -39,12 +41,15 @@ NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
     "model.remat_less",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
+    "data.puzzle_augmentations", "data.puzzle_min_difficulty", "data.puzzle_clues",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
     "checkpoint.keep_best",
 )  # fmt: skip
+
+PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
 
 RANGES = (  # what is right, the rule in words, and where it holds
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
@@ -116,6 +121,8 @@ def _check_data(data: ConfigDict) -> None:
     for key in ("path", "mixture", "validation_path"):
         if data[key] and data.source in ("python", "synthetic"):
             raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use auto or text")
+        if key != "path" and data[key] and data.source in PUZZLES:
+            raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use data.path")
     if data.path and data.mixture:
         both = f"data.path={data.path} and data.mixture={data.mixture} are both given"
         raise ConfigError(f"{both}; empty one of them, as with --config.data.mixture=")
