@@ -13,7 +13,7 @@ from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.puzzles.threads import in_threads
 
-BATCH = 128  # puzzles made at once
+BATCH = 128  # puzzles made at once, fewer where fewer are asked for
 BARREN_BATCHES = 8  # in a row; then there are no others
 LEAST_SHARE = 1 / 8  # of forms on either side, so that few forms leave both something
 
@@ -81,9 +81,10 @@ def split(
     Raises:
         DataError: there seem to be too few.
     """
+    size = min(BATCH, train + heldout)
     share = min(max(heldout / (train + heldout), LEAST_SHARE), 1 - LEAST_SHARE)
     sides, barren, hardest = (_Side(train), _Side(heldout)), 0, 0
-    batches = in_threads(lambda number: make(np.random.default_rng([seed, number]), BATCH), itertools.count())
+    batches = in_threads(lambda number: make(np.random.default_rng([seed, number]), size), itertools.count())
     with progress(f"making {name}", train + heldout, announce, "puzzles") as advance, closing(batches):
         for batch in batches:
             added = 0

@@ -34,7 +34,7 @@ def augment(board: np.ndarray, transpose, rows: np.ndarray, columns: np.ndarray,
     """
     turned = np.where(np.asarray(transpose)[..., None, None], board.T, board)
     moved = np.take_along_axis(np.take_along_axis(turned, rows[..., :, None], -2), columns[..., None, :], -1)
-    flat = moved.reshape(*moved.shape[:-2], -1)
+    flat = moved.reshape(*moved.shape[:-2], board.size)
     return np.take_along_axis(digits, flat, -1).reshape(moved.shape)
 
 
@@ -51,7 +51,7 @@ def draw(generator: np.random.Generator, number: int, side: int) -> Draws:
 def is_solved(boards: np.ndarray) -> np.ndarray:
     """Return which of boards [N, side, side] have every digit once in each row, column and box: bool [N]."""
     side = boards.shape[-1]
-    in_units = np.sort(boards.reshape(len(boards), -1)[:, layout(side).cells], axis=-1)
+    in_units = np.sort(boards.reshape(-1, side * side)[:, layout(side).cells], axis=-1)
     return (in_units == np.arange(1, side + 1)).all(axis=(1, 2))
 
 
@@ -59,4 +59,4 @@ def _lines(generator: np.random.Generator, number: int, bands: int, size: int) -
     """Draw orders of lines, in which those of a band stay together: int [number, bands * size]."""
     order = generator.random((number, bands)).argsort(axis=1)
     within = generator.random((number, bands, size)).argsort(axis=2)
-    return (order[:, :, None] * size + within).reshape(number, -1)
+    return (order[:, :, None] * size + within).reshape(number, bands * size)

@@ -77,13 +77,13 @@ def _invariant(questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
     A cell's hash begins with whether it is a clue, and takes in, round by round, sums over its row and column (added
     up, as a transposed board has them the other way round), its box, its band and stack, and the cells of its digit.
     """
-    number, side = len(questions), questions.shape[-1]
+    side = questions.shape[-1]
     height, width = BOXES[side]
     _, units = layout(side)
     row, column, box = units.T
     column, box = column - side, box - 2 * side
-    digit = answers.reshape(number, -1) - 1
-    hashes = mix((questions > 0).reshape(number, -1).astype(np.uint64))
+    digit = answers.reshape(-1, side * side) - 1
+    hashes = mix((questions > 0).reshape(-1, side * side).astype(np.uint64))
     for _ in range(ROUNDS):
         lines = _sums(hashes, row, side) + _sums(hashes, column, side)
         bands = _sums(hashes, row // height, side // height) + _sums(hashes, column // width, side // width)

@@ -52,8 +52,8 @@ def dug(generator: np.random.Generator, answers: np.ndarray, clues: int) -> np.n
 
     A clue can go where no other digit at its cell has a solution.
     """
-    number, side = len(answers), answers.shape[-1]
-    questions = answers.reshape(number, -1).copy()
+    side = answers.shape[-1]
+    questions = answers.reshape(-1, side * side).copy()
     order = generator.random(questions.shape).argsort(axis=1)
     for cells in order.T:
         boards = np.flatnonzero((questions > 0).sum(axis=1) > clues)

@@ -52,7 +52,7 @@ def layout(side: int) -> Layout:
 def candidates_of(boards: np.ndarray) -> np.ndarray:
     """Return what each cell of boards [N, side, side] can hold, 0 an empty one: uint16 [cells, N], bit d - 1 for d."""
     side = boards.shape[-1]
-    digits = boards.reshape(len(boards), -1).T.astype(np.uint16)
+    digits = boards.reshape(-1, side * side).T.astype(np.uint16)
     return np.where(digits > 0, np.uint16(1) << (digits - np.uint16(digits > 0)), np.uint16((1 << side) - 1))
 
 

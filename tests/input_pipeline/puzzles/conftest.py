@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures that the published implementation gave, and a `data` section that keeps what is built in a folder of its own."""
+"""What the published implementation gave, and a `data` section that keeps what is built in a folder of its own."""
 
 import os
 from pathlib import Path
