@@ -91,6 +91,13 @@ def get_config() -> ConfigDict:
     data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
     data.holdout_fraction = 0.05  # of the documents, by hash of their content
     data.validation_path = ""  # held-out documents of their own; '': split off by holdout_fraction
+    data.puzzle_size = 9  # side of boards made at random: Sudokus 4, 6, 9; mazes 3 to 30
+    data.puzzle_count = 1000  # puzzles trained on, drawn from the file or made at random
+    data.puzzle_augmentations = 1000  # versions of each, beside itself; of mazes 8 in all, if any
+    data.puzzle_min_difficulty = 0  # only puzzles with at least this rating, held-out ones too
+    data.puzzle_clues = 0  # of Sudokus made at random; 0: as few as leave one solution
+    data.puzzle_heldout = 1000  # puzzles held out, where they are made at random
+    data.puzzle_set = "arc1"  # of ARC: arc1, arc2
     data.readers = 0  # threads that make batches; 0: automatic
     data.prefetch = 0  # batches made ahead; 0: automatic
 

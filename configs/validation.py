@@ -26,6 +26,7 @@ CHOICES = {
     "supervision.loss": ("stablemax", "softmax"),
     "optimizer.decayed": ("matrices", "all"),
     "data.bad_documents": ("error", "skip"),
+    "data.puzzle_set": ("arc1", "arc2"),
     "train.offload": ("none", "optimizer"),
     "train.sum_dtype": ("auto", "float32"),
     "checkpoint.restore": ("read", "broadcast"),
@@ -36,6 +37,7 @@ POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "train.bad_steps",
+    "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles", "model.low_cycles",
     "model.num_puzzles", "supervision.steps",
 )  # fmt: skip
@@ -46,12 +48,15 @@ NOT_NEGATIVE = (
     "model.remat_less", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
     "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
+    "data.puzzle_augmentations", "data.puzzle_min_difficulty", "data.puzzle_clues",
     "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
     "checkpoint.keep_best",
 )  # fmt: skip
+
+PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
 
 RANGES = (  # what is right, the rule in words, and where it holds
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
@@ -124,6 +129,8 @@ def _check_data(data: ConfigDict) -> None:
     for key in ("path", "mixture", "validation_path"):
         if data[key] and data.source in ("python", "synthetic"):
             raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use auto or text")
+        if key != "path" and data[key] and data.source in PUZZLES:
+            raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use data.path")
     if data.path and data.mixture:
         both = f"data.path={data.path} and data.mixture={data.mixture} are both given"
         raise ConfigError(f"{both}; empty one of them, as with --config.data.mixture=")

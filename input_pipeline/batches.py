@@ -11,8 +11,8 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture
-from input_pipeline.packing import KEYS
 from input_pipeline.tensorflow_import import tensorflow
+from input_pipeline.windows import Windows
 
 MOST_READERS = 4  # threads, of their own accord: they take turns at Python's lock
 PREFETCHED_BYTES = 256 << 20  # of their own accord; 2 to 8 batches
@@ -46,7 +46,8 @@ def training_batches(
         prefetch: batches made ahead; 0: as many as some memory holds, up to a few.
 
     Returns:
-        iterator of int32 [len(rows), sequence_length] each: tokens, targets, segments, positions.
+        iterator of int32 [len(rows), ...] each: the arrays that the window sources name, of tokens
+            [len(rows), sequence_length] tokens, targets, segments, positions.
 
     Raises:
         DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:
@@ -58,11 +59,11 @@ def training_batches(
     def read(step: int) -> Batch:
         return mixture.read(first_example + step * global_batch + rows, sequence_length, seed)
 
-    return _read_ahead(read, num_steps, len(rows) * sequence_length, readers, prefetch)
+    return _read_ahead(read, mixture.arrays, num_steps, len(rows) * sequence_length, readers, prefetch)
 
 
 def evaluation_batches(
-    windows,
+    windows: Windows,
     *,
     sequence_length: int,
     global_batch: int,
@@ -73,7 +74,8 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
 
-    The last batch is filled up with rows that are zero throughout, segments (the loss weight) too.
+    The last batch is filled up with rows of what the window source says: tokens' are zero throughout, segments (the
+    loss weight) too.
     Arguments and results otherwise as in `training_batches`.
     """
     rows, num_windows = np.asarray(rows, np.int64), windows.num_examples(sequence_length)
@@ -82,12 +84,15 @@ def evaluation_batches(
     def read(step: int) -> Batch:
         places = step * global_batch + rows
         inside, indices = places < taken, places * num_windows // taken
-        batch = {key: np.zeros((len(rows), sequence_length), np.int32) for key in KEYS}
+        batch = {}
         for key, values in windows.read(indices[inside], sequence_length).items():
+            batch[key] = np.full((len(rows), *values.shape[1:]), windows.fills[key], values.dtype)
             batch[key][inside] = values
         return batch
 
-    return _read_ahead(read, -(-taken // global_batch), len(rows) * sequence_length, readers, prefetch)
+    return _read_ahead(
+        read, tuple(windows.fills), -(-taken // global_batch), len(rows) * sequence_length, readers, prefetch
+    )
 
 
 def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
@@ -99,7 +104,7 @@ def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> 
                 f"on{which}; use at most {part.num_tokens}, or more text"
             )
     most = mixture.num_examples(sequence_length)
-    if most < global_batch:
+    if most < global_batch and not any(part.batch_exceeds_pass for part in mixture.parts):
         raise DataError(
             f"train.global_batch={global_batch} * train.sequence_length={sequence_length} is more than the "
             f"{mixture.num_tokens:,} tokens to train on; use train.global_batch={most} or less, or more text"
@@ -112,12 +117,12 @@ def prepare() -> None:
 
 
 def _read_ahead(
-    read: Callable[[int], Batch], num_steps: int, batch_tokens: int, readers: int, prefetch: int
+    read: Callable[[int], Batch], keys: tuple[str, ...], num_steps: int, batch_tokens: int, readers: int, prefetch: int
 ) -> Iterator[Batch]:
     """Return read(0), read(1), ... in order, some of them read before they are asked for."""
     tf = _tensorflow()
     readers = readers or min(os.cpu_count(), MOST_READERS)
-    prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(KEYS))), 8)
+    prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), 8)
 
     failed: list[DataError] = []
 
@@ -127,27 +132,29 @@ def _read_ahead(
         except DataError as error:
             failed.append(error)
             raise
-        return [batch[key] for key in KEYS]
+        return [batch[key] for key in keys]
 
     steps = tf.data.Dataset.range(num_steps)
     batches = steps.map(
-        lambda step: tf.numpy_function(arrays, [step], [tf.int32] * len(KEYS), stateful=False),
+        lambda step: tf.numpy_function(arrays, [step], [tf.int32] * len(keys), stateful=False),
         num_parallel_calls=readers,
         deterministic=True,
     )
     options = tf.data.Options()
     options.threading.private_threadpool_size = readers
     options.autotune.enabled = False
-    generator = _batches(batches.prefetch(prefetch).with_options(options).as_numpy_iterator(), failed)
+    generator = _batches(batches.prefetch(prefetch).with_options(options).as_numpy_iterator(), keys, failed)
     _unfinished.add(generator)
     return generator
 
 
-def _batches(arrays: Iterator[tuple[np.ndarray, ...]], failed: list[DataError]) -> Iterator[Batch]:
+def _batches(
+    arrays: Iterator[tuple[np.ndarray, ...]], keys: tuple[str, ...], failed: list[DataError]
+) -> Iterator[Batch]:
     """Yield the arrays by name; in place of TensorFlow's account of an error in a reader raise what `failed` holds."""
     try:
         for batch in arrays:
-            yield dict(zip(KEYS, batch, strict=True))
+            yield dict(zip(keys, batch, strict=True))
     except tensorflow().errors.OpError:
         if failed:
             raise failed[0] from None

@@ -12,10 +12,10 @@ from input_pipeline.cache import cache_folder
 from input_pipeline.documents import Document, Span, hold_out, scan
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
-from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
+from input_pipeline.shards import FORMAT, load_or_build, open_windows
 from input_pipeline.sources import read_source
-from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer
+from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
 Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
@@ -31,7 +31,8 @@ class Corpus:
         train: the window sources that are trained on, and their weights.
         heldout: a window source: .num_documents, .num_tokens (ends of documents among them),
             .num_bytes (of UTF-8), .num_examples(T) and .read(indices, T), which gives int32
-            [len(indices), T] `tokens`, `targets`, `segments` (0: padding) and `positions`.
+            [len(indices), T] `tokens`, `targets`, `segments` (0: padding) and `positions`; of other sources
+            the arrays that they name.
         digest: the same wherever the same documents, tokenizer and split are read, with whatever weights.
         gzip_bits_per_byte: `gzip -9` on the held-out documents one at a time; None where there is no text.
         names: of the parts of .train: their data paths, or where there is none the source.
@@ -40,7 +41,7 @@ class Corpus:
 
     tokenizer: ByteTokenizer | SentencePieceTokenizer | None
     train: Mixture
-    heldout: TokenWindows | MarkovWindows
+    heldout: Windows
     digest: str
     gzip_bits_per_byte: float | None
     names: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ def prepare(
         data: the section of the configuration.
         vocab_size: ids that the model has room for.
         vocab_size_typed: the user asked for this very size; else a small corpus may have fewer pieces.
-        seed: of a synthetic source.
+        seed: of a source that draws at random.
         announce: takes a line now and then while something is built.
         with_documents: keep which documents are trained on, for the ledger: a hundred bytes or more each.
 
@@ -82,8 +83,8 @@ def prepare(
     found = [read(path) for path in paths]
     if isinstance(found[0], tuple):
         train, heldout = found[0]
-        digest = _digest([data.source, vocab_size, seed])
-        return Corpus(None, mixture_of_one(train), heldout, digest, gzip_bits_per_byte=None, names=(data.source,))
+        names = (data.path or data.source,)
+        return Corpus(None, mixture_of_one(train), heldout, train.digest, gzip_bits_per_byte=None, names=names)
     validation = read(data.validation_path) if data.validation_path else None
     parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
     if validation is not None:

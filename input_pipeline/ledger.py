@@ -195,8 +195,10 @@ def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> t
 
 
 def _name(corpus: Corpus, part: int, document: int) -> str:
-    """Return what a document is called; a synthetic window, or a document that was not kept, is its number."""
-    return corpus.documents[part][document].name if corpus.documents else f"document {document}"
+    """Return what a document is called; where documents were not kept, what their part calls it."""
+    if corpus.documents:
+        return corpus.documents[part][document].name
+    return corpus.train.parts[part].document_name(document)
 
 
 def _finished(content: bytes) -> int:

@@ -19,8 +19,6 @@ from math import lcm
 import numpy as np
 
 from input_pipeline.errors import DataError
-from input_pipeline.order import example_windows
-from input_pipeline.packing import KEYS
 
 LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
 FOREVER = 1 << 62  # examples
@@ -109,7 +107,7 @@ class Mixture:
     """What a run trains on: window sources, the weights that they had from which example on, what is left out.
 
     Attributes:
-        parts: window sources.
+        parts: window sources, all of which give the same arrays.
         history: (first example, weights) of each section of the order; the first begins with example 0.
         skips: (taken, count): after so many taken examples, and after earlier skips, so many are left out.
     """
@@ -117,6 +115,11 @@ class Mixture:
     parts: tuple
     history: tuple[tuple[int, Weights], ...]
     skips: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of the arrays of a batch, in order."""
+        return tuple(self.parts[0].fills)
 
     @property
     def num_tokens(self) -> int:
@@ -132,11 +135,11 @@ class Mixture:
         Each is a pure function of (seed, its number, the mixture).
         """
         parts, windows = self.windows(self.examples(taken), sequence_length, seed)
-        batch = {key: np.zeros((len(parts), sequence_length), np.int32) for key in KEYS}
+        batch = {}
         for number in np.unique(parts).tolist():
             rows = parts == number
             for key, values in self.parts[number].read(windows[rows], sequence_length).items():
-                batch[key][rows] = values
+                batch.setdefault(key, np.zeros((len(parts), *values.shape[1:]), values.dtype))[rows] = values
         return batch
 
     def examples(self, taken: np.ndarray) -> np.ndarray:
@@ -150,7 +153,7 @@ class Mixture:
         windows = np.zeros_like(indices)
         for number in np.unique(parts).tolist():
             rows, order = parts == number, seed + (number << 32)  # of each part its own, the first's that of the seed
-            windows[rows] = example_windows(indices[rows], self.parts[number].num_examples(sequence_length), order)
+            windows[rows] = self.parts[number].order(indices[rows], sequence_length, order)
         return parts, windows
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

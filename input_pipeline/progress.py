@@ -8,38 +8,55 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 EVERY_SECONDS = 5.0  # between plain lines
 
 
 @contextmanager
-def progress(title: str, total_bytes: int | None, announce: Callable[[str], object]) -> Iterator[Callable[[int], None]]:
-    """Yield advance(num_bytes), which shows the part done and the time left, or what is done of an unknown total."""
+def progress(
+    title: str, total: int | None, announce: Callable[[str], object], unit: str = ""
+) -> Iterator[Callable[[int], None]]:
+    """Yield advance(number), which shows the part done and the time left, or what is done of an unknown total.
+
+    Args:
+        unit: what is counted, a plural; '': bytes.
+    """
     if not sys.stderr.isatty():
-        yield _plain(title, total_bytes, announce)
+        yield _plain(title, total, announce, unit)
         return
-    speed = TransferSpeedColumn()
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), speed, TimeRemainingColumn()
+    done = (MofNCompleteColumn(), TextColumn(unit)) if unit else (DownloadColumn(), TransferSpeedColumn())
+    columns = TextColumn("{task.description}"), BarColumn(), *done, TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total_bytes)
-        yield lambda num_bytes: bar.advance(task, num_bytes)
+        task = bar.add_task(title, total=total)
+        yield lambda number: bar.advance(task, number)
 
 
-def _plain(title: str, total_bytes: int | None, announce: Callable[[str], object]) -> Callable[[int], None]:
+def _plain(title: str, total: int | None, announce: Callable[[str], object], unit: str) -> Callable[[int], None]:
     done, started = 0, time.monotonic()
     last = started
 
-    def advance(num_bytes: int) -> None:
+    def amount(number: float) -> str:
+        return f"{number:,.0f} {unit}" if unit else f"{number / 1e6:,.1f} MB"
+
+    def advance(number: int) -> None:
         nonlocal done, last
-        done, now = done + num_bytes, time.monotonic()
-        if now - last < EVERY_SECONDS or done >= (total_bytes or math.inf):
+        done, now = done + number, time.monotonic()
+        if now - last < EVERY_SECONDS or done >= (total or math.inf):
             return
         last, speed = now, done / (now - started)
-        part, left = f"{done / 1e6:,.1f} MB", ""
-        if total_bytes:
-            part = f"{done / total_bytes:.0%} of {total_bytes / 1e6:,.1f} MB"
-            left = f", {(total_bytes - done) / speed:,.0f} s left"
-        announce(f"{title}: {part}, {speed / 1e6:.1f} MB/s{left}")
+        part, left = amount(done), ""
+        if total:
+            part = f"{done / total:.0%} of {amount(total)}"
+            left = f", {(total - done) / speed:,.0f} s left"
+        announce(f"{title}: {part}, {amount(speed)}/s{left}")
 
     return advance

@@ -23,6 +23,7 @@ from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged, gzip_bi
 from input_pipeline.errors import DataError
 from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
+from input_pipeline.windows import Windows
 
 FORMAT = 1  # of the files; another number is another folder
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
@@ -86,7 +87,7 @@ def _change(first: os.stat_result, now: os.stat_result) -> str:
     return "was written to" if first.st_mtime_ns != now.st_mtime_ns else ""
 
 
-class TokenWindows:
+class TokenWindows(Windows):
     """The stored tokens as windows of any length; a window source.
 
     Attributes:

@@ -3,7 +3,8 @@
 
 A source takes (data, path, vocab_size, seed), the path a local one, and returns either documents, which are
 then tokenized, stored and packed, or a pair of ready window sources (training, held-out). A new one is a
-function below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it.
+function below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it. One that
+makes files of its own is under `@building`, and takes `announce` too.
 """
 
 import glob
@@ -16,10 +17,13 @@ from input_pipeline import formats, hugging_face, remote
 from input_pipeline.cache import cache_folder
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
+from input_pipeline.puzzles import build
+from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
 
 SOURCES: dict[str, Callable] = {}
+BUILDING: set[Callable] = set()  # of these, those that take `announce`
 FORMATS: dict[str, type[RecordFile]] = {
     ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".json": formats.JsonLines,
     ".csv": formats.Csv, ".tsv": formats.Csv, ".parquet": formats.Parquet,
@@ -32,6 +36,12 @@ def source(function: Callable) -> Callable:
     """Register a source under its function's name."""
     SOURCES[function.__name__] = function
     return function
+
+
+def building(function: Callable) -> Callable:
+    """Register a source that takes (data, path, vocab_size, seed, announce), as it may build for minutes."""
+    BUILDING.add(function)
+    return source(function)
 
 
 def read_source(
@@ -47,7 +57,8 @@ def read_source(
     path = path or data.path
     if remote.is_url(path):
         path = remote.fetch(path, cache_folder(data.cache_dir), announce)
-    return SOURCES[data.source](data, path, vocab_size, seed)
+    found = SOURCES[data.source]
+    return found(data, path, vocab_size, seed, *([announce] if found in BUILDING else []))
 
 
 @source
@@ -119,6 +130,30 @@ def synthetic(data, path: str, vocab_size: int, seed: int) -> tuple[MarkovWindow
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
 
 
+@building
+def sudoku(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
+    """Sudokus of train.csv and test.csv in a folder, as Sudoku-Extreme has them; without a path made at random."""
+    return _roomy(build.sudokus(data, path, seed, announce), vocab_size)
+
+
+@building
+def maze(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
+    """Mazes of train.csv and test.csv in a folder, as Maze-Hard has them; without a path made at random."""
+    return _roomy(build.mazes(data, path, seed, announce), vocab_size)
+
+
+@building
+def arc(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
+    """Tasks of ARC in a folder, files *_challenges.json and *_solutions.json of the subsets of data.puzzle_set."""
+    return _roomy(build.arc_tasks(data, path, seed, announce), vocab_size)
+
+
+@source
+def puzzles(data, path: str, vocab_size: int, seed: int) -> tuple[PuzzleEpochs, PuzzleWindows]:
+    """A folder with train/ and test/ in the format in which puzzle data sets are published."""
+    return _roomy(build.published(path), vocab_size)
+
+
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return what reads a file with this suffix, compressed or not; None for text."""
     suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower()
@@ -150,6 +185,17 @@ def find_files(path: str) -> list[Path]:
     if not files:
         raise DataError(f"data path {path!r}: matches no file (looked in {Path.cwd()})")
     return files
+
+
+def _roomy(pair: tuple[PuzzleEpochs, PuzzleWindows], vocab_size: int) -> tuple[PuzzleEpochs, PuzzleWindows]:
+    """Return the windows if the model has room for their tokens."""
+    needed = max(windows.vocab_size for windows in pair)
+    if vocab_size < needed:
+        raise DataError(
+            f"model.vocab_size={vocab_size} is less than the {needed} tokens of the puzzles; use "
+            f"model.vocab_size={needed}"
+        )
+    return pair
 
 
 def _find(place: Path) -> list[Path] | None:

@@ -2,17 +2,19 @@
 """Windows of a random process whose entropy is known, so that a learner's attainable loss is too."""
 
 import hashlib
+import json
 
 import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
 from input_pipeline.packing import Piece
+from input_pipeline.windows import Windows
 
 NATS_PER_TOKEN = 1.75 * np.log(2)  # entropy of a step taken with probabilities 1/2, 1/4, 1/8, 1/8: 1.2130
 
 
-class MarkovWindows:
+class MarkovWindows(Windows):
     """A Markov chain over all the tokens in which each has four successors; a window source without files.
 
     A hidden walk on the circle of vocab_size places goes on by one of four random strides with
@@ -20,17 +22,19 @@ class MarkovWindows:
     frequent as another, and whoever knows the previous one is left with exactly 1.75 bits, 1.2130 nats.
     A window is a pure function of (seed, stream, index); chain and labelling are one of the seed alone.
 
+    Attributes:
+        digest: the same for both streams, and wherever vocab_size and seed are.
+
     Raises:
         DataError: vocab_size is below 4.
     """
-
-    num_documents = 0
-    num_bytes = 0
 
     def __init__(self, vocab_size: int, seed: int, num_tokens: int, stream: str):
         if vocab_size < 4:
             raise DataError(f"model.vocab_size={vocab_size} is too small for data.source=synthetic; use 4 or more")
         self.num_tokens = num_tokens
+        facts = json.dumps(["synthetic", vocab_size, seed])
+        self.digest = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
         chain, walk = mix([seed & MASK, (seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
         self._walk_key = walk
         self._labels = permute(np.arange(vocab_size), vocab_size, chain)

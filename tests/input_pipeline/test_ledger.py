@@ -163,7 +163,7 @@ def test_documents_have_numbers_where_their_names_were_not_kept_and_synthetic_wi
         numbers = [int(excerpt.document.removeprefix("document ")) for excerpt in without.excerpts]
         assert [documents[number].name for number in numbers] == [excerpt.document for excerpt in with_names.excerpts]
     (tmp_path / "synthetic").mkdir()
-    run = Run(tmp_path / "synthetic", corpus(source="synthetic", vocab_size=16))
+    run = Run(tmp_path / "synthetic", corpus(source="synthetic", path="", vocab_size=16))
     run.train(2, global_batch=4)
     for example in run.explained(2):
         assert example.part == "synthetic"

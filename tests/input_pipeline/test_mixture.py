@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, Schedule, mixture_of_one, parse
 from input_pipeline.synthetic import MarkovWindows
+from input_pipeline.windows import Windows
 
 WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any).map(
     lambda shares: tuple(Fraction(share, sum(shares)) for share in shares)
 )  # fmt: skip
 
 
-class Numbered:
+class Numbered(Windows):
     """A window source whose window i of part k is [k, i]."""
 
     def __init__(self, part: int, num_windows: int):

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ARC: grids as tokens and back, versions of tasks and their names, and the tasks of a folder.
+
+A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequence is a canvas of 30 x 30 tokens: 0 pads,
+1 borders a grid below and to its right, and colours begin at 2. A version of a task has its colours renamed, black (0)
+excepted, and its grids then turned or reflected, all alike; its name says how.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from input_pipeline.errors import DataError
+from input_pipeline.order import mix
+from input_pipeline.puzzles.dataset import read_json
+from input_pipeline.puzzles.dihedral import dihedral, undo
+
+SIDE = 30  # of the canvas
+BORDER, FIRST_COLOUR = 1, 2  # tokens
+COLOURS = 10
+VOCAB_SIZE = FIRST_COLOUR + COLOURS
+SEPARATOR = "|||"
+DRAWS_PER_VERSION = 5  # then a task has no more versions that differ
+SUBSETS = {  # data.puzzle_set: the subsets, of which the test pairs of one are held out
+    "arc1": (("training", "evaluation", "concept"), "evaluation"),
+    "arc2": (("training2", "evaluation2", "concept"), "evaluation2"),
+}
+
+Pair = tuple[np.ndarray, np.ndarray]  # a grid and what becomes of it
+
+
+class Task(NamedTuple):
+    """A task: pairs that show it, pairs that test it, and whether those are held out."""
+
+    name: str
+    train: list[Pair]
+    test: list[Pair]
+    held_out: bool
+
+
+class Versions(NamedTuple):
+    """Versions of a task, itself first.
+
+    Attributes:
+        turns: int [N], numbers of `dihedral`.
+        colours: uint8 [N, 10], what each colour becomes.
+    """
+
+    turns: np.ndarray
+    colours: np.ndarray
+
+
+def encode(grid: np.ndarray, other: np.ndarray, offset: tuple[int, int] = (0, 0)) -> tuple[np.ndarray, np.ndarray]:
+    """Return a grid and what becomes of it as sequences, uint8 [900] each, both from row and column `offset` on."""
+    return tuple(encode_many(one[None], np.array([offset]))[0] for one in (grid, other))
+
+
+def encode_many(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return grids of one shape [N, rows, columns], each at its offset, int [N, 2]: uint8 [N, 900]."""
+    number, height, width = grids.shape
+    block = np.zeros((number, height + 1, width + 1), np.uint8)
+    block[:, :height, :width] = grids + np.uint8(FIRST_COLOUR)
+    block[:, height, :width] = block[:, :height, width] = BORDER
+    canvas = np.zeros((number, SIDE + 1, SIDE + 1), np.uint8)  # one more, for borders that fall outside
+    rows = offsets[:, 0, None, None] + np.arange(height + 1)[:, None]
+    columns = offsets[:, 1, None, None] + np.arange(width + 1)
+    canvas[np.arange(number)[:, None, None], rows, columns] = block
+    return canvas[:, :SIDE, :SIDE].reshape(number, -1)
+
+
+def crop(sequence: np.ndarray) -> np.ndarray:
+    """Return the grid that a sequence [900] shows: uint8 [rows, columns], [0, 0] where it shows none.
+
+    It is the largest rectangle of colours from the upper left corner on, and the lowest of equally large ones.
+    """
+    canvas = np.asarray(sequence).reshape(SIDE, SIDE)
+    is_colour = (canvas >= FIRST_COLOUR) & (canvas < VOCAB_SIZE)
+    widths = np.minimum.accumulate(np.logical_and.accumulate(is_colour, axis=1).sum(axis=1))
+    areas = widths * np.arange(1, SIDE + 1)
+    height = int(areas.argmax()) + 1 if areas.any() else 0
+    return (canvas[:height, : widths[height - 1] if height else 0] - FIRST_COLOUR).astype(np.uint8)
+
+
+def augment(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
+    """Return a grid with its colours renamed, then turned or reflected."""
+    return dihedral(colours[grid], turn)
+
+
+def restore(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
+    """Return the grid of which `augment` made this one."""
+    return np.argsort(colours).astype(np.uint8)[undo(grid, turn)]
+
+
+def version_name(task: str, turn: int, colours: np.ndarray) -> str:
+    """Return the name of a version, as in `task|||t3|||0123456789`."""
+    return f"{task}{SEPARATOR}t{turn}{SEPARATOR}{''.join(map(str, colours.tolist()))}"
+
+
+def parse_name(name: str) -> tuple[str, int, np.ndarray]:
+    """Return (task, turn, colours) of a name; that of a task alone is the task itself."""
+    task, *changes = name.split(SEPARATOR)
+    if not changes:
+        return task, 0, np.arange(COLOURS, dtype=np.uint8)
+    turn, colours = changes
+    return task, int(turn.removeprefix("t")), np.array(list(map(int, colours)), np.uint8)
+
+
+def draw_versions(task: Task, number: int, generator: np.random.Generator) -> Versions:
+    """Return a task and so many versions of it, all different, or fewer where drawing finds no others."""
+    turns, colours = [np.zeros(1, np.int64)], [np.arange(COLOURS, dtype=np.uint8)[None]]
+    met = set(_hashes(task, turns[0], colours[0]).tolist())
+    drawn = 0
+    while len(met) <= number and drawn < DRAWS_PER_VERSION * number:
+        drawn += number
+        turn = generator.integers(0, 8, number)
+        colour = np.zeros((number, COLOURS), np.uint8)
+        colour[:, 1:] = 1 + generator.random((number, COLOURS - 1)).argsort(axis=1)
+        new = [place for place, key in enumerate(_hashes(task, turn, colour).tolist()) if _is_new(key, met, number)]
+        turns.append(turn[new])
+        colours.append(colour[new])
+    return Versions(np.concatenate(turns), np.concatenate(colours))
+
+
+def draw_offsets(pairs: list[Pair], turns: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Draw where each pair of each version begins on the canvas: int [versions, pairs, 2], one pair of each at 0, 0."""
+    free = np.array([SIDE - np.maximum(given.shape, made.shape) for given, made in pairs])  # [pairs, 2]
+    swapped = np.isin(turns, [1, 3, 6, 7])  # rows become columns
+    free = np.where(swapped[:, None, None], free[:, ::-1], free)
+    offsets = np.floor(generator.random(free.shape) * (free + 1)).astype(np.int64)
+    offsets[np.arange(len(turns)), generator.integers(0, len(pairs), len(turns))] = 0
+    return offsets
+
+
+def sequences(pairs: list[Pair], versions: Versions, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of all versions, version after version: inputs and labels, uint8 [versions * pairs, 900]."""
+    both = tuple(np.empty((len(versions.turns), len(pairs), SIDE * SIDE), np.uint8) for _ in range(2))
+    for turn in np.unique(versions.turns).tolist():
+        rows = np.flatnonzero(versions.turns == turn)
+        for nth, pair in enumerate(pairs):
+            for grid, encoded in zip(pair, both, strict=True):
+                moved = dihedral(grid, turn)
+                encoded[rows, nth] = encode_many(versions.colours[rows][:, moved], offsets[rows, nth])
+    return tuple(encoded.reshape(-1, SIDE * SIDE) for encoded in both)
+
+
+def read_tasks(folder: Path, puzzle_set: str, seed: int) -> list[Task]:
+    """Return the tasks of a set, subset by subset, those of each in random order.
+
+    Raises:
+        DataError: a file is missing or is not JSON, or a grid in it is none.
+    """
+    subsets, heldout = SUBSETS[puzzle_set]
+    tasks = []
+    for number, subset in enumerate(subsets):
+        found = _read_subset(folder, subset, subset == heldout)
+        order = np.random.default_rng([seed, number]).permutation(len(found))
+        tasks += [found[place] for place in order]
+    return tasks
+
+
+def files(folder: Path, puzzle_set: str) -> list[Path]:
+    """Return the files that `read_tasks` reads.
+
+    Raises:
+        DataError: one is missing.
+    """
+    found = []
+    for subset in SUBSETS[puzzle_set][0]:
+        found.append(_file(folder, subset, "challenges"))
+        found += sorted(folder.glob(f"*_{subset}_solutions.json"))[:1]
+    return found
+
+
+def _file(folder: Path, subset: str, kind: str) -> Path:
+    found = sorted(folder.glob(f"*_{subset}_{kind}.json"))
+    if len(found) != 1:
+        what = "no file" if not found else f"{len(found)} files"
+        raise DataError(f"data.path={folder}: has {what} *_{subset}_{kind}.json; it needs one")
+    return found[0]
+
+
+def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:
+    path = _file(folder, subset, "challenges")
+    solved = sorted(folder.glob(f"*_{subset}_solutions.json"))
+    challenges, solutions = read_json(path), read_json(solved[0]) if solved else {}
+    for place, content in zip([path, *solved], [challenges, solutions], strict=False):
+        if not isinstance(content, dict) or not content:
+            raise DataError(f"{place}: holds no tasks by name")
+    return [_task(path, name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
+
+
+def _task(path: Path, name: str, task: dict, solutions: list, held_out: bool) -> Task:
+    where = f"{path}: task {name}"
+    try:
+        tests = [
+            (pair["input"], pair.get("output", solutions[nth] if nth < len(solutions) else [[0]]))  # not known: 1 x 1
+            for nth, pair in enumerate(task["test"])
+        ]
+        pairs = [(pair["input"], pair["output"]) for pair in task["train"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: has no 'train' and 'test' lists of pairs with 'input' and 'output'") from error
+    if not pairs or not tests:
+        raise DataError(f"{where}: has no pairs to {'show' if not pairs else 'test'} it")
+    return Task(
+        name, *([tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)), held_out
+    )
+
+
+def _grid(where: str, rows: list) -> np.ndarray:
+    try:
+        grid = np.array(rows, np.int64)
+    except (ValueError, TypeError):
+        grid = np.zeros(0, np.int64)
+    if grid.ndim != 2 or not 1 <= min(grid.shape) <= max(grid.shape) <= SIDE or grid.min() < 0 or grid.max() >= COLOURS:
+        raise DataError(f"{where}: a grid is no rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
+    return grid.astype(np.uint8)
+
+
+def _is_new(key: int, met: set[int], number: int) -> bool:
+    """Whether a version is none of those met and still wanted; it is met then."""
+    new = key not in met and len(met) <= number
+    if new:
+        met.add(key)
+    return new
+
+
+def _hashes(task: Task, turns: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Return a hash of each version's pairs, whatever their order: uint64 [N]."""
+    hashes = np.zeros(len(turns), np.uint64)
+    for turn in np.unique(turns).tolist():
+        rows = np.flatnonzero(turns == turn)
+        for given, made in [*task.train, *task.test]:
+            one, two = (_grid_hashes(dihedral(grid, turn), colours[rows]) for grid in (given, made))
+            hashes[rows] += mix(one ^ mix(two))
+    return hashes
+
+
+def _grid_hashes(grid: np.ndarray, colours: np.ndarray) -> np.ndarray:
+    """Return a hash of a grid's shape and cells under each renaming of its colours: uint64 [N]."""
+    places = np.arange(SIDE)[: grid.shape[0], None] * SIDE + np.arange(grid.shape[1])
+    cells = places.ravel() * COLOURS + colours[:, grid.ravel()].astype(np.int64)
+    shape = np.uint64(grid.shape[0] * SIDE + grid.shape[1])
+    return mix(_CELL_HASHES[cells].sum(axis=1, dtype=np.uint64) ^ mix(shape))
+
+
+_CELL_HASHES = mix(np.arange(SIDE * SIDE * COLOURS, dtype=np.uint64))

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puzzle data sets made from what was published or drawn at random, kept in the cache by what they are made of.
+
+A data set appears in the cache whole or not at all, and is made once by however many processes ask for it.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from input_pipeline.cache import cache_folder, locked, writing
+from input_pipeline.errors import DataError
+from input_pipeline.progress import progress
+from input_pipeline.puzzles import arc, dataset, drawn, maze, sudoku, sudoku_generator, tables
+from input_pipeline.puzzles.dataset import BLANK, Plan
+from input_pipeline.puzzles.drawn import Puzzles
+from input_pipeline.puzzles.sudoku_solver import BOXES
+from input_pipeline.puzzles.threads import in_threads
+from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
+
+FORMAT = 1  # of what is made; another number is another folder
+SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of those in files
+TOGETHER = 4096  # held-out boards that are written at once
+OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
+OPTIONS_OF_DRAWN = (*OPTIONS, "puzzle_size", "puzzle_clues", "puzzle_heldout")
+
+Announce = Callable[[str], object]
+Pair = tuple[PuzzleEpochs, PuzzleWindows]
+
+
+def published(path: str) -> Pair:
+    """Return the windows of a folder that is a data set already.
+
+    Raises:
+        DataError: it is none.
+    """
+    folder = _folder(path, "train and test, each with a dataset.json")
+    train, heldout = (dataset.open_split(folder, name) for name in ("train", "test"))
+    digest = dataset.digest(folder)
+    return PuzzleEpochs(train, digest), PuzzleWindows(heldout, digest)
+
+
+def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
+    """Return Sudokus of the tables train.csv and test.csv in a folder, or without one drawn at random."""
+    side = SUDOKU_SIDE if path else data.puzzle_size
+    if side not in BOXES:
+        raise DataError(f"data.puzzle_size={side} is no side of a Sudoku; use one of {', '.join(map(str, BOXES))}")
+
+    def read() -> tuple[Puzzles, Puzzles]:
+        if path:
+            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed))
+        return drawn.split(
+            lambda generator, number: sudoku_generator.draw(generator, number, side, data.puzzle_clues),
+            name=f"Sudokus {side} x {side}",
+            settings="data.puzzle_clues, data.puzzle_size or data.puzzle_min_difficulty",
+            **_drawn_options(data, seed, announce),
+        )  # fmt: skip
+
+    def versions(question: np.ndarray, answer: np.ndarray, generator: np.random.Generator) -> tuple:
+        draws = sudoku.draw(generator, data.puzzle_augmentations, side)
+        boards = [tokens.reshape(side, side) - 1 for tokens in (question, answer)]
+        return tuple(1 + np.concatenate([board[None], sudoku.augment(board, *draws)]) for board in boards)
+
+    return _boards(data, "sudoku", path, seed, read, versions, side + 2, 1 + data.puzzle_augmentations, announce)
+
+
+def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
+    """Return mazes of the tables train.csv and test.csv in a folder, or without one drawn at random."""
+    side = MAZE_SIDE if path else data.puzzle_size
+    if not 3 <= side <= maze.LARGEST_SIDE:
+        raise DataError(f"data.puzzle_size={side} is no side of a maze; use 3 to {maze.LARGEST_SIDE}")
+
+    def read() -> tuple[Puzzles, Puzzles]:
+        if path:
+            return tuple(_maze_table(table) for table in _tables(data, path, side, seed))
+        return drawn.split(
+            lambda generator, number: maze.draw(generator, number, side),
+            name=f"mazes {side} x {side}", settings="data.puzzle_size or data.puzzle_min_difficulty",
+            **_drawn_options(data, seed, announce),
+        )  # fmt: skip
+
+    def versions(question: np.ndarray, answer: np.ndarray, generator: np.random.Generator) -> tuple:
+        return tuple(maze.versions(tokens.reshape(side, side))[:count] for tokens in (question, answer))
+
+    count = 8 if data.puzzle_augmentations else 1
+    return _boards(data, "maze", path, seed, read, versions, len(maze.CHARACTERS) + 1, count, announce)
+
+
+def arc_tasks(data, path: str, seed: int, announce: Announce) -> Pair:
+    """Return the tasks of ARC in a folder, of those of data.puzzle_set the test pairs of one subset held out."""
+    folder = _folder(path, "*_challenges.json and *_solutions.json of the subsets of data.puzzle_set")
+    number = data.puzzle_augmentations
+    facts = {"kind": "arc", "set": data.puzzle_set, "augmentations": number, "seed": seed}
+
+    def build(place: Path) -> None:
+        tasks = arc.read_tasks(folder, data.puzzle_set, seed)
+        with progress("drawing versions", len(tasks), announce, "tasks") as advance:
+            versions = []
+            for found in in_threads(
+                lambda task: arc.draw_versions(tasks[task], number, np.random.default_rng([seed, task, 0])),
+                range(len(tasks)),
+            ):
+                versions.append(found)
+                advance(1)
+        names = [name for pair in zip(tasks, versions, strict=True) for name in _names(*pair)]
+        splits = _arc_plans(tasks, versions, seed)
+        _write(place, splits, [BLANK, *names], "encoding grids", announce)
+        tests = {task.name: {"train": _json(task.train), "test": _json(task.test)} for task in tasks if task.held_out}
+        with writing(place / "test_puzzles.json") as file:
+            file.write(json.dumps(tests).encode())
+
+    return _cached(data, arc.files(folder, data.puzzle_set), facts, build, announce)
+
+
+def _boards(
+    data, kind: str, path: str, seed: int, read: Callable, versions: Callable, vocab_size: int, count: int,
+    announce: Announce,
+) -> Pair:  # fmt: skip
+    """Return boards of one example a puzzle.
+
+    Args:
+        read: () -> (puzzles to train on, puzzles held out).
+        versions: (question, answer, generator) -> both in all versions, `count` of them, itself first.
+    """
+
+    def build(place: Path) -> None:
+        train, heldout = read()
+        cells = train.questions.shape[1]
+
+        def trained(groups: range) -> tuple:
+            (group,) = groups
+            generator = np.random.default_rng([seed, group])
+            both = versions(train.questions[group], train.answers[group], generator)
+            return tuple(boards.reshape(count, cells) for boards in both)
+
+        def held_out(groups: range) -> tuple:
+            return heldout.questions[groups.start : groups.stop], heldout.answers[groups.start : groups.stop]
+
+        plans = {
+            "train": Plan(cells, vocab_size, [[1] * count] * len(train.questions), trained),
+            "test": Plan(cells, vocab_size, [[1]] * len(heldout.questions), held_out, together=TOGETHER),
+        }
+        _write(place, plans, [BLANK], "writing puzzles", announce)
+
+    names = OPTIONS if path else OPTIONS_OF_DRAWN
+    facts = {"kind": kind, "seed": seed} | {name: data[name] for name in names}
+    return _cached(data, _table_paths(path) if path else [], facts, build, announce)
+
+
+def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None], announce: Announce) -> Pair:
+    """Return the windows of a data set in the cache, under a digest of its files and facts, built where missing."""
+    digest = dataset.digest_of(files, facts | {"format": FORMAT})
+    folder = cache_folder(data.cache_dir) / "puzzles" / digest
+    if not folder.exists():
+        with locked(folder.with_suffix(".lock"), announce):
+            if not folder.exists():
+                _build(folder, build)
+    train, heldout = (dataset.open_split(folder, name) for name in ("train", "test"))
+    return PuzzleEpochs(train, digest), PuzzleWindows(heldout, digest)
+
+
+def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    part.mkdir()
+    try:
+        build(part)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(place: Path, plans: dict[str, Plan], identifiers: list[str], title: str, announce: Announce) -> None:
+    with progress(title, sum(plan.num_bytes for plan in plans.values()), announce) as advance:
+        dataset.write(place, plans, identifiers, advance)
+    counts = [f"{plan.firsts[-1]:,} in {name}" for name, plan in plans.items()]
+    announce(f"puzzles: {', '.join(counts)}, of {len(plans['train'].sizes):,} groups to train on")
+
+
+def _folder(path: str, what: str) -> Path:
+    folder = Path(path).expanduser()
+    if not path or not folder.is_dir():
+        raise DataError(f"data.path={path!r} is no folder; name one with {what}")
+    return folder
+
+
+def _table_paths(path: str) -> list[Path]:
+    return [_folder(path, "train.csv and test.csv") / name for name in ("train.csv", "test.csv")]
+
+
+def _tables(data, path: str, side: int, seed: int) -> tuple[tables.Table, tables.Table]:
+    train, test = _table_paths(path)
+    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed}
+    return tables.read(train, count=data.puzzle_count, **options), tables.read(test, count=None, **options)
+
+
+def _drawn_options(data, seed: int, announce: Announce) -> dict:
+    return {
+        "train": data.puzzle_count, "heldout": data.puzzle_heldout, "least_rating": data.puzzle_min_difficulty,
+        "seed": seed, "announce": announce,
+    }  # fmt: skip
+
+
+def _sudoku_table(table: tables.Table) -> Puzzles:
+    digits = "123456789"
+    questions, answers = tables.codes(table, f".{digits}", {"question": f".{digits}", "answer": digits})
+    table.reject(((questions > 0) & (questions != answers)).any(axis=1), "question contradicts its answer")
+    boards = answers.reshape(-1, SUDOKU_SIDE, SUDOKU_SIDE)
+    table.reject(~sudoku.is_solved(boards), "answer is no valid Sudoku")
+    return Puzzles(questions + 1, answers + 1)
+
+
+def _maze_table(table: tables.Table) -> Puzzles:
+    allowed = {"question": maze.CHARACTERS[:-1], "answer": maze.CHARACTERS}
+    questions, answers = (1 + codes for codes in tables.codes(table, maze.CHARACTERS, allowed))
+    for end, token in (("S", maze.START), ("G", maze.GOAL)):
+        table.reject((questions == token).sum(axis=1) != 1, f"question has not one {end}")
+    without_path = np.where(answers == maze.PATH, maze.FLOOR, answers)
+    table.reject((questions != without_path).any(axis=1), "question contradicts its answer")
+    return Puzzles(questions, answers)
+
+
+def _names(task: arc.Task, versions: arc.Versions) -> list[str]:
+    changed = zip(versions.turns[1:].tolist(), versions.colours[1:], strict=True)
+    return [task.name, *(arc.version_name(task.name, turn, colours) for turn, colours in changed)]
+
+
+def _arc_plans(tasks: list[arc.Task], versions: list[arc.Versions], seed: int) -> dict[str, Plan]:
+    """Return the splits: pairs that show a task are trained on, with the test pairs unless those are held out."""
+    firsts = np.cumsum([1, *(len(found.turns) for found in versions)])  # identifier of each task
+    of_tests = [number for number, task in enumerate(tasks) if task.held_out]
+    trained = [task.train if task.held_out else [*task.train, *task.test] for task in tasks]
+
+    def train(groups: range) -> tuple[np.ndarray, np.ndarray]:
+        (group,) = groups
+        found, pairs = versions[group], trained[group]
+        offsets = arc.draw_offsets(pairs, found.turns, np.random.default_rng([seed, group, 1]))
+        return arc.sequences(pairs, found, offsets)
+
+    def test(groups: range) -> tuple[np.ndarray, np.ndarray]:
+        (number,) = of_tests[groups.start : groups.stop]
+        found, pairs = versions[number], tasks[number].test
+        return arc.sequences(pairs, found, np.zeros((len(found.turns), len(pairs), 2), np.int64))
+
+    def plan(numbers: list[int], pairs: list[list], examples: Callable) -> Plan:
+        sizes = [[len(of)] * len(versions[number].turns) for number, of in zip(numbers, pairs, strict=True)]
+        identifiers = np.concatenate([np.arange(firsts[number], firsts[number + 1]) for number in numbers])
+        return Plan(arc.SIDE**2, arc.VOCAB_SIZE, sizes, examples, identifiers)
+
+    return {
+        "train": plan(list(range(len(tasks))), trained, train),
+        "test": plan(of_tests, [tasks[number].test for number in of_tests], test),
+    }
+
+
+def _json(pairs: list[arc.Pair]) -> list[dict]:
+    return [{"input": given.tolist(), "output": made.tolist()} for given, made in pairs]

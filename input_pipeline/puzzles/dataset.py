@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puzzles on disk, in the format in which such data sets are published.
+
+A folder has `train/` and `test/`, and `identifiers.json`, the list of names of identifiers, "<blank>" first. A split
+has `dataset.json` and five arrays, SET being the one name in its `sets`:
+
+    SET__inputs.npy, SET__labels.npy      [examples, cells], integers
+    SET__puzzle_identifiers.npy           [puzzles]
+    SET__puzzle_indices.npy               [puzzles + 1], the first example of each, and the end
+    SET__group_indices.npy                [groups + 1], the first puzzle of each, and the end
+
+A group is a Sudoku, a maze or an ARC task with all its augmentations, a puzzle one of those, an example a question
+and its answer.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from input_pipeline.cache import writing
+from input_pipeline.errors import DataError
+from input_pipeline.puzzles.threads import in_threads
+
+SET = "all"
+BLANK = "<blank>"
+ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
+KEYS = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers", "sets")
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, its large arrays mapped into memory.
+
+    Attributes:
+        folder: of the data set.
+        metadata: what dataset.json holds.
+        inputs, labels: [examples, cells].
+        identifiers: [puzzles].
+        puzzles: [puzzles + 1], first examples.
+        groups: [groups + 1], first puzzles.
+    """
+
+    folder: Path
+    metadata: dict
+    inputs: np.ndarray
+    labels: np.ndarray
+    identifiers: np.ndarray
+    puzzles: np.ndarray
+    groups: np.ndarray
+
+
+@dataclass
+class Plan:
+    """A split that is to be written.
+
+    Attributes:
+        seq_len, vocab_size: of its examples.
+        sizes: examples of each puzzle, of each group a list or array.
+        examples: groups -> their examples in order, (inputs, labels), uint8 [n, seq_len] each.
+        identifiers: of each puzzle, int [puzzles]; None: all blank.
+        together: how many groups `examples` is asked for at once, the last time fewer.
+        firsts: example of each group, and the end.
+    """
+
+    seq_len: int
+    vocab_size: int
+    sizes: list
+    examples: Callable[[range], tuple[np.ndarray, np.ndarray]]
+    identifiers: np.ndarray | None = None
+    together: int = 1
+    firsts: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        self.firsts = np.cumsum([0, *map(sum, self.sizes)])
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * int(self.firsts[-1]) * self.seq_len
+
+
+def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance: Callable[[int], object]) -> None:
+    """Write a data set into a folder, groups in parallel threads.
+
+    Args:
+        identifiers: names, the blank one first.
+        advance: takes numbers of bytes as they are written.
+    """
+    for name, plan in splits.items():
+        (folder / name).mkdir(parents=True)
+        _write_split(folder / name, plan, len(identifiers), advance)
+    with writing(folder / "identifiers.json") as file:
+        file.write(json.dumps(identifiers).encode())
+
+
+def open_split(folder: Path, name: str) -> Split:
+    """Open a split of a data set.
+
+    Raises:
+        DataError: something is missing, cannot be read, or does not fit the rest.
+    """
+    place = folder / name
+    metadata = read_json(place / "dataset.json")
+    missing = [key for key in KEYS if not isinstance(metadata, dict) or key not in metadata]
+    if missing:
+        raise DataError(f"{place / 'dataset.json'}: has no {missing[0]!r}; it needs {', '.join(KEYS)}")
+    if len(metadata["sets"]) != 1:
+        raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']}; one set is read, so name one")
+    arrays = [_mapped(place / f"{metadata['sets'][0]}__{array}.npy") for array in ARRAYS]
+    split = Split(folder, metadata, arrays[0], arrays[1], *(np.asarray(array, np.int64) for array in arrays[2:]))
+    _check(split, place)
+    return split
+
+
+def digest(folder: Path) -> str:
+    """Return a digest of the content of a data set's files, under whatever path."""
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".npy", ".json")]
+    return digest_of(files, [str(path.relative_to(folder)) for path in files])
+
+
+def digest_of(files: list[Path], facts) -> str:
+    """Return a digest of the content of files and of facts that JSON can hold.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
+    return total.hexdigest()
+
+
+def read_json(path: Path):
+    """Return what a JSON file holds.
+
+    Raises:
+        DataError: it is missing, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); mend the file") from error
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: no array that can be read ({error})") from error
+
+
+def _check(split: Split, place: Path) -> None:
+    examples, seq_len = len(split.inputs), split.metadata["seq_len"]
+    rules = (
+        (split.inputs.shape == (examples, seq_len), f"inputs have the shape {split.inputs.shape}"),
+        (split.labels.shape == (examples, seq_len), f"labels have the shape {split.labels.shape}"),
+        (_covers(split.puzzles, examples), "puzzle_indices do not ascend from 0 to the number of examples"),
+        (_covers(split.groups, len(split.identifiers)), "group_indices do not ascend from 0 to the number of puzzles"),
+        (len(split.puzzles) == len(split.identifiers) + 1, "puzzle_indices and puzzle_identifiers differ in length"),
+        (
+            split.identifiers.max(initial=0) < split.metadata["num_puzzle_identifiers"],
+            f"a puzzle's identifier is {split.identifiers.max(initial=0)}",
+        ),
+    )
+    for holds, what in rules:
+        if not holds:
+            raise DataError(
+                f"{place}: {what}; with {examples:,} examples of seq_len={seq_len} and "
+                f"num_puzzle_identifiers={split.metadata['num_puzzle_identifiers']} that does not fit together"
+            )
+
+
+def _covers(indices: np.ndarray, number: int) -> bool:
+    ascending = len(indices) > 1 and bool((np.diff(indices) > 0).all())
+    return ascending and indices[0] == 0 and indices[-1] == number
+
+
+def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callable[[int], object]) -> None:
+    sizes = np.concatenate([np.asarray(of_group, np.int32) for of_group in plan.sizes])
+    identifiers = np.zeros(len(sizes), np.int32) if plan.identifiers is None else plan.identifiers
+    small = {
+        "puzzle_identifiers": identifiers.astype(np.int32),
+        "puzzle_indices": np.cumsum([0, *sizes], dtype=np.int32),
+        "group_indices": np.cumsum([0, *map(len, plan.sizes)], dtype=np.int32),
+    }
+    for name, array in small.items():
+        np.save(place / f"{SET}__{name}.npy", array)
+    _write_examples(place, plan, advance)
+    metadata = {
+        "pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": plan.vocab_size,
+        "seq_len": plan.seq_len, "num_puzzle_identifiers": num_identifiers, "total_groups": len(plan.sizes),
+        "mean_puzzle_examples": float(sizes.mean()), "total_puzzles": len(sizes), "sets": [SET],
+    }  # fmt: skip
+    with writing(place / "dataset.json") as file:
+        file.write(json.dumps(metadata, indent=1).encode())
+
+
+def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
+    shape = (int(plan.firsts[-1]), plan.seq_len)
+    inputs, labels = (
+        np.lib.format.open_memmap(place / f"{SET}__{name}.npy", "w+", np.uint8, shape) for name in ("inputs", "labels")
+    )
+
+    def fill(first: int) -> int:
+        groups = range(first, min(first + plan.together, len(plan.sizes)))
+        rows = slice(plan.firsts[groups.start], plan.firsts[groups.stop])
+        inputs[rows], labels[rows] = plan.examples(groups)
+        return 2 * int(rows.stop - rows.start) * plan.seq_len
+
+    with closing(in_threads(fill, range(0, len(plan.sizes), plan.together))) as written:
+        for num_bytes in written:
+            advance(num_bytes)
+    inputs.flush()
+    labels.flush()

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The eight ways to turn and reflect a grid, by the numbers that names of ARC versions have them."""
+
+import numpy as np
+
+INVERSES = (0, 3, 2, 1, 4, 5, 6, 7)
+
+
+def dihedral(grid: np.ndarray, number: int) -> np.ndarray:
+    """Return a grid [..., rows, columns] turned or reflected.
+
+    Args:
+        number: 0 as it is; 1, 2, 3 turned counter-clockwise by so many quarters; 4 left and right swapped; 5 top and
+            bottom; 6 rows as columns; 7 turned by one quarter, then left and right swapped.
+    """
+    if number < 4:
+        return np.rot90(grid, number, axes=(-2, -1))
+    if number == 6:
+        return np.swapaxes(grid, -2, -1)
+    return np.flip(np.rot90(grid, axes=(-2, -1)) if number == 7 else grid, axis=-2 if number == 5 else -1)
+
+
+def undo(grid: np.ndarray, number: int) -> np.ndarray:
+    """Return the grid of which `dihedral(., number)` made this one."""
+    return dihedral(grid, INVERSES[number])

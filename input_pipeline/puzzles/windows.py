@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples of a puzzle data set as window sources: a window is an example, by its number on disk."""
+
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+
+import numpy as np
+
+from input_pipeline.errors import DataError
+from input_pipeline.order import MASK, mix, permute
+from input_pipeline.packing import Piece
+from input_pipeline.puzzles.dataset import Split, read_json
+from input_pipeline.windows import Windows
+
+IGNORED = -100  # a label that does not count
+KEPT_EPOCHS = 16  # whose layout is kept: more than one batch goes through
+
+
+class PuzzleWindows(Windows):
+    """All examples of a split, a pass in stored order having each once; what is held out is read as these.
+
+    Attributes:
+        vocab_size: tokens, of which 0 pads.
+        seq_len: cells of an example.
+        num_identifiers: rows that a table of puzzle embeddings needs, the blank 0 among them.
+        folder: of the data set.
+        digest: of the whole data set, all splits.
+        num_groups, num_documents (puzzles), num_tokens (cells of a pass).
+    """
+
+    fills = MappingProxyType({"inputs": 0, "labels": IGNORED, "puzzle_identifiers": 0})
+    batch_exceeds_pass = True
+
+    def __init__(self, split: Split, digest: str):
+        self._split, self.digest, self.folder = split, digest, split.folder
+        self.vocab_size, self.seq_len = split.metadata["vocab_size"], split.metadata["seq_len"]
+        self.num_identifiers = split.metadata["num_puzzle_identifiers"]
+        self.num_groups, self.num_documents = len(split.groups) - 1, len(split.identifiers)
+        self.num_tokens = self._pass_examples() * self.seq_len
+        self.fills = self.fills | {
+            "inputs": split.metadata["pad_id"],
+            "puzzle_identifiers": split.metadata["blank_identifier_id"],
+        }
+
+    @cached_property
+    def identifiers(self) -> list[str]:
+        """The names of identifiers; of ARC a million."""
+        return read_json(self.folder / "identifiers.json")
+
+    def num_examples(self, sequence_length: int) -> int:
+        """Return how many examples a pass has.
+
+        Raises:
+            DataError: sequence_length is not that of the examples.
+        """
+        if sequence_length != self.seq_len:
+            raise DataError(
+                f"train.sequence_length={sequence_length} is not the {self.seq_len} cells of the puzzles in "
+                f"{self.folder}; use train.sequence_length={self.seq_len}"
+            )
+        return self._pass_examples()
+
+    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
+        """Return examples: int32 `inputs` and `labels` [n, seq_len], labels IGNORED where they do not count, and
+        `puzzle_identifiers` [n].
+
+        Raises:
+            DataError: an example has a token that the vocabulary has not.
+        """
+        indices, split = np.asarray(indices, np.int64), self._split
+        inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
+        highest = max(inputs.max(initial=0), labels.max(initial=0))
+        if highest >= self.vocab_size:
+            raise DataError(f"{self.folder}: has token {highest}, though its vocab_size is {self.vocab_size}")
+        ignored = split.metadata["ignore_label_id"]
+        if ignored is not None:
+            labels[labels == ignored] = IGNORED
+        identifiers = split.identifiers[self._puzzles(indices)].astype(np.int32)
+        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
+
+    def pieces(self, index: int, sequence_length: int) -> list[Piece]:
+        """Return the example itself, which is a document of its own."""
+        return [Piece(document=index, segment=1, first=0, count=self.seq_len, offset=0)]
+
+    def document_name(self, document: int) -> str:
+        """Return which group, which puzzle of it and which example of that a window is, and the puzzle's name."""
+        puzzle = int(self._puzzles(np.array([document]))[0])
+        group = int(np.searchsorted(self._split.groups, puzzle, side="right")) - 1
+        place = f"group {group}, puzzle {puzzle - self._split.groups[group]}"
+        example = f"example {document - self._split.puzzles[puzzle]}"
+        identifier = int(self._split.identifiers[puzzle])
+        blank = identifier == self._split.metadata["blank_identifier_id"]
+        return f"{place}, {example}" if blank else f"{place}, {example} ({self.identifiers[identifier]})"
+
+    def _puzzles(self, examples: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._split.puzzles, examples, side="right") - 1
+
+    def _pass_examples(self) -> int:
+        return len(self._split.inputs)
+
+
+class PuzzleEpochs(PuzzleWindows):
+    """Examples to train on: a pass, an epoch, visits every group once, in an order of its own.
+
+    Of each group one puzzle is drawn, and all its examples come in order, as many as the largest puzzle of the group
+    has: of a smaller one the first come again. Which example comes as which number is a pure function of the seed and
+    that number.
+    """
+
+    def __init__(self, split: Split, digest: str):
+        sizes = np.diff(split.puzzles)
+        self._sizes = np.maximum.reduceat(sizes, split.groups[:-1])  # of each group
+        self._epoch = lru_cache(KEPT_EPOCHS)(self._layout)
+        super().__init__(split, digest)
+
+    def order(self, indices: np.ndarray, sequence_length: int, seed: int) -> np.ndarray:
+        """Return the example on disk that is taken as number `indices`: int64 of the same shape."""
+        epochs, places = np.divmod(np.asarray(indices, np.int64), self.num_examples(sequence_length))
+        examples = np.zeros_like(places)
+        for epoch in np.unique(epochs).tolist():
+            rows = epochs == epoch
+            examples[rows] = self._examples(epoch, places[rows], seed)
+        return examples
+
+    def _examples(self, epoch: int, places: np.ndarray, seed: int) -> np.ndarray:
+        groups, ends, key = self._epoch(epoch, seed)
+        visits = np.searchsorted(ends, places, side="right")
+        group = groups[visits]
+        nth = places - ends[visits] + self._sizes[group]
+        first, last = self._split.groups[group], self._split.groups[group + 1]
+        puzzle = first + (mix(key ^ group.astype(np.uint64)) % (last - first).astype(np.uint64)).astype(np.int64)
+        begin, end = self._split.puzzles[puzzle], self._split.puzzles[puzzle + 1]
+        return begin + nth % (end - begin)
+
+    def _layout(self, epoch: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (the groups of an epoch in order, the place after each one's examples, the key of its draws)."""
+        order, draws = mix(mix(mix(seed & MASK) + np.uint64(epoch)) ^ np.arange(2, dtype=np.uint64))
+        groups = permute(np.arange(self.num_groups), self.num_groups, order)
+        return groups, np.cumsum(self._sizes[groups]), draws
+
+    def _pass_examples(self) -> int:
+        return int(self._sizes.sum())

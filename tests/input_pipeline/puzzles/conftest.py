@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the published implementation gave, and a `data` section that keeps what is built in a folder of its own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.base import get_config
+
+FIXTURES = Path(os.environ.get("TRM_FIXTURES") or Path(__file__).parents[2] / "fixtures")
+
+
+@pytest.fixture(scope="session")
+def published():
+    """What the published implementation gave, by name; folders of names end in a slash."""
+    with np.load(FIXTURES / "trm_public_aux.npz") as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+@pytest.fixture
+def section(tmp_path):
+    """Make a `data` section: a few small puzzles unless told otherwise."""
+
+    def make(**changes):
+        data = get_config().data
+        small = {"puzzle_size": 4, "puzzle_count": 12, "puzzle_augmentations": 3, "puzzle_heldout": 5}
+        for key, value in ({"cache_dir": str(tmp_path / "cache"), "source": "sudoku"} | small | changes).items():
+            data[key] = value
+        return data
+
+    return make
