@@ -103,7 +103,7 @@ class Votes:
             [task, given.hex(), [[p.hex(), count, str(total)] for p, (count, total) in sorted(predictions.items())]]
             for (task, given), predictions in sorted(self.table.items())
         ]
-        return gzip.compress(json.dumps({"format": FORMAT, "votes": table}).encode(), mtime=0)
+        return gzip.compress(json.dumps({"format": FORMAT, "votes": table}).encode(), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "votes") -> "Votes":
