@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of the Tiny Recursive Model's public reference as ours, and ours as its.
+
+The files are safetensors; the names are those of the published checkpoints, with or without what torch.compile and the
+loss head put before them. `RULES` and `BLOCK_RULES` are the whole of what is known about them. A projection of the
+reference is [out, in] and several of ours may stand in it, one below the other; ours are [in, out], heads apart.
+"""
+
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import safetensors.numpy
+
+PREFIXES = ("_orig_mod.model.", "model.", "")
+TABLE = "inner.puzzle_emb.weights"
+
+
+class WeightsError(ValueError):
+    """A file of weights that does not fit: one line with the file, the tensor and what would work."""
+
+    exit_status = 2
+
+
+class Rule(NamedTuple):
+    """Where a tensor of the reference stands in our tree.
+
+    Attributes:
+        theirs: its name.
+        ours: names of what is in it, from its first row down.
+        inputs: how many leading dims of ours a product sums over; 0 where both have the same array.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    inputs: int = 0
+
+
+RULES = (
+    Rule("inner.embed_tokens.embedding_weight", ("embedding.embedding",)),
+    Rule("inner.embed_pos.embedding_weight", ("positions.embedding",)),
+    Rule(TABLE, ("puzzles.table",)),
+    Rule("inner.H_init", ("initial.high",)),
+    Rule("inner.L_init", ("initial.low",)),
+    Rule("inner.lm_head.weight", ("head.kernel",), 1),
+    Rule("inner.q_head.weight", ("halt.kernel",), 1),  # column 0 says whether to halt, column 1 whether to go on
+    Rule("inner.q_head.bias", ("halt.bias",)),
+)
+BLOCK, THEIR_BLOCK = "network.blocks.", "inner.L_level.layers."  # then the number of the block
+BLOCK_RULES = (
+    Rule("self_attn.qkv_proj.weight", ("mixer.query", "mixer.key", "mixer.value"), 1),
+    Rule("self_attn.o_proj.weight", ("mixer.out",), 2),
+    Rule("mlp_t.gate_up_proj.weight", ("mixer.gate", "mixer.up"), 1),
+    Rule("mlp_t.down_proj.weight", ("mixer.down",), 1),
+    Rule("mlp.gate_up_proj.weight", ("mlp.gate", "mlp.up"), 1),
+    Rule("mlp.down_proj.weight", ("mlp.down",), 1),
+)
+
+
+def load(path: pathlib.Path, like: dict) -> dict:
+    """Return the weights of a file as our tree.
+
+    Args:
+      like: the tree of the model that is to have them: anything with a shape at its leaves.
+
+    Raises:
+      WeightsError: the file cannot be read, or has other tensors than the model; names the first one.
+    """
+    try:
+        tensors = safetensors.numpy.load_file(path)
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror or error}; name a safetensors file") from None
+    except safetensors.SafetensorError as error:
+        raise WeightsError(
+            f"{path}: is no safetensors file ({error}); where torch is, write one of a published checkpoint by "
+            "safetensors.torch.save_file(torch.load(checkpoint), file)"
+        ) from None
+    return from_reference(tensors, like, str(path))
+
+
+def save(path: pathlib.Path, params: dict, prefix: str = PREFIXES[0]) -> None:
+    """Write our weights under the reference's names, to a file that is whole or absent."""
+    part = path.with_name(path.name + ".part")
+    try:
+        safetensors.numpy.save_file(to_reference(params, prefix), part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def to_reference(params: dict, prefix: str = PREFIXES[0]) -> dict[str, np.ndarray]:
+    """Return {name: float32 array} of the reference, of our tree."""
+    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _leaves(params)}
+    return {prefix + rule.theirs: _joined(rule, [flat[name] for name in rule.ours]) for rule in _rules(flat)}
+
+
+def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "the weights") -> dict:
+    """Return our tree, float32, of the reference's tensors; see `load`.
+
+    A puzzle table of another number of rows is of other puzzles: every row becomes the mean of all.
+
+    Args:
+      source: what messages call the tensors.
+    """
+    shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like)}
+    given = _without_prefix(tensors, source)
+    rules = list(_rules(shapes))
+    _check_names(given.keys(), {rule.theirs for rule in rules}, source)
+    flat = {}
+    for rule in rules:
+        wanted = [shapes[name] for name in rule.ours]
+        tensor = np.asarray(given[rule.theirs]).astype(np.float32)
+        if rule.theirs == TABLE and tensor.ndim == 2 and len(tensor) and len(tensor) != wanted[0][0]:
+            mean = tensor.mean(0, keepdims=True, dtype=np.float64).astype(np.float32)
+            tensor = np.repeat(mean, wanted[0][0], axis=0)
+        if tensor.shape != (expected := _their_shape(rule, wanted)):
+            raise WeightsError(
+                f"{source}: {rule.theirs} is {list(tensor.shape)}, but the model needs {list(expected)}; set the "
+                "model's sizes to those that it was trained with"
+            )
+        flat |= zip(rule.ours, _split(rule, tensor, wanted), strict=True)
+    return _map(lambda name, _: flat[name], like)
+
+
+def _rules(ours: dict) -> Iterator[Rule]:
+    """Yield the rules for the leaves that are there, those of blocks with the block's number.
+
+    Raises:
+      WeightsError: a leaf has no rule.
+    """
+    blocks = sorted({int(name.removeprefix(BLOCK).split(".")[0]) for name in ours if name.startswith(BLOCK)})
+    of_blocks = (
+        Rule(f"{THEIR_BLOCK}{n}.{rule.theirs}", tuple(f"{BLOCK}{n}.{name}" for name in rule.ours), rule.inputs)
+        for n in blocks
+        for rule in BLOCK_RULES
+    )
+    rules = [rule for rule in (*RULES, *of_blocks) if rule.ours[0] in ours]
+    if unknown := ours.keys() - {name for rule in rules for name in rule.ours}:
+        raise WeightsError(f"{min(unknown)} has no name in the reference; export a model that the reference knows")
+    yield from rules
+
+
+def _without_prefix(tensors: dict, source: str) -> dict:
+    """Return the tensors under names that begin with inner."""
+    prefix = next((p for p in PREFIXES if any(name.startswith(f"{p}inner.") for name in tensors)), None)
+    if prefix is None:
+        raise WeightsError(f"{source}: has no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _check_names(given, expected: set[str], source: str) -> None:
+    missing, unknown = sorted(expected - given), sorted(given - expected)
+    if missing or unknown:
+        said = [f"lacks {missing[0]}" + _others(missing)] if missing else []
+        said += [f"has {unknown[0]}{_others(unknown)}, for which the model has no place"] if unknown else []
+        raise WeightsError(f"{source}: {' and '.join(said)}; set the model to what it was trained as")
+
+
+def _others(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _their_shape(rule: Rule, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    if not rule.inputs:
+        return shapes[0]
+    return sum(math.prod(shape[rule.inputs :]) for shape in shapes), math.prod(shapes[0][: rule.inputs])
+
+
+def _joined(rule: Rule, arrays: list[np.ndarray]) -> np.ndarray:
+    if not rule.inputs:
+        return arrays[0]
+    rows = [array.reshape(math.prod(array.shape[: rule.inputs]), -1).T for array in arrays]
+    return np.ascontiguousarray(np.concatenate(rows))
+
+
+def _split(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    if not rule.inputs:
+        return [tensor]
+    ends = np.cumsum([math.prod(shape[rule.inputs :]) for shape in shapes])
+    parts = zip(np.split(tensor, ends[:-1]), shapes, strict=True)
+    return [np.ascontiguousarray(part.T).reshape(shape) for part, shape in parts]
+
+
+def _leaves(tree: dict) -> list[tuple[str, object]]:
+    """Return (dotted name, leaf) of all leaves."""
+    found = []
+    _map(lambda name, leaf: found.append((name, leaf)), tree)
+    return found
+
+
+def _map(function: Callable, tree: dict, prefix: str = "") -> dict:
+    """Return the tree with `function(dotted name, leaf)` in place of each leaf."""
+    return {
+        key: _map(function, leaf, f"{prefix}{key}.") if isinstance(leaf, dict) else function(f"{prefix}{key}", leaf)
+        for key, leaf in tree.items()
+    }

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the answers to the augmented versions of an ARC task become one: each prediction is a vote.
+
+A version's prediction is brought back to the original task, and the grids that were predicted for a test input are
+ranked by votes, then by how sure the model was that it had finished (arXiv:2510.04871, section 5).
+
+Votes are counted, and their probabilities summed as fractions, without rounding. So tables of several processes, or of
+several checkpoints, merge to the same table in whatever order they come.
+"""
+
+import gzip
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from input_pipeline.cache import writing
+from input_pipeline.errors import DataError
+from input_pipeline.puzzles import arc
+
+BLANK = "<blank>"  # the identifier of rows that only fill a batch
+PASSES = (1, 2, 5, 10, 100, 1000)
+ATTEMPTS = 2  # that a submission has for each test input
+NO_ANSWER = [[0, 0], [0, 0]]  # what a submission says where there is nothing, as Kaggle's own sample does
+FORMAT = 1  # of files
+
+
+class Candidate(NamedTuple):
+    """A grid that was predicted for a test input.
+
+    Attributes:
+        grid: uint8 [height, width], colours 0 to 9; 0 x 0 where a prediction had no grid.
+        count: how many versions predicted it.
+        probability: mean probability of halting of those.
+    """
+
+    grid: np.ndarray
+    count: int
+    probability: float
+
+
+class Votes:
+    """Who voted for what: {(task, test input): {prediction: (count, sum of probabilities)}}.
+
+    A grid in it is bytes: height, width, cells. Two tables are equal if they have the same votes.
+    """
+
+    def __init__(self):
+        self.table: dict[tuple[str, bytes], dict[bytes, tuple[int, Fraction]]] = {}
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Votes) and self.table == other.table
+
+    __hash__ = None
+
+    def __len__(self) -> int:
+        return sum(count for pair in self.table.values() for count, _ in pair.values())
+
+    def add(self, task: str, given: np.ndarray, predicted: np.ndarray, probability: float) -> None:
+        """Add a vote: grids as they are in the task itself, and the probability of halting."""
+        self._add((task, _packed(given)), _packed(predicted), 1, Fraction(float(probability)))
+
+    def add_batch(
+        self, names: Sequence[str], inputs_BT: np.ndarray, predictions_BT: np.ndarray, halt_logits_B: np.ndarray
+    ) -> None:
+        """Add a vote for each row that is not blank.
+
+        Args:
+          names: of the versions, "task|||t3|||0123456789"; a row of `BLANK` counts for nothing.
+          inputs_BT, predictions_BT: [B, 900] tokens.
+          halt_logits_B: after the last step; one that is no number counts as a probability of 0.
+        """
+        probabilities = sigmoid(halt_logits_B).tolist()
+        for name, given, predicted, sure in zip(names, inputs_BT, predictions_BT, probabilities, strict=True):
+            if name != BLANK:
+                task, *change = arc.parse_name(name)
+                given, predicted = (arc.restore(arc.crop(tokens), *change) for tokens in (given, predicted))
+                self.add(task, given, predicted, sure)
+
+    def merge(self, others: Iterable["Votes"]) -> "Votes":
+        """Return a new table with the votes of this one and of the others, in whatever order they come."""
+        merged = Votes()
+        for votes in (self, *others):
+            for pair, predictions in votes.table.items():
+                for predicted, (count, total) in predictions.items():
+                    merged._add(pair, predicted, count, total)
+        return merged
+
+    def ranked(self, task: str, given: np.ndarray) -> list[Candidate]:
+        """Return what was predicted for a test input, best first; what ties is in an order of its own."""
+        predictions = self.table.get((task, _packed(given)), {})
+        order = sorted(predictions, key=lambda predicted: _rank(predicted, *predictions[predicted]))
+        return [
+            Candidate(_unpacked(predicted), count, float(total / count))
+            for predicted, (count, total) in ((predicted, predictions[predicted]) for predicted in order)
+        ]
+
+    def to_bytes(self) -> bytes:
+        """Return the table to keep or to send; equal tables are equal bytes."""
+        table = [
+            [task, given.hex(), [[p.hex(), count, str(total)] for p, (count, total) in sorted(predictions.items())]]
+            for (task, given), predictions in sorted(self.table.items())
+        ]
+        return gzip.compress(json.dumps({"format": FORMAT, "votes": table}).encode(), compresslevel=1, mtime=0)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str = "votes") -> "Votes":
+        """Return the table that `to_bytes` gave.
+
+        Raises:
+          DataError: it is not one; says so of `name`.
+        """
+        votes = cls()
+        try:
+            kept = json.loads(gzip.decompress(content))
+            if kept["format"] != FORMAT:
+                raise DataError(
+                    f"{name}: votes of format {kept['format']}, not {FORMAT}; evaluate that checkpoint anew"
+                )
+            for task, given, predictions in kept["votes"]:
+                for predicted, count, total in predictions:
+                    votes._add((task, bytes.fromhex(given)), bytes.fromhex(predicted), count, Fraction(total))
+        except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{name}: not a table of votes ({error}); evaluate that checkpoint anew") from None
+        return votes
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write the table to a file that is whole or absent."""
+        with writing(path) as file:
+            file.write(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: pathlib.Path) -> "Votes":
+        """Return the table of a file; raises DataError where it is not one or cannot be read."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}; evaluate that checkpoint anew") from None
+        return cls.from_bytes(content, str(path))
+
+    def _add(self, pair: tuple[str, bytes], predicted: bytes, count: int, total: Fraction) -> None:
+        predictions = self.table.setdefault(pair, {})
+        before, sum_before = predictions.get(predicted, (0, Fraction(0)))
+        predictions[predicted] = before + count, sum_before + total
+
+
+def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, float]:
+    """Return {"pass@K": mean over tasks of the share of a task's test inputs with the truth among the first K}.
+
+    Args:
+      tasks: {name: {"test": [{"input": rows, "output": rows}]}}, what test_puzzles.json holds.
+
+    Raises:
+      DataError: there is no task, or one without a test input.
+    """
+    shares = {f"pass@{k}": [] for k in ks}
+    for task, pairs in _tests(tasks):
+        places = [_place(votes.ranked(task, given), truth) for given, truth in pairs]
+        for k in ks:
+            shares[f"pass@{k}"].append(Fraction(sum(place < k for place in places), len(places)))
+    return {name: float(sum(found) / len(found)) for name, found in shares.items()}
+
+
+def results(votes: Votes, tasks: dict, earlier: Iterable[Votes] = ()) -> dict[str, float]:
+    """Return `passes` of these votes alone, and as "pooled/pass@K" together with those of earlier checkpoints.
+
+    The published scores are pooled ones: an ensemble of the checkpoints that one process evaluated.
+
+    Args:
+      earlier: a table for each other checkpoint; without any, nothing is pooled and nothing said of it.
+    """
+    earlier = list(earlier)
+    found = passes(votes, tasks)
+    pooled = passes(votes.merge(earlier), tasks) if earlier else {}
+    return found | {f"pooled/{name}": value for name, value in pooled.items()}
+
+
+def submission(votes: Votes, tasks: dict) -> dict[str, list[dict]]:
+    """Return Kaggle's form: {task: [{"attempt_1": rows, "attempt_2": rows} for each test input]}.
+
+    The two best grids of an input, the first one again where there is only one; `NO_ANSWER` for a grid of 0 x 0 or
+    where nobody voted.
+    """
+    form = {}
+    for task, pairs in _tests(tasks):
+        form[task] = []
+        for given, _ in pairs:
+            best = [candidate.grid.tolist() or NO_ANSWER for candidate in votes.ranked(task, given)[:ATTEMPTS]]
+            best += (best[:1] or [NO_ANSWER]) * (ATTEMPTS - len(best))
+            form[task].append({f"attempt_{number}": grid for number, grid in enumerate(best, 1)})
+    return form
+
+
+def sigmoid(logits) -> np.ndarray:
+    """Return 1 / (1 + exp(-x)) in float64, without overflow; 0 for what is no number."""
+    x = np.asarray(logits, np.float64)
+    small = np.exp(-np.abs(x))
+    return np.nan_to_num(np.where(x >= 0, 1.0, small) / (1.0 + small))
+
+
+def _tests(tasks: dict) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray]]]]:
+    """Yield each task and its test pairs (input, truth) as grids; truth is 0 x 0 where it is unknown."""
+    if not tasks:
+        raise DataError("test_puzzles.json: no task to score; build the data set with its test split")
+    for task, puzzle in tasks.items():
+        if not puzzle["test"]:
+            raise DataError(f"test_puzzles.json: task {task} has no test input; build the data set anew")
+        yield task, [(_grid(pair["input"]), _grid(pair.get("output", []))) for pair in puzzle["test"]]
+
+
+def _grid(rows: list[list[int]]) -> np.ndarray:
+    return np.array(rows, np.uint8) if rows else np.zeros((0, 0), np.uint8)
+
+
+def _place(candidates: list[Candidate], truth: np.ndarray) -> float:
+    """Return the place of the truth, from 0; infinity where nobody predicted it, or it is unknown."""
+    found = (place for place, candidate in enumerate(candidates) if np.array_equal(candidate.grid, truth))
+    return next(found, np.inf) if truth.size else np.inf
+
+
+def _rank(predicted: bytes, count: int, total: Fraction) -> tuple:
+    return -count, -total / count, predicted
+
+
+def _packed(grid: np.ndarray) -> bytes:
+    return bytes(grid.shape) + np.ascontiguousarray(grid, np.uint8).tobytes()
+
+
+def _unpacked(packed: bytes) -> np.ndarray:
+    return np.frombuffer(packed, np.uint8, offset=2).reshape(packed[0], packed[1])
