@@ -243,15 +243,22 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 
 
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
-    """Put what `train.tokens` or `train.epochs` come to into `train.steps`; return (steps done, last step)."""
-    train = config.train
+    """Put what tokens or epochs come to into `train.steps` and `train.eval_every`; return (steps done, last step).
+
+    All tokens are read, by a last step that may read more; of epochs there are whole batches.
+    """
+    train, evaluation = config.train, config.evaluation
     start, done = (record["step"], record["examples"]) if record else (0, 0)
-    if not train.steps:
-        examples = train.tokens / train.sequence_length
-        if train.epochs:
-            examples = train.epochs * corpus.train.num_examples(train.sequence_length)
-        train.steps = start + math.ceil(max(0, examples - done) / train.global_batch)
-        train.tokens, train.epochs = 0, 0.0
+    pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
+    if train.tokens:
+        left = train.tokens / train.sequence_length - done
+        train.steps = start + math.ceil(max(0, left) / train.global_batch)
+    elif train.epochs:
+        left = train.epochs * pass_examples - done
+        train.steps = start + math.floor(max(0, left) / train.global_batch)
+    if evaluation.every_epochs:
+        train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
+    train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
     return start, train.steps
 
 

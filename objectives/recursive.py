@@ -61,7 +61,7 @@ class Recursive:
 
     def loss(self, model, carry, batch, key):
         """One supervision step of every slot; what is random in it comes from the carry."""
-        carry, logits, halt_logits = self._step(model, carry, batch)
+        carry, logits, halt_logits = self.step(model, carry, batch)
         draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
         wants = (halt_logits > 0) & (carry["steps"] >= chosen)
         carry |= {"halted": (carry["steps"] >= self.max_steps) | wants, "draws": draws}
@@ -79,7 +79,7 @@ class Recursive:
         carry = self.init_carry(model, rows, jax.random.key(0))
 
         def step(carry, _):
-            carry, logits, halt_logits = self._step(model, carry, batch)
+            carry, logits, halt_logits = self.step(model, carry, batch)
             carry |= {"halted": jnp.zeros(rows, bool)}
             return carry, (logits, halt_logits)
 
@@ -96,7 +96,7 @@ class Recursive:
         exact, cells, loss = (figures[name] for name in ("exact_accuracy", "accuracy", "loss"))
         return "exact", f"{exact:.2%}, cells {cells:.2%}, loss {loss:.4f} a cell", "puzzles"
 
-    def _step(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
+    def step(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
         """Return (carry after the model's step, logits [B, cells, V], float32 halt logits [B])."""
         halted = carry["halted"]
         fresh = functools.partial(_where_rows, halted)

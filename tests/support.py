@@ -2,6 +2,7 @@
 """What tests share: tolerances, tiny models and packed batches."""
 
 import functools
+import os
 import pathlib
 import socket
 
@@ -15,6 +16,8 @@ from models import decoder_lm
 from parallelism.mesh import make_mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+FIXTURES = pathlib.Path(os.environ.get("TRM_FIXTURES") or ROOT / "tests" / "fixtures")  # recorded from the reference
 
 RECIPES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_config(" in p.read_text())
 

@@ -2,7 +2,6 @@
 """Weights of the reference come in and go out to the last bit, and what does not fit is said in a line."""
 
 import json
-import os
 import pathlib
 
 import ml_dtypes
@@ -12,9 +11,8 @@ import safetensors.numpy
 
 from migration import trm_reference
 from migration.trm_reference import WeightsError, from_reference, load, save, to_reference
-from tests.support import ROOT
+from tests.support import FIXTURES
 
-FIXTURES = pathlib.Path(os.environ.get("TRM_FIXTURES", ROOT / "tests" / "fixtures"))
 CASES = sorted(path.name.split("_", 2)[2].removesuffix("_weights.npz") for path in FIXTURES.glob("*_weights.npz"))
 
 

@@ -3,7 +3,6 @@
 
 import gzip
 import itertools
-import os
 import pathlib
 from fractions import Fraction
 
@@ -14,9 +13,8 @@ from input_pipeline.errors import DataError
 from input_pipeline.puzzles import arc
 from reasoning import voting
 from reasoning.voting import Votes
-from tests.support import ROOT
+from tests.support import FIXTURES
 
-FIXTURES = pathlib.Path(os.environ.get("TRM_FIXTURES", ROOT / "tests" / "fixtures"))
 PERMUTED = "0314967285"
 TASKS = {
     "one": {"test": [{"input": [[1, 2]], "output": [[3]]}, {"input": [[2, 1]], "output": [[4, 4]]}]},

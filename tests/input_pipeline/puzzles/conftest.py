@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the published implementation gave, and a `data` section that keeps what is built in a folder of its own."""
 
-import os
-from pathlib import Path
+from tests.support import FIXTURES
 
 import numpy as np
 import pytest
 
 from configs.base import get_config
 
-FIXTURES = Path(os.environ.get("TRM_FIXTURES") or Path(__file__).parents[2] / "fixtures")
 
 
 @pytest.fixture(scope="session")
