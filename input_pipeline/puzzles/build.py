@@ -52,7 +52,7 @@ def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
 
     def read() -> tuple[Puzzles, Puzzles]:
         if path:
-            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed))
+            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed, announce))
         return drawn.split(
             lambda generator, number: sudoku_generator.draw(generator, number, side, data.puzzle_clues),
             name=f"Sudokus {side} x {side}",
@@ -76,7 +76,7 @@ def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
 
     def read() -> tuple[Puzzles, Puzzles]:
         if path:
-            return tuple(_maze_table(table) for table in _tables(data, path, side, seed))
+            return tuple(_maze_table(table) for table in _tables(data, path, side, seed, announce))
         return drawn.split(
             lambda generator, number: maze.draw(generator, number, side),
             name=f"mazes {side} x {side}", settings="data.puzzle_size or data.puzzle_min_difficulty",
@@ -192,9 +192,9 @@ def _table_paths(path: str) -> list[Path]:
     return [_folder(path, "train.csv and test.csv") / name for name in ("train.csv", "test.csv")]
 
 
-def _tables(data, path: str, side: int, seed: int) -> tuple[tables.Table, tables.Table]:
+def _tables(data, path: str, side: int, seed: int, announce: Announce) -> tuple[tables.Table, tables.Table]:
     train, test = _table_paths(path)
-    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed}
+    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed, "announce": announce}
     return tables.read(train, count=data.puzzle_count, **options), tables.read(test, count=None, **options)
 
 
