@@ -2,6 +2,7 @@
 """What is built: from tables or at random, once, whole or not at all, with what is held out apart."""
 
 import copy
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from input_pipeline import ledger
 from input_pipeline.corpus import prepare, prepare_to_evaluate
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build, drawn, maze, sudoku, sudoku_generator, threads
@@ -332,3 +334,15 @@ def test_a_corpus_of_puzzles(section):
     with pytest.raises(DataError, match=r"model.vocab_size=5 is less than the 6 tokens .*; use model.vocab_size=6"):
         prepare(section(), vocab_size=5, **arguments)
     assert prepare(section(source="maze"), vocab_size=6, **arguments).heldout.vocab_size == 6
+
+
+def test_a_step_is_explained_by_group_and_puzzle(section):
+    corpus = prepare(section(), vocab_size=6, vocab_size_typed=False, announce=silent, with_documents=True)
+    run = {"step": 0, "examples": 0, "global_batch": 8, "sequence_length": 16, "seed": 3}
+    explained = ledger.explain(ledger.new_section(corpus, **run), 2, corpus)
+    read = corpus.train.read(np.arange(8, 16), 16, seed=3)["inputs"]
+    assert [example.row for example in explained] == list(range(8)) and explained[0].part == "sudoku"
+    for example, inputs in zip(explained, read, strict=True):
+        (excerpt,) = example.excerpts
+        group, puzzle = map(int, re.fullmatch(r"group (\d+), puzzle (\d+), example 0", excerpt.document).groups())
+        assert np.array_equal(stored(corpus.train.parts[0])[0][4 * group + puzzle], inputs)
