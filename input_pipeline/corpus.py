@@ -83,8 +83,7 @@ def prepare(
     found = [read(path) for path in paths]
     if isinstance(found[0], tuple):
         train, heldout = found[0]
-        names = (data.path or data.source,)
-        return Corpus(None, mixture_of_one(train), heldout, train.digest, gzip_bits_per_byte=None, names=names)
+        return _of_windows(mixture_of_one(train), heldout, data)
     validation = read(data.validation_path) if data.validation_path else None
     parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
     if validation is not None:
@@ -104,11 +103,15 @@ def prepare(
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], object] = say) -> Corpus:
     """Return a corpus of which every document is held out, those of `data.validation_path`, else of all the others.
 
+    Of a source that says itself what is held out, it is that.
+
     Raises:
         DataError: as `prepare`.
     """
     paths = [data.validation_path] if data.validation_path else parse(data.mixture)[0] if data.mixture else [data.path]
     found = [(path, read_source(data, path=path, vocab_size=vocab_size, seed=0, announce=announce)) for path in paths]
+    if isinstance(found[0][1], tuple):
+        return _of_windows(Mixture((), ()), found[0][1][1], data)
     parts = [{"heldout": _scan(path, documents, data, announce)} for path, documents in found]
     cache, tokenizer = cache_folder(data.cache_dir), open_tokenizer(data.tokenizer)
     return _corpus(tokenizer, Mixture((), ()), [_store(part, tokenizer, cache, announce) for part in parts])
@@ -118,6 +121,10 @@ def _corpus(tokenizer, train: Mixture, stores: list[tuple[Path, dict]]) -> Corpu
     gzip_bits_per_byte = _gzip_bits_per_byte(stores)
     heldout = open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout")
     return Corpus(tokenizer, train, heldout, _digest([manifest for _, manifest in stores]), gzip_bits_per_byte)
+
+
+def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
+    return Corpus(None, train, heldout, heldout.digest, gzip_bits_per_byte=None, names=(data.path or data.source,))
 
 
 def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Callable[[str], object]) -> None:

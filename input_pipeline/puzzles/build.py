@@ -18,6 +18,7 @@ from input_pipeline.progress import progress
 from input_pipeline.puzzles import arc, dataset, drawn, maze, sudoku, sudoku_generator, tables
 from input_pipeline.puzzles.dataset import BLANK, Plan
 from input_pipeline.puzzles.drawn import Puzzles
+from input_pipeline.puzzles.sudoku_generator import EASY_CLUES, FEWEST_CLUES
 from input_pipeline.puzzles.sudoku_solver import BOXES
 from input_pipeline.puzzles.threads import in_threads
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
@@ -27,6 +28,8 @@ SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of those in files
 TOGETHER = 4096  # held-out boards that are written at once
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
 OPTIONS_OF_DRAWN = (*OPTIONS, "puzzle_size", "puzzle_clues", "puzzle_heldout")
+
+SETTINGS = "data.puzzle_size, data.puzzle_min_difficulty"  # of which there may be more puzzles
 
 Announce = Callable[[str], object]
 Pair = tuple[PuzzleEpochs, PuzzleWindows]
@@ -50,13 +53,19 @@ def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
     if side not in BOXES:
         raise DataError(f"data.puzzle_size={side} is no side of a Sudoku; use one of {', '.join(map(str, BOXES))}")
 
+    if not path and data.puzzle_clues and not FEWEST_CLUES[side] <= data.puzzle_clues < side**2:
+        raise DataError(
+            f"data.puzzle_clues={data.puzzle_clues}: no Sudoku of side {side} with so many clues has one solution; "
+            f"use 0, or {FEWEST_CLUES[side]} to {side**2 - 1}"
+        )
+
     def read() -> tuple[Puzzles, Puzzles]:
         if path:
-            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed))
+            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed, announce))
         return drawn.split(
             lambda generator, number: sudoku_generator.draw(generator, number, side, data.puzzle_clues),
             name=f"Sudokus {side} x {side}",
-            settings="data.puzzle_clues, data.puzzle_size or data.puzzle_min_difficulty",
+            settings=f"data.puzzle_clues (0, or {EASY_CLUES[side]} and more), {SETTINGS}",
             **_drawn_options(data, seed, announce),
         )  # fmt: skip
 
@@ -76,10 +85,10 @@ def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
 
     def read() -> tuple[Puzzles, Puzzles]:
         if path:
-            return tuple(_maze_table(table) for table in _tables(data, path, side, seed))
+            return tuple(_maze_table(table) for table in _tables(data, path, side, seed, announce))
         return drawn.split(
             lambda generator, number: maze.draw(generator, number, side),
-            name=f"mazes {side} x {side}", settings="data.puzzle_size or data.puzzle_min_difficulty",
+            name=f"mazes {side} x {side}", settings=SETTINGS,
             **_drawn_options(data, seed, announce),
         )  # fmt: skip
 
@@ -166,10 +175,12 @@ def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None],
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     part = folder.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    part.mkdir()
     try:
+        part.mkdir()
         build(part)
         os.replace(part, folder)
+    except OSError as error:
+        raise DataError(f"{error.filename or part}: {error.strerror}; data.cache_dir needs room for puzzles") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -192,9 +203,9 @@ def _table_paths(path: str) -> list[Path]:
     return [_folder(path, "train.csv and test.csv") / name for name in ("train.csv", "test.csv")]
 
 
-def _tables(data, path: str, side: int, seed: int) -> tuple[tables.Table, tables.Table]:
+def _tables(data, path: str, side: int, seed: int, announce: Announce) -> tuple[tables.Table, tables.Table]:
     train, test = _table_paths(path)
-    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed}
+    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed, "announce": announce}
     return tables.read(train, count=data.puzzle_count, **options), tables.read(test, count=None, **options)
 
 

@@ -15,10 +15,12 @@ and its answer.
 
 import hashlib
 import json
-from collections.abc import Callable
-from contextlib import closing
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -129,12 +131,9 @@ def digest_of(files: list[Path], facts) -> str:
         DataError: a file cannot be read.
     """
     total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, hashlib.blake2b).digest())
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}") from error
+    with closing(in_threads(_content, files)) as contents:
+        for content in contents:
+            total.update(content)
     return total.hexdigest()
 
 
@@ -150,6 +149,15 @@ def read_json(path: Path):
         raise DataError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); mend the file") from error
+
+
+def _content(path: Path) -> bytes:
+    """Return the digest of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, hashlib.blake2b).digest()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from error
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -208,19 +216,36 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
 
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
+    """Write inputs and labels, groups in parallel; not by a memory map, which a full disk would end the process by."""
     shape = (int(plan.firsts[-1]), plan.seq_len)
-    inputs, labels = (
-        np.lib.format.open_memmap(place / f"{SET}__{name}.npy", "w+", np.uint8, shape) for name in ("inputs", "labels")
-    )
+    with _array_file(place, "inputs", shape) as inputs, _array_file(place, "labels", shape) as labels:
+        begin = inputs.tell()
 
-    def fill(first: int) -> int:
-        groups = range(first, min(first + plan.together, len(plan.sizes)))
-        rows = slice(plan.firsts[groups.start], plan.firsts[groups.stop])
-        inputs[rows], labels[rows] = plan.examples(groups)
-        return 2 * int(rows.stop - rows.start) * plan.seq_len
+        def fill(first: int) -> int:
+            groups = range(first, min(first + plan.together, len(plan.sizes)))
+            offset = begin + int(plan.firsts[groups.start]) * plan.seq_len
+            arrays = plan.examples(groups)
+            for file, array in zip((inputs, labels), arrays, strict=True):
+                assert array.shape == (plan.firsts[groups.stop] - plan.firsts[groups.start], plan.seq_len)
+                _write_at(file, array.astype(np.uint8, copy=False).tobytes(), offset)
+            return sum(array.size for array in arrays)
 
-    with closing(in_threads(fill, range(0, len(plan.sizes), plan.together))) as written:
-        for num_bytes in written:
-            advance(num_bytes)
-    inputs.flush()
-    labels.flush()
+        with closing(in_threads(fill, range(0, len(plan.sizes), plan.together))) as written:
+            for num_bytes in written:
+                advance(num_bytes)
+
+
+@contextmanager
+def _array_file(place: Path, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
+    """Open the file of a uint8 array, its header written, that is on disk when it is closed."""
+    with open(place / f"{SET}__{name}.npy", "wb", buffering=0) as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        yield file
+        os.fsync(file.fileno())
+
+
+def _write_at(file: BinaryIO, content: bytes, offset: int) -> None:
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written

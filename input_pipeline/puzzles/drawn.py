@@ -111,9 +111,10 @@ def _is_held_out(form: bytes, seed: int, share: float) -> bool:
 def _too_few(sides: tuple[_Side, _Side], name: str, settings: str, hardest: int) -> DataError:
     train, heldout = sides
     if not train.kept or not heldout.kept:
-        advice = f"none is harder than {hardest}; use another {settings}"
+        advice = f"of what was made none is harder than {hardest}; change one of {settings}"
     else:
-        advice = f"use data.puzzle_count={len(train.kept)} data.puzzle_heldout={len(heldout.kept)}, or other {settings}"
+        fewer = f"data.puzzle_count={len(train.kept)} data.puzzle_heldout={len(heldout.kept)}"
+        advice = f"use {fewer}, or change one of {settings}"
     return DataError(
         f"data.puzzle_count={train.wanted} and data.puzzle_heldout={heldout.wanted} are more {name} than there are: "
         f"found {len(train.kept):,} to train on and {len(heldout.kept):,} to hold out, of {len(train.forms)} and "

@@ -7,6 +7,9 @@ from input_pipeline.puzzles.drawn import Drawn
 from input_pipeline.puzzles.sudoku_forms import forms
 from input_pipeline.puzzles.sudoku_solver import candidates_of, fewest, propagate, search
 
+FEWEST_CLUES = {4: 4, 6: 8, 9: 17}  # of a side, with one solution
+EASY_CLUES = {4: 5, 6: 11, 9: 25}  # most boards can be brought down to so many
+
 
 def draw(generator: np.random.Generator, number: int, side: int, clues: int) -> Drawn:
     """Make puzzles; fewer than `number` where some cannot be brought down to so many clues.

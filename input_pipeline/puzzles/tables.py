@@ -2,15 +2,20 @@
 """Tables of puzzles: CSV files with the columns source, question, answer, rating, a puzzle a row."""
 
 import csv
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from input_pipeline.errors import DataError
+from input_pipeline.progress import progress
 
 COLUMNS = ("question", "answer", "rating")  # that are read
+TOLD_ROWS = 1 << 14  # at once
 
 
 class Row(NamedTuple):
@@ -42,7 +47,9 @@ class Table(NamedTuple):
             raise DataError(f"{self.path}:{self.lines[wrong.argmax()]}: {what}")
 
 
-def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed: int) -> Table:
+def read(
+    path: Path, *, cells: int, least_rating: float, count: int | None, seed: int, announce: Callable[[str], object]
+) -> Table:
     """Return the rows of a file whose rating is at least so much: all, or so many of them drawn with the seed.
 
     Every row is looked at, so that one which is wrong is named whether it is drawn or not.
@@ -50,21 +57,32 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
     Raises:
         DataError: a row is malformed, or there are fewer than `count`.
     """
-    number = sum(row.rating >= least_rating for row in _rows(path, cells))
+    with progress(f"reading {path.name}", None, announce, "rows") as advance:
+        fitting = (row for row in _rows(path, cells, advance) if row.rating >= least_rating)
+        found = list(fitting) if count is None else _drawn(fitting, count, np.random.default_rng(seed))
     harder = f" with a rating of at least {least_rating:g} (data.puzzle_min_difficulty)" if least_rating else ""
-    if not number:
+    if not found:
         raise DataError(f"{path}: has no puzzle{harder}")
-    if count is not None and count > number:
-        few = f"data.puzzle_count={count:,} is more than the {number:,} puzzles{harder} of {path}"
-        raise DataError(f"{few}; use data.puzzle_count={number}")
-    taken = np.arange(number)
-    if count is not None:
-        taken = np.sort(np.random.default_rng(seed).choice(number, count, replace=False))
-    fitting = (row for row in _rows(path, cells) if row.rating >= least_rating)
-    wanted = np.isin(np.arange(number), taken)
-    rows = [row for row, take in zip(fitting, wanted.tolist(), strict=True) if take]
-    questions, answers = (_codes([row[place] for row in rows], cells) for place in (1, 2))
-    return Table(path, np.array([row.line for row in rows]), questions, answers)
+    if count is not None and count > len(found):
+        few = f"data.puzzle_count={count:,} is more than the {len(found):,} puzzles{harder} of {path}"
+        raise DataError(f"{few}; use data.puzzle_count={len(found)}")
+    questions, answers = (_codes([row[place] for row in found], cells) for place in (1, 2))
+    return Table(path, np.array([row.line for row in found]), questions, answers)
+
+
+def _drawn(rows: Iterator[Row], count: int, generator: np.random.Generator) -> list[Row]:
+    """Return so many rows, each as likely as another, in the order of the file.
+
+    Source: Li, "Reservoir-sampling algorithms of time complexity O(n(1 + log(N/n)))", 1994, algorithm L.
+    """
+    kept, weight = list(itertools.islice(rows, count)), 1.0
+    while True:
+        weight *= generator.random() ** (1 / count)
+        skipped = int(math.log(1 - generator.random()) / math.log1p(-weight))
+        row = next(itertools.islice(rows, skipped, None), None)
+        if row is None:
+            return sorted(kept)
+        kept[generator.integers(count)] = row
 
 
 def codes(table: Table, characters: str, tokens: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
@@ -88,15 +106,18 @@ def _codes(texts: list[str], cells: int) -> np.ndarray:
     return np.frombuffer("".join(texts).encode("latin-1", "replace"), np.uint8).reshape(-1, cells)
 
 
-def _rows(path: Path, cells: int) -> Iterator[Row]:
-    """Yield the rows of a file.
+def _rows(path: Path, cells: int, advance: Callable[[int], object]) -> Iterator[Row]:
+    """Yield the rows of a file, and tell how many came.
 
     Raises:
         DataError: it cannot be read, a column is missing, or a row has no rating or a text of another length.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            yield from _parsed(path, csv.reader(file), cells)
+            for number, row in enumerate(_parsed(path, csv.reader(file), cells), start=1):
+                if number % TOLD_ROWS == 0:
+                    advance(TOLD_ROWS)
+                yield row
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -110,16 +131,15 @@ def _parsed(path: Path, reader, cells: int) -> Iterator[Row]:
     missing = [column for column in COLUMNS if column not in header]
     if missing:
         raise DataError(f"{path}:1: has no column {missing[0]!r}, only {', '.join(header)}")
-    places = [header.index(column) for column in COLUMNS]
+    cut = itemgetter(*(header.index(column) for column in COLUMNS))
     for row in filter(None, reader):
-        where = f"{path}:{reader.line_num}"
         if len(row) != len(header):
-            raise DataError(f"{where}: has {len(row)} columns, not {len(header)}")
-        question, answer, rating = (row[place] for place in places)
-        for column, text in (("question", question), ("answer", answer)):
-            if len(text) != cells:
-                raise DataError(f"{where}: {column} has {len(text)} characters, not {cells}")
+            raise DataError(f"{path}:{reader.line_num}: has {len(row)} columns, not {len(header)}")
+        question, answer, rating = cut(row)
+        if not len(question) == len(answer) == cells:
+            column, text = ("question", question) if len(question) != cells else ("answer", answer)
+            raise DataError(f"{path}:{reader.line_num}: {column} has {len(text)} characters, not {cells}")
         try:
             yield Row(reader.line_num, question, answer, float(rating))
         except ValueError as error:
-            raise DataError(f"{where}: rating is {rating!r}, no number") from error
+            raise DataError(f"{path}:{reader.line_num}: rating is {rating!r}, no number") from error

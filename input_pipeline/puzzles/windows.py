@@ -47,6 +47,11 @@ class PuzzleWindows(Windows):
         """The names of identifiers; of ARC a million."""
         return read_json(self.folder / "identifiers.json")
 
+    @cached_property
+    def test_puzzles(self) -> dict:
+        """Of ARC, the held-out tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
+        return read_json(self.folder / "test_puzzles.json")
+
     def num_examples(self, sequence_length: int) -> int:
         """Return how many examples a pass has.
 

@@ -8,7 +8,6 @@ import pytest
 
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import arc, build
-from input_pipeline.puzzles.dataset import read_json
 
 GENERATOR = np.random.default_rng(0)
 
@@ -95,7 +94,7 @@ def test_pairs_go_where_they_belong(built, folder):
     assert train.num_identifiers == len(train.identifiers) == 1 + 6 * 7 and train.identifiers[0] == "<blank>"
     assert train.num_examples(900) == 4 * 3 + 2 * 2 and test.num_examples(900) == 2 * 7
     stored = test.read(np.arange(14), 900)
-    tests = read_json(test.folder / "test_puzzles.json")
+    tests = test.test_puzzles
     assert set(tests) == {"evaluation-a", "evaluation-b"}
     for place in range(14):
         name, *changes = arc.parse_name(test.identifiers[stored["puzzle_identifiers"][place]])

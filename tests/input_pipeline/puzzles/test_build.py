@@ -2,6 +2,7 @@
 """What is built: from tables or at random, once, whole or not at all, with what is held out apart."""
 
 import copy
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from input_pipeline.corpus import prepare
+from input_pipeline import ledger
+from input_pipeline.corpus import prepare, prepare_to_evaluate
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build, drawn, maze, sudoku, sudoku_generator, threads
 from input_pipeline.puzzles.sudoku_forms import forms
@@ -225,7 +227,15 @@ def test_no_version_of_a_held_out_maze_is_trained_on(section):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"puzzle_clues": 3}, "none is harder than 0; use another data.puzzle_clues, data.puzzle_size or"),
+        (
+            {"puzzle_clues": 3},
+            "data.puzzle_clues=3: no Sudoku of side 4 with so many clues has one solution; use 0, or 4 to",
+        ),
+        ({"puzzle_clues": 16}, "use 0, or 4 to 15"),
+        (
+            {"puzzle_clues": 8, "puzzle_size": 6},
+            "change one of data.puzzle_clues (0, or 11 and more), data.puzzle_size",
+        ),
         ({"puzzle_min_difficulty": 50}, "are more Sudokus 4 x 4 than there are: found 0 to train on and 0 to hold out"),
         ({"puzzle_size": 5}, "data.puzzle_size=5 is no side of a Sudoku; use one of 4, 6, 9"),
     ],
@@ -238,7 +248,7 @@ def test_more_than_there_are_is_an_error(section, changes, message):
 
 def test_all_mazes_of_a_small_side_are_told_apart_and_counted(section):
     with pytest.raises(
-        DataError, match=r"; use data.puzzle_count=\d+ data.puzzle_heldout=5, or other data.puzzle_size"
+        DataError, match=r"; use data.puzzle_count=\d+ data.puzzle_heldout=5, or change one of data.puzzl"
     ):
         build.mazes(section(puzzle_size=3, puzzle_count=5000), "", 0, silent)
     with pytest.raises(DataError, match=r"data.puzzle_size=31 is no side of a maze; use 3 to 30"):
@@ -287,6 +297,15 @@ def test_an_interrupted_build_leaves_nothing(table, section, tmp_path, monkeypat
     assert len(stored(train)[0]) == 48 and not left.exists()
 
 
+def test_a_full_disk_is_an_error(table, section, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build.dataset.os, "pwrite", full)
+    with pytest.raises(DataError, match=r"No space left on device; data.cache_dir needs room for puzzles"):
+        build.sudokus(section(), table(), 0, silent)
+
+
 def test_several_that_ask_at_once_build_once(table, section, monkeypatch):
     folder, data, begun, build_one = table(), section(), [], build._build
 
@@ -310,6 +329,20 @@ def test_a_corpus_of_puzzles(section):
     assert published.names == (str(train.folder),) and published.digest != ""
     same = [one.train.read(np.arange(30), 16, seed=1) for one in (corpus, published)]
     assert all(np.array_equal(same[0][key], same[1][key]) for key in same[0])
+    evaluated = prepare_to_evaluate(section(), vocab_size=6)
+    assert evaluated.digest == corpus.digest and evaluated.heldout.num_examples(16) == 5
     with pytest.raises(DataError, match=r"model.vocab_size=5 is less than the 6 tokens .*; use model.vocab_size=6"):
         prepare(section(), vocab_size=5, **arguments)
     assert prepare(section(source="maze"), vocab_size=6, **arguments).heldout.vocab_size == 6
+
+
+def test_a_step_is_explained_by_group_and_puzzle(section):
+    corpus = prepare(section(), vocab_size=6, vocab_size_typed=False, announce=silent, with_documents=True)
+    run = {"step": 0, "examples": 0, "global_batch": 8, "sequence_length": 16, "seed": 3}
+    explained = ledger.explain(ledger.new_section(corpus, **run), 2, corpus)
+    read = corpus.train.read(np.arange(8, 16), 16, seed=3)["inputs"]
+    assert [example.row for example in explained] == list(range(8)) and explained[0].part == "sudoku"
+    for example, inputs in zip(explained, read, strict=True):
+        (excerpt,) = example.excerpts
+        group, puzzle = map(int, re.fullmatch(r"group (\d+), puzzle (\d+), example 0", excerpt.document).groups())
+        assert np.array_equal(stored(corpus.train.parts[0])[0][4 * group + puzzle], inputs)
