@@ -3,7 +3,6 @@
 
 import gzip
 import itertools
-import pathlib
 from fractions import Fraction
 
 import numpy as np

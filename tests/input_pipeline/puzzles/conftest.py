@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the published implementation gave, and a `data` section that keeps what is built in a folder of its own."""
 
-from tests.support import FIXTURES
-
 import numpy as np
 import pytest
 
 from configs.base import get_config
-
+from tests.support import FIXTURES
 
 
 @pytest.fixture(scope="session")
