@@ -21,6 +21,7 @@ def get_config():
     config.model.high_cycles = 2
     config.model.low_cycles = 3
     config.data.puzzle_size = 4
+    config.data.puzzle_clues = 6
     config.data.puzzle_augmentations = 100
     config.data.puzzle_heldout = 500
     config.optimizer.learning_rate = 1e-3
@@ -28,7 +29,7 @@ def get_config():
     config.optimizer.weight_decay = 0.1
     config.optimizer.ema_decay = 0.99
     config.supervision.steps = 8
-    config.train.steps = 1000
+    config.train.steps = 500
     config.train.epochs = 0.0
     config.train.global_batch = 128
     config.train.sequence_length = 16
