@@ -34,6 +34,7 @@ import jax
 import assembly
 import inspection
 from configs import validation
+from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
@@ -232,13 +233,18 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     """Return the corpus that `config.data` describes, tokenised once and cached, the same on all hosts.
 
     Raises:
-      ConfigError: a host has other data.
+      ConfigError: a host has other data, or the model has no room for its puzzles.
     """
     announce = corpora.say if processes.index() == 0 else lambda line: None
     corpus = corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
+    needed = max(part.num_identifiers for part in corpus.train.parts)
+    if config.model.puzzle_dim and needed > config.model.num_puzzles:
+        raise ConfigError(
+            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} of the data; use that"
+        )
     return corpus
 
 

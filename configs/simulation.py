@@ -29,6 +29,14 @@ TARGETS = {  # largest value of each key in a simulation
     "train.eval_every": 100,
     "train.save_every": 100,
 }
+OF_PUZZLES = {  # beside these, of a recursive model; the cells of a puzzle are as many as they are
+    "model.high_cycles": 2,
+    "model.low_cycles": 2,
+    "supervision.steps": 4,
+    "data.puzzle_count": 100,
+    "data.puzzle_augmentations": 10,
+    "data.puzzle_heldout": 100,
+}
 
 
 def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
@@ -42,8 +50,10 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key != "train.global_batch"):
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
-    both_kinds = {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
-    for key, target in (TARGETS | both_kinds).items():
+    targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
+    if config.model.name == "trm":
+        targets = {key: target for key, target in targets.items() if key != "train.sequence_length"} | OF_PUZZLES
+    for key, target in targets.items():
         unit = units.get(key, 1)
         if key in typed:
             continue
@@ -54,6 +64,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
         assign(config, "train.steps", min(before["train.steps"] or math.inf, TARGETS["train.steps"]))
         assign(config, "train.tokens", 0)
         assign(config, "train.epochs", 0.0)
+        assign(config, "evaluation.every_epochs", 0.0)
     _keep_group_size(config, before, typed)
     after = flat(config)
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
@@ -67,6 +78,7 @@ def _units(config: ConfigDict) -> dict[str, int]:
         "model.num_kv_heads": mesh.model,
         "model.embed_dim": mesh.fsdp * mesh.context,
         "model.mlp_dim": mesh.model,
+        "model.low_cycles": max(1, config.model.low_latents),
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
         "train.global_batch": batch_shards(mesh) * microbatches,

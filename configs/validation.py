@@ -312,6 +312,11 @@ def _check_recursion(config: ConfigDict) -> None:
             f"model.name={model.name} does not go with train.objective={config.train.objective}; "
             "trm has recursive, and recursive has trm"
         )
+    if (config.data.source in PUZZLES) != (model.name == "trm"):
+        raise ConfigError(
+            f"model.name={model.name} does not go with data.source={config.data.source}; trm has puzzles "
+            f"({', '.join(PUZZLES)}), others have none"
+        )
     if model.name != "trm":
         return
     for axis in ("context", "expert", "model"):

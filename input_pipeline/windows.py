@@ -19,11 +19,12 @@ class Windows:
         fills: the arrays that `read` gives, in order, and of each the value in rows that stand for no window.
         batch_exceeds_pass: whether a batch may be larger than a pass, and so hold a window twice.
         num_documents, num_tokens, num_bytes (of UTF-8 text): how much there is.
+        num_identifiers: rows that a table of puzzle embeddings needs.
     """
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
-    num_documents = num_tokens = num_bytes = 0
+    num_documents = num_tokens = num_bytes = num_identifiers = 0
 
     def num_examples(self, sequence_length: int) -> int:
         raise NotImplementedError
