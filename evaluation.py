@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is worth: its loss on held-out documents, and what it writes."""
+"""What a model is worth: its loss on held-out documents, what its answers are by vote, and what it writes."""
 
+import base64
+import json
 import math
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator
+
+import jax
 
 import assembly
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
-from parallelism import processes
+from parallelism import axis_rules, processes
 from parallelism.mesh import mesh_context
-from parallelism.placement import local_rows, place
+from parallelism.placement import local_rows, own_rows, place
+from reasoning import voting
 from reasoning.sampling import continue_texts
+from reasoning.voting import Votes
 from training.checkpoints import Checkpoints
 from training.evaluation import evaluate
+from training.workdir import write_atomically
 
+HEADLINE = "pass@2"
+POOLED = "pooled/"
 SAMPLE_PROMPT = "def "
 SAMPLE_TEMPERATURE = 0.7
 
@@ -27,14 +37,72 @@ def evaluate_heldout(
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
     """
+    return evaluate(run, state.evaluated, heldout_batches(run, corpus, num_batches), stop)
+
+
+def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
+    """Return what is held out as placed batches of `run.eval_rows`; see `evaluate_heldout`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
         rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
         readers=run.config.data.readers, prefetch=run.config.data.prefetch,
     )  # fmt: skip
-    batches = place(batches, sharding, run.eval_rows)
-    return evaluate(run, state.evaluated, batches, stop)
+    return place(batches, sharding, run.eval_rows)
+
+
+def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
+    """Return the votes of the answers to all that is held out, in all processes those of all.
+
+    Args:
+      on_batch: called before each batch.
+    """
+    mesh, windows, votes = run.mesh, corpus.heldout, Votes()
+    layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
+    predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
+    for batch in heldout_batches(run, corpus):
+        on_batch()
+        predictions, halt_logits = map(own_rows, predict(params, batch))
+        names = [windows.identifiers[row] for row in own_rows(batch["puzzle_identifiers"]).tolist()]
+        votes.add_batch(names, own_rows(batch["inputs"]), predictions, halt_logits)
+    texts = processes.gather("votes", base64.b64encode(votes.to_bytes()).decode())
+    return Votes().merge(Votes.from_bytes(base64.b64decode(text)) for text in texts)
+
+
+def vote_and_keep(
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
+    on_batch: Callable = lambda: None,
+) -> dict[str, float]:  # fmt: skip
+    """Return what `voting.results` says of the answers of a step; {} where what is held out is no vote.
+
+    Votes are kept in `workdir`/votes, a file for each step, and what they come to, without those of other steps, in
+    submission.json.
+    """
+    tasks = corpus.heldout.test_puzzles
+    if not tasks:
+        return {}
+    votes, file = vote(run, params, corpus, on_batch), workdir / "votes" / f"{step}.gz"
+
+    def keep() -> dict[str, float]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        votes.save(file)
+        write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
+        others = sorted(file.parent.glob("*.gz")) if run.config.evaluation.pooled_votes else []
+        return voting.results(votes, tasks, [Votes.load(other) for other in others if other != file])
+
+    return processes.shared(f"passes {step}", keep)
+
+
+def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
+    """Return the results of votes in words, the headline first; none where there was no vote."""
+    lines = []
+    for prefix, what in (("", "held-out"), (POOLED, "held-out, pooled with earlier votes,")):
+        of_kind = {k: figures[f"{prefix}pass@{k}"] for k in voting.PASSES if f"{prefix}pass@{k}" in figures}
+        if of_kind:
+            every = ", ".join(f"@{k} {value:.2%}" for k, value in of_kind.items())
+            headline = figures[prefix + HEADLINE]
+            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {len(corpus.heldout.test_puzzles):,} tasks ({every})")
+    return lines
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
@@ -59,12 +127,18 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 
-def evaluate_newest(config, workdir, corpus: corpora.Corpus) -> None:
-    """Print the loss of a workdir's newest checkpoint on all held-out documents of a corpus."""
+def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:
+    """Print the loss of a workdir's newest checkpoint on all held-out documents of a corpus, and what votes come to.
+
+    Args:
+      workdir: to keep votes in.
+      address: of the checkpoints, where they are in a bucket of which `workdir` is the local copy.
+    """
     run = assembly.assemble(config)
-    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
+    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         state = checkpoints.restore(step, run.abstract_state)
-        found = evaluate_heldout(run, state, corpus)
+        lines = heldout_lines(run, *evaluate_heldout(run, state, corpus), corpus)
+        lines += vote_lines(vote_and_keep(run, state.evaluated, corpus, workdir, step), corpus)
     if processes.index() == 0:
-        print("\n".join([f"checkpoint: {workdir}/checkpoints/{step}", *heldout_lines(run, *found, corpus)]))
+        print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

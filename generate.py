@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample from a trained model: python generate.py --workdir=runs/tiny --prompt="def " --max_tokens=64
 
-Several --prompt make a batch. --temperature=0 takes the likeliest token each time.
+Several --prompt make a batch. --temperature=0 takes the likeliest token each time. A recursive model solves a puzzle
+instead: python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
 """
 
 import command_line
@@ -12,10 +13,16 @@ command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from t
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws")
+command_line.flags.DEFINE_string(
+    "puzzle", "", "text file with a Sudoku or a maze to solve, see reasoning/puzzle_file.py"
+)
+command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
+command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", lower_bound=0)
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=lambda flags: True, one_device=True)
 
 import math
+import pathlib
 
 import jax
 
@@ -23,25 +30,71 @@ import assembly
 from configs.base import ConfigError
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
+from reasoning import pictures, puzzle_file, solving
 from reasoning.sampling import continue_texts
 from training.checkpoints import Checkpoints
+from training.workdir import write_atomically
+
+OF_TEXT = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "seed")
+OF_PUZZLES = ("puzzle", "html", "supervision_steps")
 
 
 def main(command: command_line.Command) -> None:
-    """Print each prompt with its continuation; runs on one device."""
+    """Print what the model makes of what it is given; runs on one device."""
     flags, config = command_line.FLAGS, command.config
+    check_kind(flags, config, command.address)
+    if config.train.objective == "recursive":
+        solve_puzzle(flags, config, command.address)
+    else:
+        continue_prompts(flags, config, command.address)
+
+
+def continue_prompts(flags, config, address) -> None:
+    """Print each prompt with its continuation."""
     check_prompts(flags)
     if config.data.source == "synthetic":
-        raise ConfigError(f"{command.address} was not trained on text, so there is no tokenizer to write with")
+        raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
     run = assembly.assemble(config, devices=jax.devices()[:1])
-    with mesh_context(run.mesh), Checkpoints(command.address) as checkpoints:
+    with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         params = checkpoints.restore_evaluated(checkpoints.newest_or_error(), run.abstract_state)
         texts = continue_texts(
             run, params, tokenizer, flags.prompt, max_tokens=flags.max_tokens, temperature=flags.temperature,
             top_k=flags.top_k, top_p=flags.top_p, seed=flags.seed,
         )  # fmt: skip
     print("\n---\n".join(prompt + text for prompt, text in zip(flags.prompt, texts, strict=True)))
+
+
+def solve_puzzle(flags, config, address) -> None:
+    """Print what the model answers to a puzzle at each step of supervision, and draw it where --html asks for that."""
+    puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
+    solving.check_fits(puzzle, config)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
+        step = checkpoints.newest_or_error()
+        params = checkpoints.restore_evaluated(step, run.abstract_state)
+        answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.steps)
+    print("\n".join(solving.report(puzzle, answers)))
+    if flags.html:
+        cells, halts = zip(*answers, strict=True)
+        board = pictures.Board(puzzle.kind, puzzle.tokens.shape, puzzle.tokens, cells, halts)
+        page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
+        try:
+            write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
+        except OSError as error:
+            raise ConfigError(f"--html={flags.html}: {error.strerror}; name a file that can be written") from None
+
+
+def check_kind(flags, config, address) -> None:
+    """Raise ConfigError for flags that are of another kind of model than the run's."""
+    solves = config.train.objective == "recursive"
+    given = [name for name in (OF_TEXT if solves else OF_PUZZLES) if flags[name].present]
+    if given and solves:
+        raise ConfigError(f"--{given[0]}: {address} is a recursive model, which solves puzzles; give it --puzzle=FILE")
+    if given:
+        raise ConfigError(f"--{given[0]}: {address} is a language model, which solves no puzzles; give it --prompt")
+    if solves and not flags.puzzle:
+        raise ConfigError(f"{address} is a recursive model; give it a puzzle, --puzzle=FILE")
 
 
 def check_prompts(flags) -> None:

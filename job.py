@@ -10,7 +10,7 @@ from itertools import islice
 import assembly
 import inspection
 from configs.loading import flat
-from evaluation import evaluate_heldout, heldout_lines, sample_lines
+from evaluation import evaluate_heldout, heldout_lines, sample_lines, vote_and_keep, vote_lines
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -139,6 +139,17 @@ class Job:
                 self.log.evaluation(step, *result)
         return result
 
+    def vote_now(self, state, step: int) -> dict[str, float]:
+        """Have the answers to all that is held out vote, where they can; write and return what that comes to."""
+        with self.clock.within("evaluation"):
+            figures = vote_and_keep(
+                self.run, state.evaluated, self.corpus, self.workdir, step,
+                on_batch=lambda: self.clock.enter("evaluation"),
+            )  # fmt: skip
+        if figures:
+            self.log.writer.write("votes", step=step, **figures)
+        return figures
+
     def evaluate_or_stop(self, state, step: int) -> None:
         """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
 
@@ -155,6 +166,7 @@ class Job:
         if corpus:
             self.log.display.phase("evaluating all that is held out")
             lines += heldout_lines(self.run, *self.evaluate_now(state, step, None, lambda: False), corpus)
+            lines += vote_lines(self.vote_now(state, step), corpus)
         speed = self.log.average_tokens_per_second()
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
         lines.append(self.log.goodput.line())

@@ -288,7 +288,7 @@ def main(command: command_line.Command) -> None:
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:
             corpus = prepare_corpus(config, vocab_size_typed=True)
-        evaluate_newest(config, command.address, corpus)
+        evaluate_newest(config, command.workdir, command.address, corpus)
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
         train(

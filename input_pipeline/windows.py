@@ -2,6 +2,7 @@
 """What every window source has in common: the arrays it gives, and the order in which it is gone through."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -20,11 +21,13 @@ class Windows:
         batch_exceeds_pass: whether a batch may be larger than a pass, and so hold a window twice.
         num_documents, num_tokens, num_bytes (of UTF-8 text): how much there is.
         num_identifiers: rows that a table of puzzle embeddings needs.
+        test_puzzles: tasks by name for which the answers to windows are votes; most sources have none.
     """
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
     num_documents = num_tokens = num_bytes = num_identifiers = 0
+    test_puzzles: Mapping[str, dict] = MappingProxyType({})
 
     def num_examples(self, sequence_length: int) -> int:
         raise NotImplementedError

@@ -132,8 +132,8 @@ class TRM(nnx.Module):
 
     def _embed(self, inputs: jax.Array, puzzles_B: jax.Array) -> jax.Array:
         """Return [B, T, D] of unit variance."""
-        chosen_BTV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
-        x_BTD = project("BTV,VD->BTD", chosen_BTV, self.embedding())
+        chosen = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
+        x_BTD = project("BTV,VD->BTD", chosen, self.embedding())
         if self.prefix:
             rows_BE = self.puzzles(puzzles_B).astype(self.dtype)
             room = self.prefix * self.embed_dim - rows_BE.shape[1]

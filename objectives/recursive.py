@@ -75,21 +75,15 @@ class Recursive:
 
     def evaluate(self, model, batch) -> dict:
         """After `max_steps` of a fresh carry, over rows that have any label; none halts before."""
-        rows = batch["labels"].shape[0]
-        carry = self.init_carry(model, rows, jax.random.key(0))
-
-        def step(carry, _):
-            carry, logits, halt_logits = self.step(model, carry, batch)
-            carry |= {"halted": jnp.zeros(rows, bool)}
-            return carry, (logits, halt_logits)
-
-        shapes = jax.eval_shape(lambda: step(carry, None)[1])
-        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        carry, outputs = jax.lax.fori_loop(0, self.max_steps, lambda _, both: step(both[0], None), (carry, outputs))
-        sums = self._sums(carry, *outputs)
+        sums = self._sums(*self._answered(model, batch))
         counts = sums.pop("count") > 0
         scalars = {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in sums.items()}
         return scalars | {"loss": scalars["lm_loss"]}
+
+    def predict(self, model, batch) -> tuple[jax.Array, jax.Array]:
+        """Return what is answered where `evaluate` evaluates: (int32 tokens [B, cells], float32 halt logits [B])."""
+        _, logits, halt_logits = self._answered(model, batch)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32), halt_logits
 
     def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
         """How many puzzles are solved, how many cells are right, and the loss."""
@@ -105,6 +99,21 @@ class Recursive:
         states, logits, halt = model(states, example["inputs"], example["puzzle_identifiers"])
         steps = jnp.where(halted, 0, carry["steps"]) + 1
         return carry | {"states": states, "steps": steps, **example}, logits, halt[:, 0]
+
+    def _answered(self, model, batch) -> tuple[dict, jax.Array, jax.Array]:
+        """Return what `step` does, after `max_steps` of a fresh carry in which nothing halts."""
+        rows = batch["labels"].shape[0]
+        carry = self.init_carry(model, rows, jax.random.key(0))
+
+        def step(carry, _):
+            carry, logits, halt_logits = self.step(model, carry, batch)
+            carry |= {"halted": jnp.zeros(rows, bool)}
+            return carry, (logits, halt_logits)
+
+        shapes = jax.eval_shape(lambda: step(carry, None)[1])
+        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        carry, outputs = jax.lax.fori_loop(0, self.max_steps, lambda _, both: step(both[0], None), (carry, outputs))
+        return carry, *outputs
 
     def _sums(self, carry: dict, logits: jax.Array, halt_logits: jax.Array) -> dict[str, jax.Array]:
         """Return float32 [B] each: `count` of cells that are learned, losses, and what is reported of a slot."""

@@ -37,6 +37,16 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
     return _one_ahead(collections.deque(itertools.islice(placed, 1)), placed)
 
 
+def own_rows(array: jax.Array) -> np.ndarray:
+    """Return the rows, ascending, that this process's devices hold of a global array; no other dimension is split.
+
+    Of a row that several devices hold, only the first copy counts: over all processes each row is there once.
+    """
+    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards if shard.replica_id == 0}
+    parts = [np.asarray(shards[start]) for start in sorted(shards)]
+    return np.concatenate(parts) if parts else np.zeros((0, *array.shape[1:]), array.dtype)
+
+
 def _one_ahead(ready: collections.deque, placed: Iterator[dict]) -> Iterator[dict]:
     for batch in placed:
         ready.append(batch)

@@ -8,7 +8,9 @@ import pathlib
 import tempfile
 
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
-COPIED = (*GROWING, "config.json", "tokenizer.model", "summary.txt")  # back too, on a host that has them not
+COPIED = (  # back too, on a host that has them not
+    *GROWING, "config.json", "tokenizer.model", "summary.txt", "submission.json",
+)  # fmt: skip
 
 
 class BucketError(ValueError):

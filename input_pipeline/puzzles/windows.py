@@ -50,7 +50,8 @@ class PuzzleWindows(Windows):
     @cached_property
     def test_puzzles(self) -> dict:
         """Of ARC, the held-out tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
-        return read_json(self.folder / "test_puzzles.json")
+        path = self.folder / "test_puzzles.json"
+        return read_json(path) if path.exists() else {}
 
     def num_examples(self, sequence_length: int) -> int:
         """Return how many examples a pass has.

@@ -2,6 +2,7 @@
 """Copies that differ in a single bit are found and named; equal ones pass."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -37,6 +38,21 @@ def check(state) -> None:
 
 def test_equal_copies_pass():
     check(state())
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.bfloat16, np.int32])
+def test_arrays_of_any_width_are_compared(dtype):
+    """A carry has latents in the compute type, and says of each slot whether it has halted."""
+    sharding = NamedSharding(mesh(), PartitionSpec())
+    whole = np.array([1, 0, 1, 1], dtype)
+
+    def copies(other: np.ndarray) -> dict:
+        shards = [jax.device_put(other if device.id == 5 else whole, device) for device in mesh().devices.flat]
+        return {"halted": jax.make_array_from_single_device_arrays(whole.shape, sharding, shards)}
+
+    check(copies(whole))
+    with pytest.raises(replicas.ReplicasDiffer, match=r"halted is not the same on device 0 .* and on device 5"):
+        check(copies(whole[::-1].copy()))
 
 
 @pytest.mark.parametrize("place", [(0, 0), (1, 5)])

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run on ARC ends with what the votes of its answers come to, kept for later ones, the same on any devices."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import assembly
+import evaluation
+import train
+from configs.trm import sudoku_mini
+from input_pipeline.puzzles import arc
+from parallelism import processes
+from parallelism.mesh import mesh_context
+from reasoning import voting
+from tests.test_train import lines_of
+from training.checkpoints import Checkpoints
+
+AUGMENTATIONS = 3
+
+
+def write_tasks(folder) -> None:
+    """Write an ARC-1 of one task a subset, and two in the one that is held out, one of them with two tests."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+
+    def grid():
+        return rng.integers(0, 10, rng.integers(2, 5, 2)).tolist()
+
+    for subset in arc.SUBSETS["arc1"][0]:
+        tests = {f"{subset}-a": 1} | ({f"{subset}-b": 2} if subset == "evaluation" else {})
+        challenges = {
+            name: {
+                "train": [{"input": grid(), "output": grid()} for _ in range(2)],
+                "test": [{"input": grid()} for _ in range(count)],
+            }
+            for name, count in tests.items()
+        }
+        solutions = {name: [grid() for _ in range(count)] for name, count in tests.items()}
+        (folder / f"arc-agi_{subset}_challenges.json").write_text(json.dumps(challenges))
+        (folder / f"arc-agi_{subset}_solutions.json").write_text(json.dumps(solutions))
+
+
+def small_config(place, **train_changes):
+    config = sudoku_mini.get_config()
+    config.model.update(
+        embed_dim=16, mlp_dim=24, num_heads=2, num_kv_heads=2, layer_loop="scan", dtype="float32", vocab_size=12,
+        max_length=900, puzzle_dim=16, prefix_length=1, num_puzzles=32, mixer="attention", low_cycles=1, high_cycles=1,
+        num_layers=1,
+    )  # fmt: skip
+    config.data.update(
+        source="arc", path=str(place / "tasks"), puzzle_augmentations=AUGMENTATIONS, cache_dir=str(place / "cache")
+    )
+    config.train.update(dict(steps=1, global_batch=8, sequence_length=900, log_every=1, eval_every=0) | train_changes)
+    config.optimizer.schedule = "constant"
+    config.mesh.update(data=8, fsdp=1)
+    config.supervision.steps = 2
+    config.logging.tensorboard = False
+    return config
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run of one step that went on to a second, whose votes were pooled with those of the first."""
+    place = tmp_path_factory.mktemp("votes")
+    write_tasks(place / "tasks")
+    train.train(small_config(place), place / "run")
+    longer = small_config(place, steps=2)
+    longer.evaluation.pooled_votes = True
+    train.train(longer, place / "run")
+    return place
+
+
+def tasks_of(place) -> dict:
+    return train.prepare_corpus(small_config(place), vocab_size_typed=True).heldout.test_puzzles
+
+
+def votes_on(place, config, devices) -> voting.Votes:
+    run = assembly.assemble(config, devices=devices)
+    with Checkpoints(place / "run") as checkpoints, mesh_context(run.mesh):
+        params = checkpoints.restore_evaluated(2, run.abstract_state)
+        return evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
+
+
+def test_a_run_ends_with_what_votes_come_to(place):
+    written = lines_of(place / "run", "votes")
+    names = {f"pass@{k}" for k in voting.PASSES}
+    assert written.keys() == {1, 2}
+    assert names <= written[1].keys() and "pooled/pass@2" not in written[1]
+    assert names | {f"pooled/{name}" for name in names} <= written[2].keys()
+    summary = (place / "run" / "summary.txt").read_text()
+    assert "held-out pass@2: " in summary and " of 2 tasks (@1 " in summary
+    assert "held-out, pooled with earlier votes, pass@2: " in summary
+
+
+def test_votes_of_each_step_are_kept_and_the_submission_has_the_form_of_kaggle(place):
+    kept = [voting.Votes.load(place / "run" / "votes" / f"{step}.gz") for step in (1, 2)]
+    assert [len(votes) for votes in kept] == [3 * (1 + AUGMENTATIONS)] * 2
+    submission = json.loads((place / "run" / "submission.json").read_text())
+    assert {name: len(tests) for name, tests in submission.items()} == {"evaluation-a": 1, "evaluation-b": 2}
+    for tests in submission.values():
+        for attempts in tests:
+            assert attempts.keys() == {"attempt_1", "attempt_2"}
+            assert all(np.array(grid).ndim == 2 for grid in attempts.values())
+    assert submission == voting.submission(kept[1], tasks_of(place))
+
+
+def test_one_device_and_eight_give_the_same_votes(place):
+    alone = small_config(place)
+    alone.mesh.data = 1
+    one, many = votes_on(place, alone, jax.devices()[:1]), votes_on(place, small_config(place), jax.devices())
+    kept = voting.Votes.load(place / "run" / "votes" / "2.gz")
+    tasks = tasks_of(place)
+    assert many == kept, "what was kept is what these devices say again, to the last bit"
+    assert len(one) == len(many)
+    assert voting.submission(one, tasks) == voting.submission(many, tasks)
+    assert voting.results(one, tasks) == voting.results(many, tasks)
+
+
+def test_the_votes_of_all_processes_count(place, monkeypatch):
+    config = small_config(place)
+    once = votes_on(place, config, jax.devices())
+    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, value] if topic == "votes" else [value])
+    assert votes_on(place, config, jax.devices()) == once.merge([once])
+
+
+def test_evaluation_alone_votes_too(place, capsys):
+    config = small_config(place)
+    config.evaluation.pooled_votes = True
+    corpus = train.prepare_corpus(config, vocab_size_typed=True)
+    evaluation.evaluate_newest(config, place / "run", place / "run", corpus)
+    out = capsys.readouterr().out
+    assert "checkpoints/2\n" in out and "held-out pass@2: " in out and "pooled with earlier votes, pass@2: " in out
