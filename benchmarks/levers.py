@@ -65,7 +65,6 @@ LEVERS = {  # keys of the configuration, or a program
     "without_kept_heads_first": replaced("layers.kernels", "checkpoint_name", "lambda x, name: x"),
     "without_fused_backward_kernel": replaced("layers.kernels", "DQ_PARTS", "0"),
     "without_rotary_by_product": replaced("layers.rotary", "platform", "lambda: 'cpu'"),
-    "without_apart": replaced("layers.block", "apart", "lambda x: x"),
     "without_async_all_gather": option("xla_enable_async_all_gather", None),
     "without_windowed_einsum_off": option("xla_jf_spmd_threshold_for_windowed_einsum_mib", None),
     "tried_one_chunk_of_loss": {"train.loss_chunk_tokens": 8192},

@@ -19,7 +19,6 @@ from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.products import apart
 from layers.shards import WHOLE, whole_in_turn
 from layers.stream import CLOSED, num_parts
 
@@ -65,7 +64,7 @@ class Block(nnx.Module):
         """Return ([B, T, D], cache of this layer)."""
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
-        x_BTD = x_BTD + dropout(self.mlp(apart(self.mlp_norm(x_BTD))), self.dropout_rate, key, 1)
+        x_BTD = x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache
 
 

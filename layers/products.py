@@ -98,11 +98,6 @@ def plus(x: jax.Array, bias) -> jax.Array:
     return x if bias is None else x + bias[...].astype(x.dtype)
 
 
-def apart(x: jax.Array) -> jax.Array:
-    """Return what several products use; the TPU compiler would compute it again within each."""
-    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
-
-
 def transposed(weight: jax.Array) -> jax.Array:
     """Return the transpose of a matrix that is going to be used in a product."""
     return turned(weight) if _is_one_cpu() else weight.T
