@@ -185,7 +185,7 @@ def _ideas(compiled: Compiled, figures: dict) -> Iterator[dict]:
     """Yield {"keys", "why", "expected": part of the step that it might save}."""
     config, step = compiled.config, figures["step_seconds"]
     exposed = figures["exposed_communication_seconds"] / step
-    recomputed = figures["recomputed_seconds"] / step
+    recomputed = figures["seconds_by_pass"]["recomputed"] / step
     at = REMAT.index(config.model.remat)
     for saved, policy in enumerate(reversed(REMAT[:at])):
         yield {

@@ -24,6 +24,7 @@ SHORTEST_BAR = 0.0005  # of an iteration: what is shorter is left out of a timel
 ESTIMATING = ("assumptions", "estimate", "hlo", "memory", "roofline", "schedule")
 ROOM = pathlib.Path(__file__).resolve().parent
 CORE = ("matmul", "attention kernel", "kernel", "element-wise")
+PASSES = ("forward", "backward", "recomputed", "update")
 
 
 def estimate(compiled: Compiled) -> dict:
@@ -131,7 +132,10 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
         "flops_hardware": replayed.flops,
         "peak_flops": given.peak_flops,
         "seconds_by_category": dict(categories),
-        "recomputed_seconds": sum(cost.seconds for cost in replayed.costs if _pass(cost) == "recomputed"),
+        "seconds_by_pass": {
+            name: sum(cost.seconds for cost in replayed.costs if cost.category in CORE and _pass(cost) == name)
+            for name in PASSES
+        },
         "collectives": _collectives(module, joined),
         "operations": _operations(module, replayed, given),
         "timelines": _timelines(replayed),
@@ -142,7 +146,8 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
 def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[str]:
     """Return what a reader would not expect."""
     found = []
-    if compiled.topology.accelerator == "tpu" and not seconds_by_category["attention kernel"]:
+    is_tpu, attends = compiled.topology.accelerator == "tpu", compiled.config.model.name == "decoder_lm"
+    if is_tpu and attends and not seconds_by_category["attention kernel"]:
         found.append(
             "attention runs without its TPU kernel, which wants train.sequence_length / mesh.context to be a multiple "
             "of 128"
@@ -166,7 +171,7 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
 
 
 def _pass(cost: schedule.Cost) -> str:
-    """Return which part of the step it is, by what jax calls it: forward, recomputed, backward or update."""
+    """Return which of PASSES it is a part of, by what jax calls it."""
     name = cost.instruction.op_name
     if "rematted_computation" in name:
         return "recomputed"
