@@ -3,7 +3,7 @@
 
 A small network answers by going over its answer again and again. It holds two latents of one vector a position, `high`,
 from which the answer is read, and `low`, what it thinks meanwhile. Letters: B puzzles, T positions (a prefix, then the
-cells), D embed, V tokens.
+cells), S cells, D embed, V tokens.
 """
 
 import functools
@@ -114,11 +114,11 @@ class TRM(nnx.Module):
         The last of `high_cycles` cycles alone has a gradient, and none goes into `states`.
 
         Args:
-          inputs: int [B, cells].
+          inputs: int [B, S].
           puzzles_B: int, rows of the puzzle table.
 
         Returns:
-          (states without gradient, logits [B, cells, V] in the compute type, float32 halt logits [B, 2]).
+          (states without gradient, logits [B, S, V] in the compute type, float32 halt logits [B, 2]).
         """
         x_BTD = self._embed(inputs, puzzles_B)
         networks = self._networks()
@@ -126,14 +126,14 @@ class TRM(nnx.Module):
         states = _repeat(lambda states: self._cycle(states, *free), states, self.high_cycles - 1, self.scan)
         states = self._cycle(jax.lax.stop_gradient(states), networks, x_BTD)
         high_BTD = states[0]
-        logits = project("BTD,DV->BTV", high_BTD[:, self.prefix :], self.head())
+        logits = project("BSD,DV->BSV", high_BTD[:, self.prefix :], self.head())
         halt = self.halt(high_BTD[:, 0])
         return jax.lax.stop_gradient(states), logits, halt
 
     def _embed(self, inputs: jax.Array, puzzles_B: jax.Array) -> jax.Array:
         """Return [B, T, D] of unit variance."""
-        chosen_BTV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
-        x_BTD = project("BTV,VD->BTD", chosen_BTV, self.embedding())
+        chosen_BSV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
+        x_BTD = project("BSV,VD->BSD", chosen_BSV, self.embedding())
         if self.prefix:
             rows_BE = self.puzzles(puzzles_B).astype(self.dtype)
             room = self.prefix * self.embed_dim - rows_BE.shape[1]
