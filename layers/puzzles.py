@@ -23,9 +23,10 @@ class PuzzleTable(nnx.Module):
         """Return float32 rows; where devices hold columns each, they exchange what they look up for each other."""
         table = self.table[...]
         axes = [axis for _, axis in split_dims((ROWS, "embed"))] if in_shards() else []
+        puzzles = puzzles_B
         for axis in axes:
-            puzzles_B = jax.lax.all_gather(puzzles_B, axis, tiled=True)
-        rows_BE = table[puzzles_B]
+            puzzles = jax.lax.all_gather(puzzles, axis, tiled=True)
+        rows = table[puzzles]
         for axis in reversed(axes):
-            rows_BE = jax.lax.all_to_all(rows_BE, axis, split_axis=0, concat_axis=1, tiled=True)
-        return rows_BE
+            rows = jax.lax.all_to_all(rows, axis, split_axis=0, concat_axis=1, tiled=True)
+        return rows

@@ -3,7 +3,7 @@
 
 A small network answers by going over its answer again and again. It holds two latents of one vector a position, `high`,
 from which the answer is read, and `low`, what it thinks meanwhile. Letters: B puzzles, T positions (a prefix, then the
-cells), D embed, V tokens.
+cells), S cells, D embed, V tokens.
 """
 
 import functools
@@ -88,15 +88,14 @@ class TRM(nnx.Module):
         self.length, self.embed_dim = self.prefix + config.max_length, config.embed_dim
         self.rope = (head_dim(config), config.rope_theta) if config.positions == "rope" else None
         self.embedding = Table((config.vocab_size, self.embed_dim), ("vocab", "embed"), rngs=rngs)
-        if config.positions == "learned":
-            self.positions = Table((self.length, self.embed_dim), (None, "embed"), rngs=rngs)
+        learned = config.positions == "learned"
+        self.positions = Table((self.length, self.embed_dim), (None, "embed"), rngs=rngs) if learned else None
         self.sinusoidal = config.positions == "sinusoidal"
         if config.puzzle_dim:
             self.puzzles = PuzzleTable(num_puzzles=config.num_puzzles, puzzle_dim=config.puzzle_dim)
         self.initial = InitialStates(self.embed_dim, rngs=rngs)
         self.network = Network(config, self.length, rngs=rngs)
-        if config.networks == 2:
-            self.high_network = Network(config, self.length, rngs=rngs)
+        self.high_network = Network(config, self.length, rngs=rngs) if config.networks == 2 else None
         self.head = Head(self.embed_dim, config.vocab_size, rngs=rngs)
         self.halt = HaltHead(self.embed_dim)
 
@@ -114,11 +113,11 @@ class TRM(nnx.Module):
         The last of `high_cycles` cycles alone has a gradient, and none goes into `states`.
 
         Args:
-          inputs: int [B, cells].
+          inputs: int [B, S].
           puzzles_B: int, rows of the puzzle table.
 
         Returns:
-          (states without gradient, logits [B, cells, V] in the compute type, float32 halt logits [B, 2]).
+          (states without gradient, logits [B, S, V] in the compute type, float32 halt logits [B, 2]).
         """
         x_BTD = self._embed(inputs, puzzles_B)
         networks = self._networks()
@@ -126,14 +125,14 @@ class TRM(nnx.Module):
         states = _repeat(lambda states: self._cycle(states, *free), states, self.high_cycles - 1, self.scan)
         states = self._cycle(jax.lax.stop_gradient(states), networks, x_BTD)
         high_BTD = states[0]
-        logits = project("BTD,DV->BTV", high_BTD[:, self.prefix :], self.head())
+        logits = project("BSD,DV->BSV", high_BTD[:, self.prefix :], self.head())
         halt = self.halt(high_BTD[:, 0])
         return jax.lax.stop_gradient(states), logits, halt
 
     def _embed(self, inputs: jax.Array, puzzles_B: jax.Array) -> jax.Array:
         """Return [B, T, D] of unit variance."""
-        chosen = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
-        x_BTD = project("BTV,VD->BTD", chosen, self.embedding())
+        chosen_BSV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
+        x_BTD = project("BSV,VD->BSD", chosen_BSV, self.embedding())
         if self.prefix:
             rows_BE = self.puzzles(puzzles_B).astype(self.dtype)
             room = self.prefix * self.embed_dim - rows_BE.shape[1]
@@ -146,7 +145,7 @@ class TRM(nnx.Module):
 
     def _positions(self) -> jax.Array | None:
         """Return what is added to tell positions, [T, D] of variance 1 / D; None where nothing is."""
-        if hasattr(self, "positions"):
+        if self.positions:
             return self.positions()
         return _sinusoids(self.length, self.embed_dim) if self.sinusoidal else None
 
@@ -156,7 +155,7 @@ class TRM(nnx.Module):
         if self.rope:
             angles = rotary_angles(jnp.arange(self.length)[None], *rotary_frequencies(*self.rope))
         low = self.network.updating(angles, self.remat)
-        return low, self.high_network.updating(angles, self.remat) if hasattr(self, "high_network") else low
+        return low, self.high_network.updating(angles, self.remat) if self.high_network else low
 
     def _cycle(self, states: States, networks: tuple[Callable, Callable], x_BTD: jax.Array) -> States:
         """Update the low latents `low_cycles` times, each from all the others, then `high` from them."""

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which puzzle a slot holds, when it halts, and what counts; by a model that says what a test wants."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from objectives import recursive
+from objectives.recursive import IGNORED, Recursive
+
+CELLS, VOCAB = 3, 5
+ROWS = 4
+
+
+class Told:
+    """A model whose states count its calls, and which halts and answers as it was told.
+
+    Args:
+      halts: halt logits, one a slot.
+      answers: tokens [rows, cells] that have the largest logit.
+    """
+
+    def __init__(self, halts, answers=None):
+        self.halts = jnp.asarray(halts, jnp.float32)
+        self.answers = jnp.zeros((len(self.halts), CELLS), jnp.int32) if answers is None else jnp.asarray(answers)
+
+    def start(self, rows):
+        return jnp.full((rows, 2), 10.0), (jnp.full((rows, 2), 20.0),)
+
+    def __call__(self, states, inputs, puzzles):
+        logits = 3.0 * jax.nn.one_hot(self.answers, VOCAB)
+        return jax.tree.map(lambda x: x + 1, states), logits, jnp.stack([self.halts, -self.halts], axis=1)
+
+
+def batch(number: int, rows: int = ROWS) -> dict:
+    """A batch whose every number tells which it is."""
+    cells = np.full((rows, CELLS), number, np.int32)
+    return {"inputs": cells, "labels": cells, "puzzle_identifiers": np.full(rows, number, np.int32)}
+
+
+def step(objective, model, carry, number: int) -> dict:
+    return objective.loss(model, carry, batch(number, len(model.halts)), None)[1][0]
+
+
+def test_a_slot_keeps_its_puzzle_until_it_halts_and_then_takes_the_next():
+    objective, model = Recursive(ROWS, CELLS, max_steps=3, exploration=0.0), Told([1, -1, -1, 1])
+    carry = objective.init_carry(model, ROWS, jax.random.key(0))
+    for number in range(1, 5):
+        carry = step(objective, model, carry, number)
+        kept = 1 if number <= 3 else 4
+        held = [number, kept, kept, number]
+        for name in ("inputs", "labels", "puzzle_identifiers"):
+            np.testing.assert_array_equal(carry[name].reshape(ROWS, -1)[:, 0], held)
+        calls = [1, (number - 1) % 3 + 1, (number - 1) % 3 + 1, 1]
+        np.testing.assert_array_equal(carry["steps"], calls)
+        np.testing.assert_array_equal(carry["halted"], [True, number == 3, number == 3, True])
+        high, (low,) = carry["states"]  # begun anew with the puzzle, both
+        np.testing.assert_array_equal(high[:, 0], [10 + count for count in calls])
+        np.testing.assert_array_equal(low[:, 0], [20 + count for count in calls])
+
+
+def test_who_explores_goes_on_for_two_to_all_steps_and_whoever_is_drawn_afresh_each_step():
+    rows, objective = 4000, Recursive(4000, CELLS, max_steps=4, exploration=0.3)
+    draws = objective.init_carry(Told(np.ones(rows)), rows, jax.random.key(0))["draws"]
+    seen = []
+    for _ in range(2):
+        draws, least = recursive._drawn(draws, 0.3, 4)
+        seen.append(np.asarray(least))
+    for least in seen:  # three standard deviations of so many draws
+        assert (least > 0).mean() == pytest.approx(0.3, abs=0.022)
+        assert set(least) == {0, 2, 3, 4}
+        assert all((least == steps).mean() == pytest.approx(0.1, abs=0.015) for steps in (2, 3, 4))
+    both = (seen[0] > 0) & (seen[1] > 0)
+    assert both.mean() == pytest.approx(0.09, abs=0.015)
+
+
+def test_exploring_delays_halting_and_never_beyond_the_last_step():
+    model, objective = Told(np.ones(64)), Recursive(64, CELLS, max_steps=3, exploration=1.0)
+    carry, longest = objective.init_carry(model, 64, jax.random.key(0)), 0
+    for number in range(12):
+        carry = jax.jit(step, static_argnums=(0, 1, 3))(objective, model, carry, number)
+        assert not (carry["halted"] & (carry["steps"] == 1)).any()  # all want to, none may
+        assert (carry["halted"] | (carry["steps"] < 3)).all()
+        longest = max(longest, int(carry["steps"].max()))
+    assert longest == 3
+
+
+def test_a_slot_draws_the_same_whatever_slots_are_beside_it():
+    """So that no layout of slots on devices changes what is drawn."""
+    draws = Recursive(ROWS, CELLS).init_carry(Told(np.ones(ROWS)), ROWS, jax.random.key(0))["draws"]
+    together = recursive._drawn(draws, 0.5, 9)
+    for slot in range(ROWS):
+        alone = recursive._drawn(draws[slot : slot + 1], 0.5, 9)
+        for one, every in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one[0], every[slot])
+
+
+def test_an_evaluation_makes_all_steps_even_where_the_model_wants_to_halt():
+    objective = Recursive(ROWS, CELLS, max_steps=5)
+    sums = jax.jit(lambda: objective.evaluate(Told(np.ones(ROWS)), batch(0)))()
+    assert sums["steps"] == (5 * ROWS, ROWS)
+
+
+def labelled(*labels) -> dict:
+    rows = np.array(labels, np.int32)
+    return {"inputs": np.zeros_like(rows), "labels": rows, "puzzle_identifiers": np.zeros(len(rows), np.int32)}
+
+
+EXAMPLES = labelled((0, 0, 0), (0, 1, IGNORED), (IGNORED,) * 3)  # right, half right, nothing to learn
+
+
+def test_losses_are_means_over_the_cells_that_are_learned_and_sums_over_slots():
+    objective, model = Recursive(3, CELLS, max_steps=1, exploration=0.0, cell_loss="softmax"), Told([2.0, 2.0, 2.0])
+    carry = objective.init_carry(model, 3, jax.random.key(0))
+    (total, weight), (_, scalars) = objective.loss(model, carry, EXAMPLES, None)
+    p = np.exp(3) / (np.exp(3) + VOCAB - 1)
+    wrong = np.exp(0) / (np.exp(3) + VOCAB - 1)
+    cells = -np.log(p) + (-np.log(p) - np.log(wrong)) / 2
+    halting = np.log1p(np.exp(-2)) * 2 + np.log1p(np.exp(2))  # right, wrong, and what has no cells is right
+    np.testing.assert_allclose(scalars["lm_loss"][0], cells, rtol=1e-6)
+    np.testing.assert_allclose(scalars["halt_loss"][0], halting, rtol=1e-6)
+    np.testing.assert_allclose(total / weight, (cells + halting / 2) / 3, rtol=1e-6)
+    assert weight == 3 * CELLS and scalars["loss"][1] == 3
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rows_without_labels_count_for_nothing(training):
+    objective, model = Recursive(3, CELLS, max_steps=1, exploration=0.0), Told([2.0, 2.0, 2.0])
+    carry = objective.init_carry(model, 3, jax.random.key(0))
+    scalars = objective.loss(model, carry, EXAMPLES, None)[1][1] if training else objective.evaluate(model, EXAMPLES)
+    assert scalars["accuracy"] == (1.5, 2)
+    assert scalars["exact_accuracy"] == (1, 2)
+    assert scalars["halt_accuracy"] == (1, 2)  # it claims to be done with both
+
+
+def test_where_no_slot_halts_nothing_is_reported():
+    objective, model = Recursive(3, CELLS, max_steps=9, exploration=0.0), Told([-2.0, -2.0, -2.0])
+    scalars = objective.loss(model, objective.init_carry(model, 3, jax.random.key(0)), EXAMPLES, None)[1][1]
+    assert scalars["exact_accuracy"] == (0, 0) and scalars["steps"] == (0, 0) and scalars["lm_loss"][1] == 3
