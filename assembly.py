@@ -142,7 +142,7 @@ def assemble(
         )  # fmt: skip
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
-        average=optimizers.average(config.optimizer, weights) if config.optimizer.ema_decay else None,
+        average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
         spike_deviations=config.train.spike_deviations,
     )  # fmt: skip
     if config.train.offload == "optimizer":

@@ -73,7 +73,7 @@ def solve_puzzle(flags, config, address) -> None:
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = checkpoints.newest_or_error()
         params = checkpoints.restore_evaluated(step, run.abstract_state)
-        answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.steps)
+        answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
         cells, halts = zip(*answers, strict=True)

@@ -65,7 +65,7 @@ def get_config() -> ConfigDict:
     model.num_puzzles = 1  # rows of the table of embeddings
 
     config.supervision = supervision = ConfigDict()  # of the objective "recursive"
-    supervision.steps = 16  # that a puzzle is worked on, at most; in evaluation always
+    supervision.max_steps = 16  # that a puzzle is worked on, at most; in evaluation always
     supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
     supervision.loss = "stablemax"  # of cells: stablemax, softmax
 

@@ -32,7 +32,7 @@ TARGETS = {  # largest value of each key in a simulation
 OF_PUZZLES = {  # beside these, of a recursive model; the cells of a puzzle are as many as they are
     "model.high_cycles": 2,
     "model.low_cycles": 2,
-    "supervision.steps": 4,
+    "supervision.max_steps": 4,
     "data.puzzle_count": 100,
     "data.puzzle_augmentations": 10,
     "data.puzzle_heldout": 100,

@@ -39,7 +39,7 @@ POSITIVE = (
     "evaluation.batches", "train.log_every", "train.bad_steps",
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles", "model.low_cycles",
-    "model.num_puzzles", "supervision.steps",
+    "model.num_puzzles", "supervision.max_steps",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")

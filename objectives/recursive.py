@@ -24,7 +24,7 @@ def make(config, *, num_chunks: int) -> "Recursive":
     """Return the objective of a configuration; see objectives/language_modeling.py for what it has."""
     train, supervision = config.train, config.supervision
     return Recursive(
-        train.global_batch, train.sequence_length, supervision.steps, supervision.exploration, supervision.loss
+        train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss
     )
 
 

@@ -56,7 +56,7 @@ def small_config(place, **train_changes):
     config.train.update(dict(steps=1, global_batch=8, sequence_length=900, log_every=1, eval_every=0) | train_changes)
     config.optimizer.schedule = "constant"
     config.mesh.update(data=8, fsdp=1)
-    config.supervision.steps = 2
+    config.supervision.max_steps = 2
     config.logging.tensorboard = False
     return config
 

@@ -28,7 +28,7 @@ def get_config():
     config.optimizer.warmup_steps = 100
     config.optimizer.weight_decay = 0.1
     config.optimizer.ema_decay = 0.99
-    config.supervision.steps = 8
+    config.supervision.max_steps = 8
     config.train.steps = 500
     config.train.epochs = 0.0
     config.train.global_batch = 128

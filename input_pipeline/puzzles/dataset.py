@@ -162,7 +162,7 @@ def _content(path: Path) -> bytes:
 
 def _mapped(path: Path) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r")
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:

@@ -29,7 +29,7 @@ def small_config(cache):
     config.data.update(puzzle_count=16, puzzle_augmentations=2, puzzle_heldout=16, cache_dir=str(cache))
     config.train.update(steps=2, global_batch=8, log_every=1)
     config.mesh.update(data=1)
-    config.supervision.steps = STEPS
+    config.supervision.max_steps = STEPS
     config.logging.tensorboard = False
     return config
 
