@@ -69,7 +69,7 @@ MISTAKES = [
     ("--config.optimizer.name=adam", "optimizer.name=adam is unknown; nearest: adamw"),
     ("--config.optimizer.name=make", "(all: adafactor, adam_atan2, adamw, lion, muon, sgd)"),
     ("--config.optimizer.schedule=wsd", "is unknown; nearest:"),
-    ("--config.optimizer.schedule=cosin", "nearest: cosine (all: constant, cosine, cosine_from_one, linear, warmup_stable_decay)"),
+    ("--config.optimizer.schedule=cosin", "(all: constant, cosine, cosine_from_one, linear, warmup_stable_decay)"),
     ("--config.optimizer.ema_decay=1", "optimizer.ema_decay=1.0 must be 0 or greater and less than 1"),
     ("--config.optimizer.cooldown_fraction=2", "optimizer.cooldown_fraction=2.0 must lie between 0 and 1"),
     ("--config.model.dropout=1", "model.dropout=1.0 must be 0 or greater and less than 1"),

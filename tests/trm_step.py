@@ -28,13 +28,13 @@ def small_config(mixer: str = "attention", **mesh):
         learning_rate=0.01, table_learning_rate=0.1,
     )  # fmt: skip
     config.train.update(objective="recursive", global_batch=ROWS, sequence_length=model.max_length)
-    config.supervision.update(steps=MAX_STEPS, exploration=0.5)
+    config.supervision.update(max_steps=MAX_STEPS, exploration=0.5)
     config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
     return config
 
 
 def begun(abstract) -> object:
-    """Return a state with random weights, small enough that rounding does not grow, in which some slots have halted and others are at work."""
+    """Return a state with random weights, small enough that rounding does not grow, in which some slots have halted."""
     rng = np.random.default_rng(1)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
     params, carry = random_weights(abstract.params, spread=0.15), dict(state.carry) | small_batch(ROWS, seed=1)
