@@ -103,7 +103,10 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
         )
     record = checkpoints.record(step)
     changed = differences(record["config"], config, MAY_CHANGE)
-    if record["corpus"] != corpus_digest:
+    if record["corpus"] not in (
+        None,
+        corpus_digest,
+    ):  # None: the weights are from elsewhere, and trained on nothing yet
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
     if changed:
