@@ -11,12 +11,13 @@ import assembly
 import train
 from configs.loading import flat
 from configs.trm import sudoku_mini
+from evaluation import evaluate_newest
 from migration import trm_reference
 from parallelism.mesh import mesh_context
 from tests.reasoning.test_solving import small_config
 from tests.support import random_weights
 from tests.test_train import command, finish, lines_of
-from training.checkpoints import Checkpoints
+from training.checkpoints import CheckpointError, Checkpoints
 
 
 def typed(config) -> list[str]:
@@ -63,6 +64,17 @@ def test_a_run_takes_up_the_weights_and_their_average(place, tmp_path):
         assert sorted(lines_of(tmp_path / workdir, "train")) == [1, 2]
     losses = [lines_of(tmp_path / workdir, "train")[1]["loss"] for workdir in ("imported", "fresh")]
     assert losses[0] != losses[1], "the run began with the weights that were imported"
+
+
+def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_evaluates(place, capsys):
+    config = small_config(place)
+    config.mesh.data = 8
+    config.train.global_batch = 16
+    with pytest.raises(CheckpointError, match=r"train\.global_batch 8 -> 16"):
+        train.train(config, place / "imported")
+    corpus = train.prepare_corpus(config, vocab_size_typed=True)
+    evaluate_newest(config, place / "imported", place / "imported", corpus)
+    assert "held-out exact: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
-    changed = differences(record["config"], config, MAY_CHANGE)
+    changed = differences(record["config"], config, _may_change(config))
     if record["corpus"] not in (
         None,
         corpus_digest,
@@ -115,6 +115,12 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             "take another --workdir, or the old values"
         )
     return record
+
+
+def _may_change(config: dict) -> tuple[str, ...]:
+    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step."""
+    held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
+    return tuple(prefix for prefix in MAY_CHANGE if prefix not in held)
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
