@@ -29,7 +29,11 @@ SAMPLE_TEMPERATURE = 0.7
 
 
 def evaluate_heldout(
-    run: assembly.Run, state, corpus: corpora.Corpus, stop: Callable = lambda: False, num_batches: int | None = None
+    run: assembly.Run,
+    params: dict,
+    corpus: corpora.Corpus,
+    stop: Callable = lambda: False,
+    num_batches: int | None = None,
 ):
     """Return ({name: mean}, weight of the loss) of what is held out; None where it was stopped.
 
@@ -37,7 +41,7 @@ def evaluate_heldout(
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
     """
-    return evaluate(run, state.evaluated, heldout_batches(run, corpus, num_batches), stop)
+    return evaluate(run, params, heldout_batches(run, corpus, num_batches), stop)
 
 
 def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
@@ -137,8 +141,8 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        state = checkpoints.restore(step, run.abstract_state)
-        lines = heldout_lines(run, *evaluate_heldout(run, state, corpus), corpus)
-        lines += vote_lines(vote_and_keep(run, state.evaluated, corpus, workdir, step), corpus)
+        params = checkpoints.restore_evaluated(step, run.abstract_state)
+        lines = heldout_lines(run, *evaluate_heldout(run, params, corpus), corpus)
+        lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

@@ -41,7 +41,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
     """Return what a step of a run was trained on, as a table of documents.
 
     Each has its loss under the newest good checkpoint, if there is one, the highest first: a document that does not
-    belong to the others stands at the top.
+    belong to the others stands at the top. Puzzles, each a row, are named without their losses.
 
     Raises:
       DataError: the run has not made this step, or its documents are not there any more.
@@ -49,6 +49,8 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
     corpus = with_documents(config)
     section = ledger.section_of(workdir, step, last_step(workdir))
     examples = ledger.explain(section, step, corpus)
+    if "segments" not in corpus.train.arrays:
+        return ledger.table(examples)
     with Checkpoints(address) as checkpoints:
         newest = checkpoints.newest()
         if newest is None:

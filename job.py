@@ -133,7 +133,7 @@ class Job:
 
         with self.clock.within("evaluation"):
             self.log.flush()
-            result = evaluate_heldout(self.run, state, self.corpus, is_stopped, num_batches)
+            result = evaluate_heldout(self.run, state.evaluated, self.corpus, is_stopped, num_batches)
             if result:
                 self.checkpoints.losses[step] = result[0]["loss"]
                 self.log.evaluation(step, *result)

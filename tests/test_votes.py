@@ -2,6 +2,7 @@
 """A run on ARC ends with what the votes of its answers come to, kept for later ones, the same on any devices."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -12,9 +13,9 @@ import evaluation
 import train
 from configs.trm import sudoku_mini
 from input_pipeline.puzzles import arc
-from parallelism import processes
 from parallelism.mesh import mesh_context
 from reasoning import voting
+from tests import groups
 from tests.test_train import lines_of
 from training.checkpoints import Checkpoints
 
@@ -119,11 +120,15 @@ def test_one_device_and_eight_give_the_same_votes(place):
     assert voting.results(one, tasks) == voting.results(many, tasks)
 
 
-def test_the_votes_of_all_processes_count(place, monkeypatch):
-    config = small_config(place)
-    once = votes_on(place, config, jax.devices())
-    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, value] if topic == "votes" else [value])
-    assert votes_on(place, config, jax.devices()) == once.merge([once])
+def test_two_processes_vote_together_as_one_does(place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "votes")
+    arguments = ["--evaluate_only", f"--workdir={tmp_path}/run", "--config.mesh.data=8", "--config.mesh.fsdp=1"]
+    ended = groups.finish(groups.start(["train.py", *arguments], count=2, cache=place / "cache"))
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert ["held-out pass@2: " in out for _, out, _ in ended] == [True, False]
+    files = [workdir / "votes" / "2.gz" for workdir in (place / "run", tmp_path / "run")]
+    assert voting.Votes.load(files[0]) == voting.Votes.load(files[1])
 
 
 def test_evaluation_alone_votes_too(place, capsys):

@@ -102,8 +102,11 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
-    changed = differences(record["config"], config, MAY_CHANGE)
-    if record["corpus"] != corpus_digest:
+    changed = differences(record["config"], config, _may_change(config))
+    if record["corpus"] not in (
+        None,
+        corpus_digest,
+    ):  # None: the weights are from elsewhere, and trained on nothing yet
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
     if changed:
@@ -112,6 +115,12 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             "take another --workdir, or the old values"
         )
     return record
+
+
+def _may_change(config: dict) -> tuple[str, ...]:
+    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step."""
+    held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
+    return tuple(prefix for prefix in MAY_CHANGE if prefix not in held)
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:

@@ -12,6 +12,7 @@ from configs.trm import sudoku_mini
 from parallelism.mesh import mesh_context
 from reasoning import solving
 from reasoning.puzzle_file import Puzzle
+from reasoning.voting import sigmoid
 from tests.support import random_weights
 from tests.test_train import command, finish
 
@@ -51,6 +52,10 @@ def test_steps_taken_one_at_a_time_end_where_evaluation_ends(run, params):
         labels = np.stack([answer.cells for answer in last])
         batch = {"inputs": given, "labels": labels, "puzzle_identifiers": np.zeros(8, np.int32)}
         figures = jax.device_get(run.eval_step(params, batch))
+        predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch))
+        predictions, halt_logits = jax.device_get(predict(params, batch))
+    np.testing.assert_array_equal(predictions, labels)
+    np.testing.assert_allclose(sigmoid(halt_logits), [answer.halt for answer in last], rtol=1e-3)
     assert figures["exact_accuracy"] == (8, 8)
     assert figures["steps"] == (8 * STEPS, 8)
     sure = [answer.halt >= 0.5 for answer in last]
