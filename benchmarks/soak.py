@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a long run leak? 5,000 steps of a tiny one, with saves and evaluations, watched from outside.
+"""Does a long run leak? 5,000 steps of a tiny language model and of a tiny recursive one, with saves and evaluations,
+watched from outside.
 
 Memory by the run's own metrics, open files and threads by /proc, and what jax says that it compiles: after the first
 save and evaluation none of them may grow.
@@ -28,11 +29,14 @@ POOL = "ts_pool_worker"  # threads of TensorStore's, as many as it ever had file
 TEXTS = 40
 KEYS = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
-    "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
-    "train.log_every": 10, "train.eval_every": SETTLED // 2, "train.save_every": SETTLED // 2,
-    "evaluation.sample_tokens": 0, "evaluation.batches": 2, "data.holdout_fraction": 0.3, "data.tokenizer": "byte",
-    "logging.tensorboard": False,
+    "train.global_batch": 8, "train.log_every": 10, "train.eval_every": SETTLED // 2, "train.save_every": SETTLED // 2,
+    "evaluation.sample_tokens": 0, "evaluation.batches": 2, "logging.tensorboard": False,
 }  # fmt: skip
+TEXT_KEYS = {
+    "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "data.holdout_fraction": 0.3,
+    "data.tokenizer": "byte",
+}  # fmt: skip
+PUZZLE_KEYS = {"data.puzzle_count": 50, "data.puzzle_augmentations": 3, "data.puzzle_heldout": 20}
 STEP = re.compile(r"step +(\d+)/")
 COMPILED = re.compile(r"Compiling (\S+)")
 
@@ -45,10 +49,13 @@ class Watched:
       samples: (last step so far, open files, threads).
     """
 
-    def __init__(self, folder: pathlib.Path, steps: int):
+    def __init__(self, folder: pathlib.Path, recipe: list[str], keys: dict):
         """Start it in a folder."""
-        keys = KEYS | {"train.steps": steps, "data.path": f"{folder}/texts/*.txt"}
-        arguments = [f"--workdir={folder / 'run'}", *[f"--config.{key}={value}" for key, value in keys.items()]]
+        arguments = [
+            *recipe,
+            f"--workdir={folder / 'run'}",
+            *[f"--config.{key}={value}" for key, value in keys.items()],
+        ]
         environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "JAX_LOG_COMPILES": "1"}
         self.step, self.printed, self.samples = 0, [], []
         self.process = subprocess.Popen(
@@ -83,12 +90,23 @@ class Watched:
 
 
 def soak(folder: pathlib.Path, steps: int) -> dict:
-    """Train so many steps in a folder and return what has grown after SETTLED of them."""
+    """Train a language model for so many steps in a folder and return what has grown after SETTLED of them."""
     (folder / "texts").mkdir()
     for number in range(TEXTS):
         words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
         (folder / "texts" / f"{number}.txt").write_text(words)
-    watched = Watched(folder, steps)
+    keys = KEYS | TEXT_KEYS | {"train.steps": steps, "data.path": f"{folder}/texts/*.txt"}
+    return figures_of(folder, Watched(folder, [], keys), steps)
+
+
+def soak_recursive(folder: pathlib.Path, steps: int) -> dict:
+    """Do the same with a recursive model that solves Sudokus of 4 x 4."""
+    watched = Watched(folder, ["--config=configs/trm/sudoku_mini.py"], KEYS | PUZZLE_KEYS | {"train.steps": steps})
+    return figures_of(folder, watched, steps)
+
+
+def figures_of(folder: pathlib.Path, watched: Watched, steps: int) -> dict:
+    """Follow a run to its end and return what has grown."""
     watched.follow()
     lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
@@ -126,11 +144,13 @@ def grown(watched: Watched, column: int) -> float:
 
 def main() -> None:
     """Train and watch."""
-    with tempfile.TemporaryDirectory() as folder:
-        figures = soak(pathlib.Path(folder), STEPS)
-    support.finish("soak", figures)
-    if figures["grown_mb"] > LIMIT_MB or figures["recompilations"] or figures["open_files_grown"] > 0:
-        sys.exit("the run has grown, or compiled again")
+    found = {}
+    for name, train in {"": soak, "recursive_": soak_recursive}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = train(pathlib.Path(folder), STEPS)
+    support.finish("soak", {f"{name}{key}": value for name, of in found.items() for key, value in of.items()})
+    if any(of["grown_mb"] > LIMIT_MB or of["recompilations"] or of["open_files_grown"] > 0 for of in found.values()):
+        sys.exit("a run has grown, or compiled again")
 
 
 if __name__ == "__main__":

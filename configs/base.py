@@ -57,7 +57,7 @@ def get_config() -> ConfigDict:
     model.mixer = "attention"  # of positions: attention, mlp (a SwiGLU over them)
     model.positions = "rope"  # how positions are told: rope, learned, sinusoidal, none
     model.high_cycles = 3  # passes over both latents in a step, of which the last has a gradient
-    model.low_cycles = 6  # updates of low latents in a pass, before that of the high one
+    model.low_cycles = 6  # updates of low latents in a pass, before that of the high one; 0 only without any
     model.low_latents = 1  # that take turns in that; divides low_cycles; 0: there is a single latent
     model.networks = 1  # 2: the high latent is updated by one of its own
     model.puzzle_dim = 512  # width of a puzzle's embedding; 0: puzzles have none

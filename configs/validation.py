@@ -38,14 +38,14 @@ POSITIVE = (
     "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
     "evaluation.batches", "train.log_every", "train.bad_steps",
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
-    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles", "model.low_cycles",
+    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
-    "model.remat_less", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
+    "model.remat_less", "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
     "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "data.puzzle_augmentations", "data.puzzle_min_difficulty", "data.puzzle_clues",
@@ -312,11 +312,6 @@ def _check_recursion(config: ConfigDict) -> None:
             f"model.name={model.name} does not go with train.objective={config.train.objective}; "
             "trm has recursive, and recursive has trm"
         )
-    if (config.data.source in PUZZLES) != (model.name == "trm"):
-        raise ConfigError(
-            f"model.name={model.name} does not go with data.source={config.data.source}; trm has puzzles "
-            f"({', '.join(PUZZLES)}), others have none"
-        )
     if model.name != "trm":
         return
     for axis in ("context", "expert", "model"):
@@ -327,10 +322,10 @@ def _check_recursion(config: ConfigDict) -> None:
             f"train.sequence_length={config.train.sequence_length} must be model.max_length={model.max_length}: "
             "the cells of a puzzle"
         )
-    if model.low_latents and model.low_cycles % model.low_latents:
+    if model.low_latents and (not model.low_cycles or model.low_cycles % model.low_latents):
         raise ConfigError(
-            f"model.low_cycles={model.low_cycles} is not a multiple of model.low_latents={model.low_latents}; use "
-            f"{_multiples_text(model.low_cycles, model.low_latents)}"
+            f"model.low_cycles={model.low_cycles} must be a positive multiple of "
+            f"model.low_latents={model.low_latents}; use {_multiples_text(model.low_cycles, model.low_latents)}"
         )
     room = model.prefix_length * model.embed_dim
     if model.prefix_length and model.puzzle_dim > room:

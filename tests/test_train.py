@@ -2,7 +2,6 @@
 """train.py and generate.py as their users meet them: real processes, and the loop called from Python."""
 
 import json
-import math
 import os
 import pathlib
 import signal
@@ -298,7 +297,7 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
     config = in_process(train__steps=0, train__tokens=8 * 32 * 5 - 1)
     assert train.set_steps(config, None, None) == (0, 5) and config.train.tokens == 0
     config = in_process(train__steps=0, train__epochs=2.0)
-    assert train.set_steps(config, Corpus(), None) == (0, math.ceil(2 * 31 / 8))
+    assert train.set_steps(config, Corpus(), None) == (0, 2 * 31 // 8)
     # Ten steps of four sequences are done; what is left of 80 sequences is five steps of eight.
     config = in_process(train__steps=0, train__tokens=80 * 32)
     assert train.set_steps(config, None, {"step": 10, "examples": 40}) == (10, 15)

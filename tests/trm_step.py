@@ -34,7 +34,7 @@ def small_config(mixer: str = "attention", **mesh):
 
 
 def begun(abstract) -> object:
-    """Return a state with random weights, small enough that rounding does not grow, in which some slots have halted."""
+    """Return a state where some slots have halted and others are at work, with weights that do not amplify rounding."""
     rng = np.random.default_rng(1)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
     params, carry = random_weights(abstract.params, spread=0.15), dict(state.carry) | small_batch(ROWS, seed=1)

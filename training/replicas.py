@@ -76,10 +76,9 @@ def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
 
 
 def _checksum(array: jax.Array) -> jax.Array:
-    """Return the sum of bits * odd number of the place, modulo 2^32, of numbers of up to 32 bits or bools."""
-    if array.dtype == bool:
-        array = array.astype(jnp.uint8)
-    own_bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
-    bits = own_bits.astype(jnp.uint32).ravel()
+    """Return the sum of bits * odd number of the place, modulo 2^32, of an array of numbers of up to 32 bits."""
+    numbers = array.astype(jnp.uint8) if array.dtype == bool else array
+    unsigned = jnp.dtype(f"uint{8 * numbers.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(numbers, unsigned).astype(jnp.uint32).ravel()
     places = jax.lax.iota(jnp.uint32, bits.size)
     return jnp.sum(bits * (2 * places + 1) * (places ^ jnp.uint32(0x9E3779B9) | 1), dtype=jnp.uint32)

@@ -13,6 +13,9 @@ import pytest
 from flax import nnx
 
 from configs import base
+from configs.base import ConfigError
+from configs.trm import sudoku_mini
+from configs.validation import validate
 from layers.axes import declared_axes
 from migration.trm_reference import to_reference
 from models import trm
@@ -248,7 +251,17 @@ def test_initial_states_stay_to_the_last_bit_however_much_is_trained():
 VARIANTS = [
     {"positions": "learned", "networks": 2}, {"positions": "sinusoidal", "low_latents": 3},
     {"positions": "none", "low_latents": 0, "puzzle_dim": 0}, {"mixer": "mlp", "positions": "none", "high_cycles": 1},
+    {"low_latents": 0, "low_cycles": 0, "high_cycles": 1},
 ]  # fmt: skip
+
+
+def test_only_a_model_without_low_latents_may_update_none():
+    config = sudoku_mini.get_config()
+    config.model.low_cycles = 0
+    with pytest.raises(ConfigError, match=r"^model.low_cycles=0 must be a positive multiple of .*; use 1$"):
+        validate(config, 1)
+    config.model.low_latents = 0
+    validate(config, 1)
 
 
 @functools.cache

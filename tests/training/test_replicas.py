@@ -66,6 +66,21 @@ def test_one_flipped_bit_is_named_with_both_holders(place):
         check(state(flip))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "uint32"])
+def test_copies_of_every_type_that_a_state_has_are_compared(dtype):
+    sharding = NamedSharding(mesh(), PartitionSpec())
+    copies = [np.zeros(SHAPE, jax.numpy.dtype(dtype)) for _ in range(8)]
+    copies[5][1, 2] = 1
+
+    def laid(arrays):
+        placed = [jax.device_put(array, device) for array, device in zip(arrays, jax.devices(), strict=True)]
+        return {"carry": jax.make_array_from_single_device_arrays(SHAPE, sharding, placed)}
+
+    check(laid(copies[:1] * 8))
+    with pytest.raises(replicas.ReplicasDiffer, match=r"carry is not the same on device 0 .* and on device 5"):
+        check(laid(copies))
+
+
 def test_swapped_values_are_found():
     """A sum alone would not see them."""
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast is a step of the Tiny Recursive Model on this CPU, beside plain PyTorch?
+
+One supervision step with its update, of the Sudoku recipe (width 512, 3 cycles of 6, a batch of 64), in both forms and,
+where the processor has it, in bfloat16 as in float32. Where torch is installed (pip install torch==2.13.0) the same
+step of benchmarks/trm_reference_torch.py is timed too, eager and compiled. Rounds alternate and the medians count; a
+speedup is over the faster of torch's ways in the same type.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import support
+
+import assembly
+import trm_reference_torch
+from configs.trm import sudoku
+from parallelism.mesh import mesh_context
+from training.throughput import has_native_bfloat16
+
+ROUNDS, BATCH = (1, 4) if support.QUICK else (5, 64)
+FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how they are told
+
+
+def ours(mixer: str, dtype: str) -> Callable[[int], None]:
+    """Return a function that makes so many updates, on one device."""
+    config = sudoku.get_config()
+    config.model.update(mixer=mixer, positions=FORMS[mixer], dtype=dtype)
+    config.mesh.data = 1
+    config.train.update(global_batch=BATCH, steps=1000)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    rng = np.random.default_rng(0)
+    shapes = {name: spec.shape for name, spec in run.abstract_batch.items()}
+    batch = {name: rng.integers(1, config.model.vocab_size, shape, np.int32) for name, shape in shapes.items()}
+    batch["puzzle_identifiers"][:] = 0
+    with mesh_context(run.mesh):
+        state = run.init()
+    step = run.compile()
+
+    def update(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state, scalars = step(state, batch)
+        jax.block_until_ready(scalars)
+
+    update(1)
+    return update
+
+
+def measures() -> dict[str, Callable[[int], None]]:
+    """Return what is timed: ours, and torch's by how they run."""
+    found = {}
+    for mixer, dtype in itertools.product(FORMS, ("float32", "bfloat16") if has_native_bfloat16() else ("float32",)):
+        found[f"{mixer}_{dtype}_ours"] = ours(mixer, dtype)
+        if trm_reference_torch.TORCH:
+            for way in ("eager", "compiled"):
+                found[f"{mixer}_{dtype}_torch_{way}"] = trm_reference_torch.sudoku_step(
+                    batch=BATCH, mlp_t=mixer == "mlp", dtype=dtype, compiled=way == "compiled"
+                )
+        print(f"{mixer} in {dtype} is ready", flush=True)
+    return found
+
+
+def rates(found: dict[str, Callable[[int], None]]) -> dict[str, float]:
+    """Return the median steps/s of each over rounds in which all take turns."""
+    seconds = {name: [] for name in found}
+    for index in range(ROUNDS):
+        for name, update in found.items():
+            start = time.perf_counter()
+            update(1)
+            seconds[name].append(time.perf_counter() - start)
+        print(f"round {index + 1}/{ROUNDS}: " + "  ".join(f"{n} {s[-1]:.3g} s" for n, s in seconds.items()), flush=True)
+    return {name: 1 / statistics.median(values) for name, values in seconds.items()}
+
+
+def main() -> None:
+    """Time everything and print."""
+    of_name = rates(measures())
+    figures = {"batch": BATCH} | {f"{name}_steps_per_second": rate for name, rate in of_name.items()}
+    for name in [name for name in of_name if name.endswith("_ours")]:
+        kind = name.removesuffix("_ours")
+        torch = [rate for other, rate in of_name.items() if other.startswith(f"{kind}_torch_")]
+        figures |= {f"{kind}_speedup": of_name[name] / max(torch)} if torch else {}
+    support.finish("trm_step", {name: float(f"{value:.3g}") for name, value in figures.items()})
+
+
+if __name__ == "__main__":
+    main()
