@@ -229,7 +229,7 @@ def test_initial_states_stay_to_the_last_bit_however_much_is_trained():
     _, state = nnx.split(abstract_model(small_model()))
     weights = optimizers.Weights({path: names for path, (_, names) in declared_axes(state).items()})
     optimizer = optimizers.make(optimizers.adam_atan2(config, weights), config, lambda step: 0.01, weights)
-    average, carry = optimizers.average(config, weights), {"puzzle_identifiers": jnp.arange(2)}
+    average, carry = optimizers.average(weights, config.ema_decay), {"puzzle_identifiers": jnp.arange(2)}
 
     @jax.jit
     def hundred(params):

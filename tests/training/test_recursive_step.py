@@ -79,7 +79,7 @@ def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
 def test_the_average_is_that_recorded_and_of_tables_and_constants_what_they_are():
     of, config = aux("ema"), base.get_config().optimizer
     config.ema_decay = float(of["mu"])
-    average = jax.jit(optimizers.average(config, optimizers.Weights(TREE)))
+    average = jax.jit(optimizers.average(optimizers.Weights(TREE), config.ema_decay))
 
     def tree(array):
         array = jnp.asarray(array, jnp.float32)
