@@ -42,7 +42,7 @@ def make(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight).
 
-    Tables have one of their own, `_signs_of_rows`, and constants none.
+    Tables have one of their own, `signs_of_rows`, and constants none.
     """
     decayed = is_decayed if config.decayed == "matrices" else None
     parts = [direction, optax.add_decayed_weights(config.weight_decay, decayed)]
@@ -50,7 +50,7 @@ def make(
     usual = optax.chain(*clipping, *parts, optax.scale_by_learning_rate(schedule))
     if all(is_usual(axes) for axes in weights.axes.values()):
         return optax.with_extra_args_support(usual)
-    parts = {"usual": usual, TABLE: _signs_of_rows(config, schedule), CONSTANT: optax.set_to_zero()}
+    parts = {"usual": usual, TABLE: signs_of_rows(schedule, config), CONSTANT: optax.set_to_zero()}
     labels = lambda params: weights.map(lambda axes: "usual" if is_usual(axes) else kind(axes), params)  # noqa: E731
     return optax.partition(parts, labels)
 
@@ -68,7 +68,7 @@ def average(weights: Weights, ema_decay: float) -> Callable:
     return update
 
 
-def _signs_of_rows(config, schedule: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a table: each row that the batch used goes against its gradient's sign, and decays.
 
     row <- row * (1 - rate * table_weight_decay) - rate * sign(gradient); the rate follows the schedule, from
