@@ -122,8 +122,8 @@ def test_a_pass_has_each_puzzle_once_however_many_versions_it_is_in(cache, tmp_p
 def test_a_few_boards_are_learned_and_then_take_fewer_steps(cache, tmp_path):
     config = tiny(
         cache, train__steps=120, model__embed_dim=32, model__mlp_dim=64, data__puzzle_count=4,
-        data__puzzle_augmentations=0, optimizer__learning_rate=5e-3, supervision__max_steps=3, supervision__exploration=0.1,
-        model__puzzle_dim=0, model__prefix_length=0, optimizer__warmup_steps=10,
+        data__puzzle_augmentations=0, optimizer__learning_rate=5e-3, supervision__max_steps=3,
+        supervision__exploration=0.1, model__puzzle_dim=0, model__prefix_length=0, optimizer__warmup_steps=10,
     )  # fmt: skip
     train.train(config, tmp_path)
     trained = lines_of(tmp_path, "train")
