@@ -210,7 +210,7 @@ class HaltHead(nnx.Module):
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         kernel = whole(self.kernel[...], ("embed", None), jnp.float32)
-        logits = project("BD,DC->BC", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
+        logits = project("BD,DV->BV", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
         return logits.astype(jnp.float32)
 
 
