@@ -54,8 +54,9 @@ def moved(width: int, mup: bool, tied: bool, optimizer_name: str = "adamw") -> t
     settings.update(weight_decay=0.0, clip_norm=0.0)
     abstract = nnx.eval_shape(lambda: decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0)))
     axes = {path: names for path, (_, names) in declared_axes(nnx.state(abstract)).items()}
-    direction = getattr(optimizers, optimizer_name)(settings, optimizers.Weights(axes, width / BASE if mup else 1.0))
-    optimizer = optimizers.make(direction, settings, lambda step: LEARNING_RATE)
+    weights = optimizers.Weights(axes, width / BASE if mup else 1.0)
+    direction = getattr(optimizers, optimizer_name)(settings, weights)
+    optimizer = optimizers.make(direction, settings, lambda step: LEARNING_RATE, weights)
 
     @jax.jit
     @jax.vmap
