@@ -167,7 +167,9 @@ def test_evaluate_only_repeats_the_loss_and_takes_other_data(place, whole):
 def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []
-    monkeypatch.setattr(evaluation, "evaluate", lambda run, params, *rest: evaluated.append(params) or (1.0, 1))
+    monkeypatch.setattr(
+        evaluation, "evaluate", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
+    )
     monkeypatch.setattr(job, "sample_lines", lambda run, params, tokenizer: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))
     config.data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
