@@ -3,7 +3,7 @@
 by an MLP (arXiv:2510.04871, table 4: 87.4 % exact), at the batch of 6,144 that fills a v4-64.
 
 Expected: not yet run; the published run has a batch of 768 (--config.train.global_batch=768), 65,104 steps.
-Cost: 8,138 steps, see benchmarks/RESULTS.md.
+Cost: 8,138 steps.
 Command: python train.py --config=configs/trm/sudoku.py --topology=v4-64 --config.data.path=FOLDER_WITH_CSV
 """
 
