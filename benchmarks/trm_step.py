@@ -19,8 +19,8 @@ import support
 import assembly
 import trm_reference_torch
 from configs.trm import sudoku
-from parallelism.mesh import mesh_context
 from training.throughput import has_native_bfloat16
+from updates import updating
 
 ROUNDS, BATCH = (1, 4) if support.QUICK else (5, 64)
 FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how they are told
@@ -37,18 +37,7 @@ def ours(mixer: str, dtype: str) -> Callable[[int], None]:
     shapes = {name: spec.shape for name, spec in run.abstract_batch.items()}
     batch = {name: rng.integers(1, config.model.vocab_size, shape, np.int32) for name, shape in shapes.items()}
     batch["puzzle_identifiers"][:] = 0
-    with mesh_context(run.mesh):
-        state = run.init()
-    step = run.compile()
-
-    def update(count: int) -> None:
-        nonlocal state
-        for _ in range(count):
-            state, scalars = step(state, batch)
-        jax.block_until_ready(scalars)
-
-    update(1)
-    return update
+    return updating(run, batch)
 
 
 def measures() -> dict[str, Callable[[int], None]]:

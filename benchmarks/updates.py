@@ -11,7 +11,7 @@ from parallelism.mesh import mesh_context
 
 
 def torus(config) -> tuple[Callable[[int], None], float]:
-    """Return (a function that makes so many updates, on one device, model FLOPs per token).
+    """Return (what `updating` does of a language model on one device, model FLOPs per token).
 
     Tokens are random, a document a row.
     """
@@ -24,6 +24,11 @@ def torus(config) -> tuple[Callable[[int], None], float]:
         "segments": np.ones(shape, np.int32),
         "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
     }
+    return updating(run, batch), run.flops_per_token
+
+
+def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
+    """Return a function that makes so many updates, always with this batch; it is compiled, and has made one."""
     with mesh_context(run.mesh):
         state = run.init()
     step = run.compile()
@@ -35,7 +40,7 @@ def torus(config) -> tuple[Callable[[int], None], float]:
         jax.block_until_ready(scalars)
 
     update(1)
-    return update, run.flops_per_token
+    return update
 
 
 def pytorch(

@@ -30,7 +30,7 @@ def scale(size: int, axes: tuple) -> nnx.Param:
 
 
 def zeros(shape: tuple, axes: tuple) -> nnx.Param:
-    """Declare float32 zeros; `axes` are those of the activation that they are added to."""
+    """Declare float32 zeros; where they are a bias, `axes` are those of the activation that they are added to."""
     return nnx.Param(jax.numpy.zeros(shape), out_sharding=axes)
 
 

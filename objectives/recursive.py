@@ -69,15 +69,14 @@ class Recursive:
         counts = carry["halted"] & (sums.pop("count") > 0)
         rows, total = jnp.float32(counts.shape[0]), sums["lm_loss"].sum() + HALT_WEIGHT * sums["halt_loss"].sum()
         scalars = {"lm_loss": (sums.pop("lm_loss").sum(), rows), "halt_loss": (sums.pop("halt_loss").sum(), rows)}
-        scalars |= {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in sums.items()}
-        scalars["loss"] = (total, rows)
+        scalars |= _counted(sums, counts) | {"loss": (total, rows)}
         return (total * self.num_cells, rows * self.num_cells), (carry, jax.lax.stop_gradient(scalars))
 
     def evaluate(self, model, batch) -> dict:
         """After `max_steps` of a fresh carry, over rows that have any label; none halts before."""
         sums = self._sums(*self._answered(model, batch))
         counts = sums.pop("count") > 0
-        scalars = {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in sums.items()}
+        scalars = _counted(sums, counts)
         return scalars | {"loss": scalars["lm_loss"]}
 
     def predict(self, model, batch) -> tuple[jax.Array, jax.Array]:
@@ -100,20 +99,19 @@ class Recursive:
         steps = jnp.where(halted, 0, carry["steps"]) + 1
         return carry | {"states": states, "steps": steps, **example}, logits, halt[:, 0]
 
+    def step_on(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
+        """Return what `step` does, with no slot halted after it."""
+        carry, logits, halt_logits = self.step(model, carry, batch)
+        return carry | {"halted": jnp.zeros_like(carry["halted"])}, logits, halt_logits
+
     def _answered(self, model, batch) -> tuple[dict, jax.Array, jax.Array]:
         """Return what `step` does, after `max_steps` of a fresh carry in which nothing halts."""
         rows = batch["labels"].shape[0]
         carry = self.init_carry(model, rows, jax.random.key(0))
 
-        def step(carry, _):
-            carry, logits, halt_logits = self.step(model, carry, batch)
-            carry |= {"halted": jnp.zeros(rows, bool)}
-            return carry, (logits, halt_logits)
-
-        shapes = jax.eval_shape(lambda: step(carry, None)[1])
-        outputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        carry, outputs = jax.lax.fori_loop(0, self.max_steps, lambda _, both: step(both[0], None), (carry, outputs))
-        return carry, *outputs
+        _, *shapes = jax.eval_shape(lambda: self.step_on(model, carry, batch))
+        begun = (carry, *[jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
+        return jax.lax.fori_loop(0, self.max_steps, lambda _, before: self.step_on(model, before[0], batch), begun)
 
     def _sums(self, carry: dict, logits: jax.Array, halt_logits: jax.Array) -> dict[str, jax.Array]:
         """Return float32 [B] each: `count` of cells that are learned, losses, and what is reported of a slot."""
@@ -133,6 +131,11 @@ class Recursive:
             "halt_accuracy": ((halt_logits >= 0) == exact).astype(jnp.float32),
             "steps": carry["steps"].astype(jnp.float32),
         }
+
+
+def _counted(of_slots: dict[str, jax.Array], counts: jax.Array) -> dict[str, tuple]:
+    """Return for each name the pair (sum over the slots that count, how many those are)."""
+    return {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in of_slots.items()}
 
 
 def _where_rows(chosen: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

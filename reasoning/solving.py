@@ -83,8 +83,7 @@ def solve(run: assembly.Run, params: dict, tokens: np.ndarray, num_steps: int) -
 
 @functools.partial(jax.jit, static_argnames=("graph", "objective"))
 def _step(params, graph, objective, carry, batch):
-    carry, logits, halt_logits = objective.step(nnx.merge(graph, params), carry, batch)
-    carry |= {"halted": jnp.zeros_like(carry["halted"])}
+    carry, logits, halt_logits = objective.step_on(nnx.merge(graph, params), carry, batch)
     return carry, jnp.argmax(logits, axis=-1).astype(jnp.int32), halt_logits
 
 

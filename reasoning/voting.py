@@ -20,8 +20,8 @@ import numpy as np
 from input_pipeline.cache import writing
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import arc
+from input_pipeline.puzzles.dataset import BLANK
 
-BLANK = "<blank>"  # the identifier of rows that only fill a batch
 PASSES = (1, 2, 5, 10, 100, 1000)
 ATTEMPTS = 2  # that a submission has for each test input
 NO_ANSWER = [[0, 0], [0, 0]]  # what a submission says where there is nothing, as Kaggle's own sample does
