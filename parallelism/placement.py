@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts batches onto the devices of a mesh; each process handles the rows that its own devices hold."""
 
-import collections
-import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -20,8 +19,8 @@ def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
 def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
     """Return the batches of local rows, [rows, length] or [rows], as global arrays of `num_rows` on the devices.
 
-    Each is on its way to the devices before the one before it is handed out, and so before its step begins; the
-    first one before this returns, so that no step waits for the pipeline to start.
+    A thread reads and places one batch ahead, so that the caller's has only to take it; the first one is on its way
+    to the devices before this returns, so that no step waits for the pipeline to start.
     """
     rows = local_rows(sharding, num_rows)
 
@@ -34,7 +33,7 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
         return jax.make_array_from_callback((num_rows, *local.shape[1:]), layout, shard)
 
     placed = (jax.tree.map(global_array, batch) for batch in batches)
-    return _one_ahead(collections.deque(itertools.islice(placed, 1)), placed)
+    return _one_ahead(next(placed, None), placed)
 
 
 def own_rows(array: jax.Array) -> np.ndarray:
@@ -47,8 +46,9 @@ def own_rows(array: jax.Array) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros((0, *array.shape[1:]), array.dtype)
 
 
-def _one_ahead(ready: collections.deque, placed: Iterator[dict]) -> Iterator[dict]:
-    for batch in placed:
-        ready.append(batch)
-        yield ready.popleft()
-    yield from ready
+def _one_ahead(batch: dict | None, placed: Iterator[dict]) -> Iterator[dict]:
+    with ThreadPoolExecutor(1, thread_name_prefix="place") as worker:
+        while batch is not None:
+            coming = worker.submit(next, placed, None)
+            yield batch
+            batch = coming.result()
