@@ -19,12 +19,15 @@ SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
 
 
 class SwiGLU(nnx.Module):
-    """Gated feed-forward over the last dimension.
+    """Gated feed-forward over the last dimension, or over the one that a subclass names in its products.
 
     Args:
       quantization, out_scale, declare: as in layers/attention.py.
       over: name of the dimension that goes in and comes out.
     """
+
+    INTO, OUT = "BTD,DF->BTF", "BTF,FD->BTD"
+    HIDDEN = ("batch", "length", "mlp")
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
@@ -39,9 +42,10 @@ class SwiGLU(nnx.Module):
         self.down_bias = zeros((embed_dim,), ("act_embed",)) if biased else None
         self.project = functools.partial(project, quantization=quantization)
 
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = opened(x_BTD)
-        gate_BTF = checkpoint_name(plus(self.project("BTD,DF->BTF", x_BTD, self.gate[...]), self.gate_bias), "gate")
-        up_BTF = checkpoint_name(plus(self.project("BTD,DF->BTF", x_BTD, self.up[...]), self.up_bias), "up")
-        hidden_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, "batch", "length", "mlp")
-        return plus(closed(self.project("BTF,FD->BTD", hidden_BTF, self.down[...])), self.down_bias)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return an array like `x`, [B, T, D]."""
+        x = opened(x)
+        gate = checkpoint_name(plus(self.project(self.INTO, x, self.gate[...]), self.gate_bias), "gate")
+        up = checkpoint_name(plus(self.project(self.INTO, x, self.up[...]), self.up_bias), "up")
+        hidden = constrain(jax.nn.silu(gate) * up, *self.HIDDEN)
+        return plus(closed(self.project(self.OUT, hidden, self.down[...])), self.down_bias)

@@ -8,10 +8,10 @@ from flax import nnx
 from layers.axes import scale
 
 
-def normalized(x: jax.Array, epsilon: float) -> jax.Array:
-    """Return float32 x / sqrt(mean(x^2) + epsilon), the mean over the last dimension."""
+def normalized(x: jax.Array, epsilon: float, axis: int = -1) -> jax.Array:
+    """Return float32 x / sqrt(mean(x^2) + epsilon), the mean over one dimension."""
     x32 = x.astype(jnp.float32)
-    return x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + epsilon)
+    return x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axis, keepdims=True) + epsilon)
 
 
 class RMSNorm(nnx.Module):

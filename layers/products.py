@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products: operands in the compute type, accumulation in float32.
 
-On TPU and GPU these are einsums. XLA's CPU backend multiplies bfloat16 natively only as [M, K] [K, N] with a
-float32 result, and casts every other product to float32 at about half the speed; there, on one device, each
-product and both products of its gradient are brought into that form (benchmarks/cpu_step.py has the figures).
+On TPU and GPU these are einsums. XLA's CPU backend is fast at products of two matrices; the gradient of one with more
+dimensions takes three times as long. And it multiplies bfloat16 natively only as [M, K] [K, N] with a float32 result,
+and casts every other product to float32 at about half the speed. So there, on one device, products are brought into
+that form, those of bfloat16 with both products of their gradient (benchmarks/cpu_step.py has the figures).
 Products of weights can also be quantised (benchmarks/quantization.py).
 """
 
 import functools
+import itertools
 import math
 import re
 
@@ -29,8 +31,9 @@ def project(spec: str, x: jax.Array, weight: jax.Array, quantization: str = "non
     """
     if quantization != "none":
         return _quantized(spec, QUANTIZED[quantization], x, weight.astype(x.dtype))
-    if x.dtype == jnp.bfloat16 and _is_one_cpu():
-        return _native_einsum(spec, x, weight).astype(x.dtype)
+    if _is_one_cpu():
+        einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
+        return einsum(spec, x, weight).astype(x.dtype)
     if in_shards():
         return _weight_first(spec, x, weight.astype(x.dtype))
     return jnp.einsum(spec, x, weight.astype(x.dtype))
@@ -105,6 +108,25 @@ def transposed(weight: jax.Array) -> jax.Array:
 
 def _is_one_cpu() -> bool:
     return jax.sharding.get_abstract_mesh().size == 1 and platform() == "cpu"
+
+
+def _matrix_einsum(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return the einsum as a product of two matrices: dimensions that stay side by side are joined.
+
+    One with batch dimensions, which no weight has, stays as it is.
+    """
+    left, right, out = re.split(",|->", spec)
+    if {*left} & {*right} & {*out}:
+        return jnp.einsum(spec, x, weight.astype(x.dtype))
+    size = dict(zip(left + right, x.shape + weight.shape, strict=True))
+
+    def joined(names: str) -> tuple[str, list[int]]:
+        runs = ["".join(run) for _, run in itertools.groupby(names, key=lambda name: (name in left, name in right))]
+        return "".join(run[0] for run in runs), [math.prod(size[name] for name in run) for run in runs]
+
+    (left, x_shape), (right, weight_shape), (to, _) = (joined(names) for names in (left, right, out))
+    y = jnp.einsum(f"{left},{right}->{to}", x.reshape(x_shape), weight.astype(x.dtype).reshape(weight_shape))
+    return y.reshape([size[name] for name in out])
 
 
 def _native_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:

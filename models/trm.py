@@ -256,7 +256,7 @@ class Block(nnx.Module):
                 head_dim=head_dim(config), qk_norm=False, epsilon=EPSILON, biases="none", out_scale=1.0, **plain,
             )  # fmt: skip
         else:
-            self.mixer = SwiGLU(embed_dim=length, mlp_dim=mixer_dim(length), over=None, **swiglu)
+            self.mixer = LengthMixer(embed_dim=length, mlp_dim=mixer_dim(length), over=None, **swiglu)
         self.mlp = SwiGLU(embed_dim=config.embed_dim, mlp_dim=config.mlp_dim, **swiglu)
 
     def __call__(self, h_BTD: jax.Array, angles: tuple | None) -> jax.Array:
@@ -265,13 +265,20 @@ class Block(nnx.Module):
             mixed_BTD, _ = self.mixer(h_BTD, angles, functools.partial(attend, mask_BTS=None), None)
             h_BTD = _normalized(h_BTD + mixed_BTD)
         else:
-            turned = jnp.swapaxes(h_BTD, 1, 2)
-            h_BTD = jnp.swapaxes(_normalized(turned + self.mixer(turned)), 1, 2)
+            h_TBD = jnp.swapaxes(h_BTD, 0, 1)
+            h_BTD = jnp.swapaxes(_normalized(h_TBD + self.mixer(h_TBD), axis=0), 0, 1)
         return _normalized(h_BTD + self.mlp(h_BTD))
 
 
-def _normalized(x: jax.Array) -> jax.Array:
-    return normalized(x, EPSILON).astype(x.dtype)
+class LengthMixer(SwiGLU):
+    """Gated feed-forward over positions, [T, B, D]: with these first each product is one of two matrices."""
+
+    INTO, OUT = "TBD,TF->FBD", "FBD,FT->TBD"
+    HIDDEN = ("mlp", "batch", "act_embed")
+
+
+def _normalized(x: jax.Array, axis: int = -1) -> jax.Array:
+    return normalized(x, EPSILON, axis).astype(x.dtype)
 
 
 def _repeat(update: Callable, value, count: int, scan: bool):
