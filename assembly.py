@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
@@ -19,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from configs import simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
-from input_pipeline.packing import pack
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
@@ -184,7 +182,7 @@ def layout_differences(config) -> list[str]:
     alone.train.gradient_accumulation = 1
     one = assemble(alone, devices=jax.devices()[:1])
     many = assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
-    batches = [_random_batch(config, seed) for seed in range(3)]
+    batches = [jax.device_get(one.objective.random_batch(jax.random.key(seed))) for seed in range(3)]
     with mesh_context(one.mesh):
         state = one.init()
         for batch in batches[:2]:  # moments of a first step would be gradients that two runs can hardly share
@@ -195,15 +193,6 @@ def layout_differences(config) -> list[str]:
 def _layout(run: Run) -> proof.Layout:
     state, batch = jax.tree.map(lambda leaf: leaf.sharding, (run.abstract_state, run.abstract_batch))
     return proof.Layout(run.mesh, run.observed_step, state, batch)
-
-
-def _random_batch(config, seed: int) -> dict:
-    """Return random tokens in documents of random lengths, packed."""
-    rows, length = config.train.global_batch, config.train.sequence_length
-    rng, begins = np.random.default_rng(seed), np.arange(rows) * length
-    starts = np.flatnonzero(rng.random(rows * length) < 4 / length)
-    stream = rng.integers(0, config.model.vocab_size, (rows, length + 1), np.int32)
-    return pack(stream, begins, starts, rows * length - length // 3)
 
 
 def _num_parameters(abstract_model: nnx.State) -> int:

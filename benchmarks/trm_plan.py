@@ -3,15 +3,26 @@
 
 The figures that a plan for this slice once guessed (17 ms a step, 360,000 examples/s): the step compiled by the TPU's
 compiler and its schedule replayed, an estimate, not a run. 33 ms are its FLOPs at the chips' peak, so 17 was never
-possible. Batch and width are doubled to the largest that fits.
+possible. Batch and width are doubled to the largest that fits. What limits the step: the compiler's price of products
+of this width, whose results are rounded to bfloat16 after 512 sums each; of those in float32, unrounded; and of one with
+an MLP's width to sum over.
 """
 
+import os
 import sys
 
 import support
 
-from configs import loading, validation
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+import jax
+import jax.numpy as jnp
+
+from configs import loading, topologies, validation
 from input_pipeline.cache import cache_folder
+from models import trm
+from rehearsal import assumptions, hlo, schedule
+from rehearsal.compilation import devices
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
 
@@ -50,6 +61,18 @@ def largest(compiler: Compiler, name: str, sizes: list[tuple[int, int]]) -> dict
     return best
 
 
+def peak_fraction(summed: int, columns: int, dtype) -> float:
+    """Return what part of a chip's peak the product of a chip's positions with [summed, columns] reaches, alone."""
+    topology, model = topologies.get(TOPOLOGY), load(BATCH, WIDTH).config.model
+    chip = jax.sharding.SingleDeviceSharding(devices(topology)[0])
+    rows = BATCH // topology.chips * (trm.prefix_length(model) + model.max_length)
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=chip) for shape in ((rows, summed), (summed, columns)))
+    product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=dtype)).lower(x, w).compile()
+    given = assumptions.of_topology(topology)
+    costs = schedule.replay(hlo.parse(product.as_text()), given, {"data": 1}).costs
+    return 2 * rows * summed * columns / given.peak_flops / sum(c.seconds for c in costs if c.category == "matmul")
+
+
 def main() -> None:
     """Compile, and tell."""
     compiler, loaded = Compiler(cache_folder("") / "rehearsals"), load(BATCH, WIDTH)
@@ -71,6 +94,13 @@ def main() -> None:
         "gib_a_worker": round(CHIPS_A_HOST * found["hbm_gib"]["total"], 1),
         "hours_of_the_whole_run": round(STEPS * step / 3600, 2),
     }
+    for name, summed, columns, dtype in (
+        ("up", WIDTH, 3 * WIDTH, jnp.bfloat16),
+        ("up_in_float32", WIDTH, 3 * WIDTH, jnp.float32),
+        ("query", WIDTH, WIDTH, jnp.bfloat16),
+        ("down", 3 * WIDTH, WIDTH, jnp.bfloat16),
+    ):
+        figures[f"{name}_product_of_peak"] = round(peak_fraction(summed, columns, dtype), 2)
     print(figures, flush=True)
     doublings = range(1, MOST_DOUBLINGS + 1)
     figures |= largest(compiler, "batch", [(BATCH * 2**n, WIDTH) for n in doublings])

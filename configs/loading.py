@@ -192,8 +192,10 @@ def nearest(name: str, candidates) -> str:
 
 
 def recipe_names() -> list[str]:
-    """Return the files of configs/ that have a get_config(), base among them."""
-    return sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_config(" in p.read_text())
+    """Return the files of configs/ that have a get_config(), base among them, as in medium and trm/sudoku."""
+    folder = ROOT / "configs"
+    found = [path for path in folder.rglob("*.py") if "\ndef get_config(" in path.read_text()]
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in found)
 
 
 def _put_out_of_force(typed: dict, current: dict) -> dict:
@@ -211,7 +213,7 @@ def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     """Execute the recipe file; return its configuration, and the recipe file that each changed key is from."""
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
     if file is None:
-        near = nearest(pathlib.Path(path).stem, recipe_names())
+        near = nearest(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
         raise ConfigError(f"--config={path} is no file; nearest recipe: configs/{near}.py")
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     module = importlib.util.module_from_spec(spec) if spec else None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Next-token prediction: the mean over real tokens of -log p(target), in nats.
 
-An objective is a module with `make`. What it makes has these five, and returns sums and weights, never means, so that
+An objective is a module with `make`. What it makes has these six, and returns sums and weights, never means, so that
 it is right under any sharding, packing and accumulation:
 
 - `batch()`: {name: shape} of the int32 arrays of a batch, their first dimension the rows;
+- `random_batch(key)`: one of these with random contents, to prove a layout with;
 - `init_carry(model, rows, key)`: what one step hands to the next beside the parameters, its first dimensions the rows;
 - `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too;
 - `evaluate(model, batch)`: the scalars of held-out rows;
@@ -13,6 +14,7 @@ it is right under any sharding, packing and accumulation:
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from layers.cross_entropy import cross_entropy
@@ -25,7 +27,9 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
       num_chunks: parts of the length whose logits exist one at a time.
     """
     train = config.train
-    return LanguageModeling(train.global_batch, train.sequence_length, num_chunks, train.z_loss)
+    return LanguageModeling(
+        train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +40,24 @@ class LanguageModeling:
     length: int
     num_chunks: int = 1
     z_loss: float = 0.0
+    vocab_size: int = 0  # of random batches
 
     def batch(self) -> dict[str, tuple]:
         """Segment 0 is padding and weighs 0."""
         return dict.fromkeys(("tokens", "targets", "segments", "positions"), (self.rows, self.length))
+
+    def random_batch(self, key) -> dict[str, jax.Array]:
+        """Some four documents a row, of random lengths; of the last row a third is padding."""
+        of_tokens, of_starts = jax.random.split(key)
+        stream = jax.random.randint(of_tokens, (self.rows, self.length + 1), 0, self.vocab_size)
+        starts_BT = jax.random.bernoulli(of_starts, 4 / self.length, (self.rows, self.length)).at[:, 0].set(True)
+        index_BT = jnp.broadcast_to(jnp.arange(self.length), starts_BT.shape)
+        first_BT = jax.lax.cummax(jnp.where(starts_BT, index_BT, 0), axis=1)
+        segments_BT = jnp.cumsum(starts_BT, axis=1).at[-1, -(self.length // 3) :].set(0)
+        return {
+            "tokens": stream[:, :-1], "targets": stream[:, 1:], "segments": segments_BT,
+            "positions": index_BT - first_BT,
+        }  # fmt: skip
 
     def init_carry(self, model, rows: int, key) -> dict:
         """Nothing."""

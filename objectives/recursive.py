@@ -24,8 +24,9 @@ def make(config, *, num_chunks: int) -> "Recursive":
     """Return the objective of a configuration; see objectives/language_modeling.py for what it has."""
     train, supervision = config.train, config.supervision
     return Recursive(
-        train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss
-    )
+        train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss,
+        config.model.vocab_size, config.model.num_puzzles,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +43,24 @@ class Recursive:
     max_steps: int = 16
     exploration: float = 0.1
     cell_loss: str = "stablemax"
+    vocab_size: int = 0  # of random batches
+    num_puzzles: int = 1  # of random batches
 
     def batch(self) -> dict[str, tuple]:
         """Inputs and labels are tokens, IGNORED among the labels; identifiers are rows of the puzzle table."""
         cells = (self.rows, self.num_cells)
         return {"inputs": cells, "labels": cells, "puzzle_identifiers": (self.rows,)}
+
+    def random_batch(self, key) -> dict[str, jax.Array]:
+        """A tenth of the cells is not learned."""
+        of_inputs, of_labels, of_ignored, of_puzzles = jax.random.split(key, 4)
+        cells = (self.rows, self.num_cells)
+        labels = jax.random.randint(of_labels, cells, 0, self.vocab_size)
+        return {
+            "inputs": jax.random.randint(of_inputs, cells, 0, self.vocab_size),
+            "labels": jnp.where(jax.random.bernoulli(of_ignored, 0.1, cells), IGNORED, labels),
+            "puzzle_identifiers": jax.random.randint(of_puzzles, (self.rows,), 0, self.num_puzzles),
+        }
 
     def init_carry(self, model, rows: int, key) -> dict:
         """Slots that have all halted, each with random draws of its own, so that no layout changes them."""

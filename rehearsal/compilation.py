@@ -51,7 +51,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
         config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
         config.train.gradient_accumulation = config.train.gradient_accumulation or 1
     config.train.steps = config.train.steps or 1000
-    run = assemble(config, devices=_devices(topology))
+    run = assemble(config, devices=devices(topology))
     facts = {
         "mesh": dict(run.mesh.shape),
         "state": _state_bytes(run),
@@ -84,7 +84,8 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     return facts | {"program_bytes": (folder / PROGRAM).stat().st_size}
 
 
-def _devices(topology):
+def devices(topology) -> list:
+    """Return what to compile for: the chips of a description of the topology, or what stands in for them."""
     if topology.accelerator != "tpu":
         return jax.devices()
     # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.

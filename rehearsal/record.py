@@ -53,7 +53,9 @@ FOUR_OF_32 = FOUR_OF_2048 | {"train.global_batch": 128}
 HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "attention", "model.remat_less": 0}
 ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_tokens": 8192}
 LITTLE_KEPT = {"model.remat": "attended", "model.remat_less": 24, "train.loss_chunk_tokens": 8192}
+ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
 MORE = (
+    Case("trm_sudoku_attention_v4-64", "trm/sudoku", "v4-64", ATTENDS),
     Case("tiny_v4-8", "tiny", "v4-8"),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
     Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
@@ -70,10 +72,10 @@ MORE = (
 def cases() -> list[Case]:
     """Return every recipe on the topologies that its docstring names, and more."""
     found = []
-    for path in sorted(CONFIGS.glob("*.py")):
-        docstring = path.read_text().partition('"""')[2].partition('"""')[0]
+    for recipe in loading.recipe_names():
+        docstring = (CONFIGS / f"{recipe}.py").read_text().partition('"""')[2].partition('"""')[0]
         names = [name for name in dict.fromkeys(SLICE.findall(docstring)) if name in topologies.SLICES]
-        found += [Case(f"{path.stem}_{name}", path.stem, name) for name in names]
+        found += [Case(f"{recipe.replace('/', '_')}_{name}", recipe, name) for name in names]
     return [*found, *MORE]
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from configs import base
+from configs import base, loading
 from models import decoder_lm
 from parallelism.mesh import make_mesh
 
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 FIXTURES = pathlib.Path(os.environ.get("TRM_FIXTURES") or ROOT / "tests" / "fixtures")  # recorded from the reference
 
-RECIPES = sorted(p.stem for p in (ROOT / "configs").glob("*.py") if "\ndef get_config(" in p.read_text())
+RECIPES = loading.recipe_names()
 
 # Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Tiny Recursive Model on ARC-AGI-1, its tasks in up to 1,001 versions each: 6,829,058 parameters and a table of
-960,961 puzzle embeddings, split over fsdp (arXiv:2510.04871, table 5: 44.6 % within two attempts).
+"""The Tiny Recursive Model on ARC-AGI-1, its tasks in up to 1,001 versions each: 498,842,114 parameters, all but
+7 million a table of 960,961 puzzle embeddings, split over fsdp (arXiv:2510.04871, table 5: 44.6 % within two attempts).
 
 Expected: not yet run. Cost: about 519,000 steps.
 Command: python train.py --config=configs/trm/arc1.py --topology=v4-64 --config.data.path=FOLDER_WITH_JSON

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Tiny Recursive Model on Sudoku-Extreme, 1,000 puzzles in 1,001 versions each: 5,028,866 parameters that mix cells
-by an MLP (arXiv:2510.04871, table 4: 87.4 % exact), at the batch of 6,144 that fills a v4-64.
+"""The Tiny Recursive Model on Sudoku-Extreme, 1,000 puzzles in 1,001 versions each: 5,030,402 parameters, 1,024 of them
+constants, that mix cells by an MLP (arXiv:2510.04871, table 4: 87.4 % exact), at the plan's batch of 6,144.
 
 Expected: not yet run; the published run has a batch of 768 (--config.train.global_batch=768), 65,104 steps.
 Cost: 8,138 steps.

@@ -22,4 +22,5 @@ def test_a_recipe_resolves_to_its_golden_text(recipe):
 
 
 def test_every_golden_text_has_its_recipe():
-    assert {path.stem for path in (ROOT / "tests/configs/golden").glob("*.txt")} == set(RECIPES)
+    folder = ROOT / "tests/configs/golden"
+    assert {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.txt")} == set(RECIPES)

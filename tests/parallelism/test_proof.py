@@ -306,6 +306,20 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
     assert assembly.layout_differences(loading.load("configs/tiny.py", "", typed).config) == []
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh.data": "8", "model.puzzle_dim": "64"},
+        {"mesh.fsdp": "4", "mesh.data": "2", "model.puzzle_dim": "64", "model.num_puzzles": "32"},
+        {"mesh.fsdp": "8", "model.mixer": "attention", "model.positions": "rope"},
+    ],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
+    config = loading.load("configs/trm/sudoku_mini.py", "", changes).config
+    assert assembly.layout_differences(config) == []
+
+
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
     """The gradient of the last norm is summed twice over the devices."""
     config = loading.load("configs/tiny.py", "", {"mesh.fsdp": "8", "train.gradient_accumulation": "2"}).config

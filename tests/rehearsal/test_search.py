@@ -17,7 +17,8 @@ from rehearsal import advice, compare, search, sizing
 from rehearsal.compiler import GIB, CompileError
 from tests.support import RECIPES
 
-MODELS = {name: importlib.import_module(f"configs.{name}").get_config().model.name for name in RECIPES}
+MODULES = {name: importlib.import_module(f"configs.{name.replace('/', '.')}") for name in RECIPES}
+MODELS = {name: module.get_config().model.name for name, module in MODULES.items()}
 TRANSFORMERS = [name for name, model in MODELS.items() if model == "decoder_lm"]
 
 

@@ -26,7 +26,7 @@ def run_with(offload: str, **changes):
 def batch_of(run, seed: int) -> dict:
     return {
         name: jax.device_put(rows, run.abstract_batch[name].sharding)
-        for name, rows in assembly._random_batch(run.config, seed).items()
+        for name, rows in run.objective.random_batch(jax.random.key(seed)).items()
     }
 
 
