@@ -36,7 +36,10 @@ TEXT_KEYS = {
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "data.holdout_fraction": 0.3,
     "data.tokenizer": "byte",
 }  # fmt: skip
-PUZZLE_KEYS = {"data.puzzle_count": 50, "data.puzzle_augmentations": 3, "data.puzzle_heldout": 20}
+PUZZLE_KEYS = {
+    "data.puzzle_count": 50, "data.puzzle_augmentations": 3, "data.puzzle_heldout": 20, "model.high_cycles": 1,
+    "model.low_cycles": 1, "supervision.max_steps": 4,
+}  # fmt: skip
 STEP = re.compile(r"step +(\d+)/")
 COMPILED = re.compile(r"Compiling (\S+)")
 

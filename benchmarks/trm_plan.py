@@ -3,9 +3,8 @@
 
 The figures that a plan for this slice once guessed (17 ms a step, 360,000 examples/s): the step compiled by the TPU's
 compiler and its schedule replayed, an estimate, not a run. 33 ms are its FLOPs at the chips' peak, so 17 was never
-possible. Batch and width are doubled to the largest that fits. What limits the step: the compiler's price of products
-of this width, whose results are rounded to bfloat16 after 512 sums each; of those in float32, unrounded; and of one with
-an MLP's width to sum over.
+possible. Batch and width are doubled to the largest that fits. What limits the step is the compiler's price of
+products: of this width, each result rounded to bfloat16 after 512 sums; the same unrounded; with an MLP's width to sum.
 """
 
 import os

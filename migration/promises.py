@@ -547,9 +547,13 @@ PLAN = (
         "D13", "few transfers between host and devices",
         "a batch ahead, and a step's numbers after the next has begun",
         f"{FEATURES}a_step_moves_nothing_between_host_and_devices",
-        "tests/parallelism/test_placement.py::test_the_next_batch_is_on_the_devices_before_its_step_begins",
+        "tests/parallelism/test_placement.py::test_the_next_batch_comes_onto_the_devices_while_a_step_takes_its_time",
     ),
-    not_yet("D14", "5,000 steps of the recursive model without a leak", note="that model is missing"),
+    runs(
+        "D14", "5,000 steps of the recursive model without a leak",
+        "benchmarks/soak.py",
+        "tests/test_soak.py::test_nothing_grows_and_nothing_is_compiled_again",
+    ),
     runs(
         "D15", "checkpoints every 1,000 steps, copied to a bucket meanwhile",
         "train.save_every and --workdir=gs://...",

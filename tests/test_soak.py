@@ -23,8 +23,9 @@ def soak():
         yield soak
 
 
-def test_nothing_grows_and_nothing_is_compiled_again(soak, tmp_path):
-    found = soak.soak(tmp_path, STEPS)
+@pytest.mark.parametrize("kind", ["soak", "soak_recursive"])
+def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path):
+    found = getattr(soak, kind)(tmp_path, STEPS)
     assert found["grown_mb"] < soak.LIMIT_MB, found
     assert found["recompilations"] == 0 and found["open_files_grown"] <= 0 and found["threads_grown"] <= 0, found
 

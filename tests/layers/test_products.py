@@ -49,7 +49,11 @@ def test_the_specs_were_found():
 
 @pytest.mark.parametrize(
     ("form", "spec"),
-    [(form, spec) for form in (products._native_einsum, products._matrix_einsum) for spec in sorted({*SPECS, *OF_WEIGHTS})],
+    [
+        (form, spec)
+        for form in (products._native_einsum, products._matrix_einsum)
+        for spec in sorted({*SPECS, *OF_WEIGHTS})
+    ],
 )
 def test_native_form_equals_einsum_forward_and_backward(form, spec):
     native = value_and_gradients(lambda a, b: form(spec, a, b))(*operands(spec))

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ def test_one_process_reads_every_row_once_and_places_it_whole(sizes):
         assert shard == (ROWS // (sizes[0] * sizes[1] * sizes[3]), LENGTH // sizes[2])
 
 
-def test_the_next_batch_is_on_the_devices_before_its_step_begins(monkeypatch):
+def test_the_next_batch_comes_onto_the_devices_while_a_step_takes_its_time(monkeypatch):
     sharding, put = batch_sharding(make_mesh(dict(zip(MESH_AXES[1:], (8, 1, 1, 1, 1), strict=True)))), []
     array = jax.make_array_from_callback
 
@@ -43,8 +44,23 @@ def test_the_next_batch_is_on_the_devices_before_its_step_begins(monkeypatch):
     assert len(put) == 1
     for step in range(4):
         batch = next(batches)  # which step `step` is about to take
-        assert jax.device_get(batch["tokens"])[0, 0] == step and len(put) == min(step + 2, 4)
+        assert jax.device_get(batch["tokens"])[0, 0] == step
+        until = time.monotonic() + 10
+        while len(put) < min(step + 2, 4) and time.monotonic() < until:
+            time.sleep(0.001)
+        assert len(put) == min(step + 2, 4)
     assert next(batches, None) is None
+
+
+def test_what_fails_while_a_batch_is_read_ahead_is_raised_where_it_is_asked_for():
+    def read():
+        yield {"tokens": np.zeros((ROWS, LENGTH))}
+        raise OSError("a shard is gone")
+
+    batches = place(read(), batch_sharding(make_mesh(dict.fromkeys(MESH_AXES[1:], 1), jax.devices()[:1])), ROWS)
+    assert next(batches)["tokens"].shape == (ROWS, LENGTH)
+    with pytest.raises(OSError, match="a shard is gone"):
+        next(batches)
 
 
 PROCESS = """

@@ -311,7 +311,7 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
     [
         {"mesh.data": "8", "model.puzzle_dim": "64"},
         {"mesh.fsdp": "4", "mesh.data": "2", "model.puzzle_dim": "64", "model.num_puzzles": "32"},
-        {"mesh.fsdp": "8", "model.mixer": "attention", "model.positions": "rope"},
+        {"mesh.data": "1", "mesh.fsdp": "8", "model.mixer": "attention", "model.positions": "rope"},
     ],
     ids=lambda changes: "-".join(changes.values()),
 )
