@@ -8,6 +8,7 @@ import pytest
 
 from tests.bucket_server import empty_bucket
 from tests.test_train import RISING, arguments, command, finish
+from training.bucket import Bucket
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,8 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
         process = command("train.py", "--workdir=gs://runs/mine", *given, cache=tmp_path / host)
         status, out, err = finish(process)
         assert status == 0 and "checkpoint: gs://runs/mine/checkpoints/" in out, err
+        bucket.pipe("runs/mine/votes/6.gz", b"what step 6 was for")
+    assert [path.read_bytes() for path in (tmp_path / "another").rglob("votes/6.gz")] == [b"what step 6 was for"]
     lines = [json.loads(line) for line in bucket.cat("runs/mine/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 10))
     stored = {name.rpartition("/")[2] for name in bucket.ls("runs/mine")}
@@ -33,6 +36,16 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     status, out, err = finish(command("generate.py", *prompt, cache=tmp_path / "third"))
     assert status == 0 and out.startswith("1 and "), err
     assert not os.path.exists("gs:")
+
+
+def test_votes_go_to_the_bucket_and_come_back_on_another_host(tmp_path):
+    (tmp_path / "bucket" / "run" / "votes").mkdir(parents=True)
+    here, there = (Bucket(f"{tmp_path}/bucket/run", tmp_path / host) for host in ("here", "there"))
+    (here.folder / "votes").mkdir(parents=True)
+    (here.folder / "votes" / "5.gz").write_bytes(b"five")
+    here.send(here.folder / "log", first=True)
+    there.fetch()
+    assert (there.folder / "votes" / "5.gz").read_bytes() == b"five"
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):

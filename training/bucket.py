@@ -13,6 +13,9 @@ COPIED = (  # back too, on a host that has them not
 )  # fmt: skip
 
 
+VOTES = "votes"  # a file a step, which does not change once it is there
+
+
 class BucketError(ValueError):
     """A bucket that cannot be used as asked; the user's to mend."""
 
@@ -41,19 +44,29 @@ class Bucket:
                 there, here = store / name, self.folder / name
                 if there.exists() and (name not in GROWING or not _holds_more(here, there)):
                     _write_atomically(here, there.read_bytes())
+            for there in (store / VOTES).iterdir() if (store / VOTES).exists() else ():
+                here = self.folder / VOTES / there.name
+                if not here.exists():
+                    here.parent.mkdir(exist_ok=True)
+                    _write_atomically(here, there.read_bytes())
         except OSError as error:
             raise BucketError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket, and of the first process what is small and its own."""
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
-        own = [*(self.folder / name for name in COPIED), *events] if first else []
+        own = [*(self.folder / name for name in COPIED), *events, *self._new_votes()] if first else []
         for path in [log, *own]:
             there = _path(self.url) / path.relative_to(self.folder)
             if path.exists():
                 there.write_bytes(path.read_bytes())
             else:
                 there.unlink(missing_ok=True)  # such as the summary of a run that goes on
+
+    def _new_votes(self) -> list[pathlib.Path]:
+        there = _path(self.url) / VOTES
+        known = {path.name for path in there.iterdir()} if there.exists() else set()
+        return [path for path in (self.folder / VOTES).glob("*.gz") if path.name not in known]
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
