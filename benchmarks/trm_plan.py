@@ -12,7 +12,9 @@ import sys
 
 import support
 
-os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+from rehearsal.compiler import ON_CPU, Compiler
+
+os.environ |= ON_CPU  # before jax is imported
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +24,10 @@ from input_pipeline.cache import cache_folder
 from models import trm
 from rehearsal import assumptions, hlo, schedule
 from rehearsal.compilation import devices
-from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
+from rehearsal.record import ATTENDS
 
 RECIPE, TOPOLOGY = "trm/sudoku", "v4-8" if support.QUICK else "v4-64"
-ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
 BATCH, WIDTH, HEAD_DIM, MOST_DOUBLINGS = 6144, 512, 64, 1 if support.QUICK else 4
 STEPS, CHIPS_A_HOST = 8138, 4
 
@@ -60,11 +61,9 @@ def largest(compiler: Compiler, name: str, sizes: list[tuple[int, int]]) -> dict
     return best
 
 
-def peak_fraction(summed: int, columns: int, dtype) -> float:
-    """Return what part of a chip's peak the product of a chip's positions with [summed, columns] reaches, alone."""
-    topology, model = topologies.get(TOPOLOGY), load(BATCH, WIDTH).config.model
+def peak_fraction(topology: topologies.Topology, rows: int, summed: int, columns: int, dtype) -> float:
+    """Return what part of a chip's peak the product of [rows, summed] with [summed, columns] reaches, alone."""
     chip = jax.sharding.SingleDeviceSharding(devices(topology)[0])
-    rows = BATCH // topology.chips * (trm.prefix_length(model) + model.max_length)
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=chip) for shape in ((rows, summed), (summed, columns)))
     product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=dtype)).lower(x, w).compile()
     given = assumptions.of_topology(topology)
@@ -93,13 +92,15 @@ def main() -> None:
         "gib_a_worker": round(CHIPS_A_HOST * found["hbm_gib"]["total"], 1),
         "hours_of_the_whole_run": round(STEPS * step / 3600, 2),
     }
+    model = loaded.config.model
+    rows = BATCH // loaded.topology.chips * (trm.prefix_length(model) + model.max_length)
     for name, summed, columns, dtype in (
         ("up", WIDTH, 3 * WIDTH, jnp.bfloat16),
         ("up_in_float32", WIDTH, 3 * WIDTH, jnp.float32),
         ("query", WIDTH, WIDTH, jnp.bfloat16),
         ("down", 3 * WIDTH, WIDTH, jnp.bfloat16),
     ):
-        figures[f"{name}_product_of_peak"] = round(peak_fraction(summed, columns, dtype), 2)
+        figures[f"{name}_product_of_peak"] = round(peak_fraction(loaded.topology, rows, summed, columns, dtype), 2)
     print(figures, flush=True)
     doublings = range(1, MOST_DOUBLINGS + 1)
     figures |= largest(compiler, "batch", [(BATCH * 2**n, WIDTH) for n in doublings])

@@ -36,6 +36,9 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read
     "data.", "checkpoint.", "evaluation.", "logging.", "train.log_every", "train.eval_every", "train.save_every",
 )  # fmt: skip
+ON_CPU = {  # what a process sets that compiles for a TPU beside others, on a machine without one
+    "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}  # fmt: skip
 ABANDONED_SECONDS = 3600  # a folder that nobody has locked for so long is nobody's
 GIB = 2**30
 PROGRAM = "program.txt.gz"
@@ -253,9 +256,7 @@ def _environment(topology: topologies.Topology) -> dict[str, str]:
     devices = 1 if topology.accelerator == "tpu" else topology.chips
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     return kept | {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        **ON_CPU,
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # ours has the program's text too
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }

@@ -11,9 +11,7 @@ GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
 COPIED = (  # back too, on a host that has them not
     *GROWING, "config.json", "tokenizer.model", "summary.txt", "submission.json",
 )  # fmt: skip
-
-
-VOTES = "votes"  # a file a step, which does not change once it is there
+VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew
 
 
 class BucketError(ValueError):
@@ -30,7 +28,7 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self) -> None:
-        """Bring what another host left of the run; of metrics.jsonl the longer one holds.
+        """Bring what another host left of the run; of what grows the longer one holds.
 
         Raises:
           BucketError: there is no such bucket, or no leave to read it.
@@ -40,13 +38,10 @@ class Bucket:
         try:
             if not _path("/".join(self.url.split("/")[:3])).exists():
                 raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
-            for name in COPIED:
+            votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
+            for name in (*COPIED, *votes):
                 there, here = store / name, self.folder / name
-                if there.exists() and (name not in GROWING or not _holds_more(here, there)):
-                    _write_atomically(here, there.read_bytes())
-            for there in (store / VOTES).iterdir() if (store / VOTES).exists() else ():
-                here = self.folder / VOTES / there.name
-                if not here.exists():
+                if there.exists() and not (name in GROWING and _holds_more(here, there)):
                     here.parent.mkdir(exist_ok=True)
                     _write_atomically(here, there.read_bytes())
         except OSError as error:
@@ -64,9 +59,13 @@ class Bucket:
                 there.unlink(missing_ok=True)  # such as the summary of a run that goes on
 
     def _new_votes(self) -> list[pathlib.Path]:
+        """Return those that the bucket has not, or of another length."""
         there = _path(self.url) / VOTES
-        known = {path.name for path in there.iterdir()} if there.exists() else set()
-        return [path for path in (self.folder / VOTES).glob("*.gz") if path.name not in known]
+        return [
+            path
+            for path in (self.folder / VOTES).glob("*.gz")
+            if not (there / path.name).exists() or (there / path.name).stat().length != path.stat().st_size
+        ]
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
