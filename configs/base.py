@@ -51,8 +51,7 @@ def get_config() -> ConfigDict:
     model.quantization = "none"  # of products with the blocks' weights: none, int8 (v5e, v5p, v6e), fp8 (Hopper)
     model.attention = "auto"  # auto: a kernel on TPUs and GPUs; reference: all scores in memory
     model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
-    model.remat = "none"  # kept for the backward pass, from all to nothing: none, dots, up, attention, attended, full
-    model.remat_less = 0  # of the first layers, how many keep what the policy before that one does, up to dots
+    model.remat = "none"  # kept to go back, from all to nothing: none, dots, mlp, up, attention, query, attended, full
     # Of models/trm.py alone:
     model.mixer = "attention"  # of positions: attention, mlp (a SwiGLU over them)
     model.positions = "rope"  # how positions are told: rope, learned, sinusoidal, none

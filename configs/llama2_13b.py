@@ -16,5 +16,4 @@ def get_config():
     config.model.num_heads = 40
     config.model.num_kv_heads = 40
     config.model.mlp_dim = 13_824
-    config.model.remat_less = 0
     return config

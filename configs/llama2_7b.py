@@ -19,8 +19,7 @@ def get_config():
     config.model.mlp_dim = 11_008
     config.model.vocab_size = 32_000
     config.model.max_length = 4096
-    config.model.remat = "up"
-    config.model.remat_less = 23
+    config.model.remat = "mlp"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 2000
     config.train.steps = 500_000

@@ -13,9 +13,9 @@ def get_config():
     config = llama2_7b.get_config()
     config.model.num_kv_heads = 8
     config.model.mlp_dim = 14_336
-    config.model.remat_less = 0
     config.model.vocab_size = 128_256
     config.model.max_length = 8192
+    config.model.remat = "up"
     config.model.rope_theta = 500_000.0
     config.train.sequence_length = 8192
     config.train.loss_chunk_tokens = 0

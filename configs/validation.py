@@ -13,7 +13,7 @@ from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_de
 from configs.loading import ROOT, Loaded, assign, nearest
 
 CHOICES = {
-    "model.remat": ("none", "dots", "up", "attention", "attended", "full"),
+    "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),
     "model.dtype": ("auto", "bfloat16", "float32"),
     "model.quantization": ("none", "int8", "fp8"),
     "model.attention": ("auto", "reference"),
@@ -45,7 +45,7 @@ FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervi
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
-    "model.remat_less", "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
+    "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
     "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
     "data.puzzle_augmentations", "data.puzzle_min_difficulty", "data.puzzle_clues",

@@ -6,7 +6,6 @@ unrolled (faster on CPU), with or without rematerialisation, layers all alike or
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 
 import jax
@@ -25,8 +24,10 @@ from layers.stream import CLOSED, num_parts
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
     "full": (),
     "attended": ("attended",),
+    "query": ("query", "attended"),
     "attention": ("query", "key", "value", "attended", CLOSED),
     "up": ("query", "key", "value", "attended", CLOSED, "up"),
+    "mlp": ("query", "key", "attended", CLOSED, "gate", "up"),
     "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
 }
 
@@ -75,16 +76,14 @@ class Stack(nnx.Module):
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
       remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
-      remat_less: of the first layers, how many keep what the next policy of REMAT does, to use what memory there is.
     """
 
     def __init__(
-        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str,
-        remat_less: int = 0, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs
+    ):
         build = nnx.vmap(make_block, transform_metadata={nnx.PARTITION_NAME: "layers"})
         self.blocks = build(rngs.split(num_layers))
-        self.num_layers, self.scan, self.remat, self.remat_less = num_layers, scan, remat, min(remat_less, num_layers)
+        self.num_layers, self.scan, self.remat = num_layers, scan, remat
 
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
@@ -104,20 +103,12 @@ class Stack(nnx.Module):
         contexts = [_in_parts(context, len(streams)) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
         layers = (nnx.to_pure_dict(state), caches, keys)
-        less = 0 if caches else self.remat_less // len(contexts) * len(contexts)  # whole groups of kinds
-        parts = [(less, _next(self.remat)), (self.num_layers - less, self.remat)]
-        outputs = []
-        for (size, remat), part in zip(parts, _divided(layers, less), strict=True):
-            if size:
-                alone = self.scan and len(contexts) == 1
-                kinds = [self._apply(graph, axes, context, remat, alone=alone) for context in contexts]
-                streams, output = (_repeated if self.scan else _in_a_row)(kinds, size, streams, part)
-                outputs.append(output)
-        x_BTD = jnp.concatenate(streams)
-        return x_BTD, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs) if len(outputs) > 1 else output
+        alone = self.scan and len(contexts) == 1
+        kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
+        streams, caches = (_repeated if self.scan else _in_a_row)(kinds, self.num_layers, streams, layers)
+        return jnp.concatenate(streams), caches
 
-    @staticmethod
-    def _apply(graph: nnx.GraphDef, axes: dict, context: list[tuple], remat: str, *, alone: bool) -> Callable:
+    def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
         """Return (streams, (weights, cache, keys) of a layer) -> (streams, cache), rematerialised as told.
 
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
@@ -133,12 +124,12 @@ class Stack(nnx.Module):
                 parts.append(x_BTD)
             return parts, cache
 
-        if remat == "none" and not in_shards():
+        if self.remat == "none" and not in_shards():
             return apply
         policies = jax.checkpoint_policies
         policy = policies.save_anything_except_these_names(WHOLE)
-        if remat != "none":
-            policy = policies.save_only_these_names(*REMAT[remat])
+        if self.remat != "none":
+            policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
 
 
@@ -147,11 +138,6 @@ def _in_parts(context, count: int) -> list:
     if count == 1:
         return [context]
     return [jax.tree.map(lambda rows, n=n: jnp.split(rows, count)[n], context) for n in range(count)]
-
-
-def _next(remat: str) -> str:
-    """Return the policy of REMAT that keeps more; the last, and "none", stay as they are."""
-    return dict(itertools.pairwise(REMAT)).get(remat, remat)
 
 
 def _repeated(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
@@ -181,13 +167,6 @@ def _grouped(layers, num_groups: int, size: int) -> tuple:
     whole = num_groups * size
     groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(num_groups, size, *leaf.shape[1:]), layers)
     return groups, jax.tree.map(lambda leaf: leaf[whole:], layers)
-
-
-def _divided(tree, size: int) -> tuple:
-    """Split the leading axis of every leaf after `size` rows; return two trees, the first None where it has no rows."""
-    if size == 0:
-        return None, tree
-    return jax.tree.map(lambda leaf: leaf[:size], tree), jax.tree.map(lambda leaf: leaf[size:], tree)
 
 
 def unstack(tree, size: int) -> list:

@@ -69,6 +69,27 @@ def whole_in_turn(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> d
     return brought(weights) if in_shards() else weights
 
 
+def whole_after(x: jax.Array, weight: jax.Array, axes: tuple, dtype) -> tuple[jax.Array, jax.Array]:
+    """Return `x` and what `whole` does of a weight; going back, the weight's gradient is summed before `x` goes on.
+
+    Left to itself the TPU compiler sums the head's in the end, and holds it whole while all layers go back.
+    """
+    if not in_shards():
+        return x, weight
+    x, weight = _summed_first(x, weight)
+    return x, whole(weight, axes, dtype)
+
+
+@jax.custom_vjp
+def _summed_first(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, weight
+
+
+_summed_first.defvjp(
+    lambda x, weight: ((x, weight), None), lambda _, gradients: jax.lax.optimization_barrier(gradients)
+)
+
+
 def _gathered(weight: jax.Array, names: tuple, dtype) -> jax.Array:
     for dim, axis in split_dims(names):
         weight = checkpoint_name(gather(weight.astype(dtype), axis, dim, _sum_dtype.get()), WHOLE)

@@ -17,7 +17,7 @@ from layers.embeddings import Embedding, Head
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole
+from layers.shards import whole_after
 from layers.stream import opened
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
@@ -93,8 +93,7 @@ class DecoderLM(nnx.Module):
                 epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
             ),
-            num_layers=config.num_layers, scan=scan, remat=config.remat, remat_less=config.remat_less,
-            rngs=rngs,
+            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
         )  # fmt: skip
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
         if not config.tie_embeddings:
@@ -103,9 +102,12 @@ class DecoderLM(nnx.Module):
         self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:
-        """Return the head, [D, V]."""
-        head_DV = transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
-        return whole(self.head_scale * head_DV, ("embed", "vocab"), self.dtype)
+        """Return the head, [D, V], as it lies."""
+        return self.head_scale * (transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...])
+
+    def with_head(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return a normalised stream and the head that takes it to logits, [D, V], whole."""
+        return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def __call__(
         self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
@@ -157,8 +159,7 @@ class DecoderLM(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""
-        head_DV = self.head_weight().astype(x_BTD.dtype)
-        logits_BTV = product("BTD,DV->BTV", x_BTD, head_DV)
+        logits_BTV = product("BTD,DV->BTV", *self.with_head(x_BTD))
         return soft_cap(logits_BTV, self.logit_cap)
 
     def empty_cache(self, batch: int, length: int) -> dict:

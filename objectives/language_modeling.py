@@ -68,9 +68,8 @@ class LanguageModeling:
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
         weights_BT = (batch["segments"] > 0).astype(jnp.float32)
         total, loss_sum = cross_entropy(
-            stream_BTD, model.head_weight(), batch["targets"], weights_BT, self.num_chunks, self.z_loss,
-            model.logit_cap,
-        )  # fmt: skip
+            *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
+        )
         weight = weights_BT.sum()
         return (total, weight), (carry, {"loss": (loss_sum, weight)})
 

@@ -41,7 +41,7 @@ def _long(length: int, fsdp: int, context: int) -> dict:
     """Return the keys of a sequence of so many tokens for each group of chips along `context`."""
     return {
         "train.sequence_length": length, "model.max_length": length, "mesh.fsdp": fsdp, "mesh.context": context,
-        "train.global_batch": fsdp, "model.remat": "full",
+        "train.global_batch": fsdp, "model.remat": "attended",
     }  # fmt: skip
 
 
@@ -50,9 +50,9 @@ ON_HOST = {  # a model that does not fit otherwise
     "train.sequence_length": 2048, "train.global_batch": 32, "model.remat": "full", "train.offload": "optimizer",
 }  # fmt: skip
 FOUR_OF_32 = FOUR_OF_2048 | {"train.global_batch": 128}
-HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "attention", "model.remat_less": 0}
+HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "attention"}
 ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_tokens": 8192}
-LITTLE_KEPT = {"model.remat": "attended", "model.remat_less": 24, "train.loss_chunk_tokens": 8192}
+LITTLE_KEPT = {"model.remat": "query", "train.loss_chunk_tokens": 8192}
 ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
 MORE = (
     Case("trm_sudoku_attention_v4-64", "trm/sudoku", "v4-64", ATTENDS),

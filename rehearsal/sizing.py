@@ -7,7 +7,6 @@ Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 """
 
 import dataclasses
-import itertools
 import math
 
 from configs.base import batch_shards
@@ -71,14 +70,14 @@ def predict(config) -> Sizes:
         "accumulated": weights if microbatches > 1 else 0,
     }
     attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # and its logarithm of the softmax's sum
-    kept = {"full": 0, "attended": attended, "attention": held["heads"] + attended}
+    kept = {"full": 0, "attended": attended, "query": attended + model.num_heads * a_head}
+    kept["attention"] = attended + held["heads"]
     kept["up"] = kept["attention"] + held["wide"]
-    kept["dots"] = kept["up"] + held["wide"]
-    more = dict(itertools.pairwise(kept)) | {"dots": "dots", "none": "none"}
+    kept["mlp"] = kept["query"] + model.num_kv_heads * a_head + 2 * held["wide"]
+    kept["dots"] = kept["attention"] + 2 * held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
-    less = min(model.remat_less, model.num_layers)
-    kept_in_all = less * kept[more[model.remat]] + (model.num_layers - less) * kept[model.remat]
-    saved, moments = model.num_layers * held["stream"] + kept_in_all, weights * MOMENTS.get(config.optimizer.name, 2)
+    saved = model.num_layers * (held["stream"] + kept[model.remat])
+    moments = weights * MOMENTS.get(config.optimizer.name, 2)
     if train.offload == "optimizer":  # they come when activations are gone
         moments = max(0.0, moments - saved)
     return Sizes(

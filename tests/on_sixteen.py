@@ -21,12 +21,9 @@ jax.config.update("jax_default_matmul_precision", "highest")
 SPREAD = 48**-0.5  # of weights, as layers draw them: twice as much doubles rounding with every layer, to 1e-5 here
 
 
-def largest_error(remat: str, num_microbatches: int, mesh: dict, remat_less: int = 0) -> float:
+def largest_error(remat: str, num_microbatches: int, mesh: dict) -> float:
     """Return that of a model whose width, 48, sixteen devices divide, with layers of two kinds."""
-    model = {
-        "embed_dim": 48, "num_layers": 4, "remat": remat, "remat_less": remat_less, "sliding_window": 5,
-        "global_every": 2,
-    }  # fmt: skip
+    model = {"embed_dim": 48, "num_layers": 4, "remat": remat, "sliding_window": 5, "global_every": 2}
     actual, expected = (
         one_step.gradients_and_scalars(microbatches, of_model=tuple(model.items()), spread=SPREAD, **axes)
         for microbatches, axes in ((num_microbatches, mesh), (1, {}))

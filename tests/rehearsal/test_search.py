@@ -222,7 +222,7 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
 
 
 def test_a_remedy_that_the_compiler_finds_too_small_gives_way_to_the_next(imagined):
-    loaded = load(train__global_batch=128, model__remat_less=0)
+    loaded = load(train__global_batch=128, model__remat="up")
 
     def world(config):
         return 1.0, sizing.predict(config).total * (1.4 if config.train.gradient_accumulation else 1.0)

@@ -30,7 +30,7 @@ def program(run) -> str:
 def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
     cases = [{"remat": "attention", "num_microbatches": 1, "mesh": mesh} for mesh in MESHES]
     cases += [{"remat": "none", "num_microbatches": 1, "mesh": MESHES[1]}]
-    cases += [{"remat": "up", "num_microbatches": 1, "mesh": MESHES[1], "remat_less": 2}]
+    cases += [{"remat": "mlp", "num_microbatches": 1, "mesh": MESHES[1]}]
     cases += [{"remat": "attention", "num_microbatches": 1, "mesh": {"data": 2, "fsdp": 2, "model": 4}}]
     command = [sys.executable, "-m", "tests.on_sixteen", json.dumps(cases)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -51,7 +51,7 @@ def test_microbatches_add_up_to_the_whole_batch(monkeypatch, whole_bytes, mesh):
     "model",
     [
         {"tie_embeddings": True},
-        {"remat": "up", "remat_less": 1},
+        {"remat": "mlp"},
         {"mup_base_dim": 20},
         {"biases": "all", "qk_norm": True},
     ],
