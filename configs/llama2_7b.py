@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 2 7B (arXiv:2307.09288, tables 1 and 2): 32 layers, 4096 wide, 6,738,415,616 parameters.
 
-Expected: not yet run. Cost: 66 G tokens; rehearsed on v4-32 11.6 days, 27.9 of 32 GiB a chip. The paper's batch of 4 M
+Expected: not yet run. Cost: 66 G tokens; rehearsed on v4-32 11.7 days, 27.7 of 32 GiB a chip. The paper's batch of 4 M
 tokens takes train.global_batch=1024 and train.gradient_accumulation=32 there.
 Command: make train CONFIG=configs/llama2_7b.py TOPOLOGY=v4-32
 """
@@ -25,6 +25,6 @@ def get_config():
     config.train.steps = 500_000
     config.train.global_batch = 32
     config.train.sequence_length = 4096
-    config.train.loss_chunk_tokens = 4096  # half of a chip's on v4-32: a GiB for 0.3 % of a step
+    config.train.loss_chunk_tokens = 4096  # half of a chip's on v4-32: two GiB for 0.3 % of a step
     config.train.save_every = 1000
     return config

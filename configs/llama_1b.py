@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Llama of a billion parameters: 16 layers, 2048 wide, 16 heads, MLP 8192; 1,204,881,408 parameters.
 
-Expected: not yet run. Cost: 10.5 G tokens, half of 20 a parameter; rehearsed on v4-32 7.9 hours, 23.3 of 32 GiB a chip.
+Expected: not yet run. Cost: 10.5 G tokens, half of 20 a parameter; rehearsed on v4-32 7.9 hours, 23.1 of 32 GiB a chip.
 Command: make train CONFIG=configs/llama_1b.py TOPOLOGY=v4-32
 """
 

@@ -202,7 +202,7 @@ AURA = (
     not_yet("A22", "experts split over devices", note="the mesh axis `expert` splits the batch so far"),
     runs(
         "A23", "gradient checkpointing",
-        "model.remat: none, dots, up, attention, attended, full",
+        "model.remat: none, dots, mlp, up, attention, query, attended, full",
         "tests/layers/test_block.py::test_loop_and_remat_change_no_number",
         "tests/layers/test_block.py::test_each_remat_policy_needs_less_memory_than_the_next",
     ),
