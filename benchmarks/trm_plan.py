@@ -4,7 +4,7 @@
 The figures that a plan for this slice once guessed (17 ms a step, 360,000 examples/s): the step compiled by the TPU's
 compiler and its schedule replayed, an estimate, not a run. 33 ms are its FLOPs at the chips' peak, so 17 was never
 possible. Batch and width are doubled to the largest that fits. What the estimate is bound by is the compiler's price of
-products: of this width, each result rounded to bfloat16 after 512 sums; the same unrounded; with an MLP's width to sum.
+products: of this width, 512 numbers to sum, the result in bfloat16 or float32; and with an MLP's width to sum.
 `other_prices` are those of the same by its other price list (see benchmarks/levers.py), which no figure of ours uses.
 """
 
