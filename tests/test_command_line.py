@@ -63,7 +63,7 @@ MISTAKES = [
     ("--config.model.qk_norm=maybe", "is not true or false"),
     ("--config.train.steps=5 --config.train.tokens=9000", "train.steps and train.tokens both say how long"),
     ("--config.train.steps=0", "exactly one of train.steps, train.tokens, train.epochs"),
-    ("--config.model.remat=dot", "model.remat=dot is unknown; nearest: dots (all: none, dots, up, "),
+    ("--config.model.remat=dot", "model.remat=dot is unknown; nearest: dots (all: none, dots, mlp, up, "),
     ("--config.model.name=decoder", "model.name=decoder is unknown; nearest: decoder_lm"),
     ("--config.train.objective=language", "train.objective=language is unknown; nearest: language_modeling"),
     ("--config.optimizer.name=adam", "optimizer.name=adam is unknown; nearest: adamw"),
