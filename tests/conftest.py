@@ -12,6 +12,7 @@ QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
 )
 CACHE = cache_path("")
 # A job in a shell's background ignores Ctrl-C, and so would every program that tests start and interrupt.

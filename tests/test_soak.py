@@ -10,7 +10,7 @@ import train
 from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 
-STEPS = 1000
+STEPS = 700
 
 
 @pytest.fixture(scope="module")

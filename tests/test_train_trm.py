@@ -20,7 +20,8 @@ from training.interruption import Interrupted
 from training.step_log import StepLog
 
 SMALL = {
-    "model.embed_dim": 16, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 24, "model.dtype": "float32",
+    "model.num_layers": 1, "model.embed_dim": 16, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 24,
+    "model.dtype": "float32",
     "model.high_cycles": 2, "model.low_cycles": 2, "model.puzzle_dim": 16, "model.prefix_length": 1,
     "model.layer_loop": "scan", "supervision.max_steps": 5, "supervision.exploration": 0.5, "train.global_batch": 16,
     "train.steps": 6, "train.log_every": 1, "train.eval_every": 0, "train.save_every": 0, "data.puzzle_count": 24,

@@ -22,8 +22,11 @@ from training.checkpoints import Checkpoints
 AUGMENTATIONS = 3
 
 
-def write_tasks(folder) -> None:
-    """Write an ARC-1 of one task a subset, and two in the one that is held out, one of them with two tests."""
+def write_tasks(folder, copied: str = "") -> None:
+    """Write an ARC-1 of one task a subset, and two in the one that is held out, one of them with two tests.
+
+    Answers are grids at random, but of the task `copied` what the questions are.
+    """
     rng = np.random.default_rng(0)
     folder.mkdir()
 
@@ -39,7 +42,10 @@ def write_tasks(folder) -> None:
             }
             for name, count in tests.items()
         }
-        solutions = {name: [grid() for _ in range(count)] for name, count in tests.items()}
+        solutions = {
+            name: [test["input"] if name == copied else grid() for test in task["test"]]
+            for name, task in challenges.items()
+        }
         (folder / f"arc-agi_{subset}_challenges.json").write_text(json.dumps(challenges))
         (folder / f"arc-agi_{subset}_solutions.json").write_text(json.dumps(solutions))
 
@@ -138,3 +144,25 @@ def test_evaluation_alone_votes_too(place, capsys):
     evaluation.evaluate_newest(config, place / "run", place / "run", corpus)
     out = capsys.readouterr().out
     assert "checkpoints/2\n" in out and "held-out pass@2: " in out and "pooled with earlier votes, pass@2: " in out
+
+
+def copying(params: dict) -> dict:
+    """Return weights by which a model answers what it is asked: a token's vector goes through as it came."""
+    params = jax.tree.map(np.zeros_like, jax.device_get(params))
+    params["embedding"]["embedding"] = np.eye(*params["embedding"]["embedding"].shape, dtype=np.float32)
+    params["head"]["kernel"] = np.eye(*params["head"]["kernel"].shape, dtype=np.float32)
+    return params
+
+
+@pytest.mark.parametrize(("copied", "solved"), [("evaluation-b", 0.5), ("", 0.0)])
+def test_a_task_is_solved_where_all_its_answers_are_among_the_first_k(tmp_path, copied, solved):
+    """One of the two that are held out asks for what a model that copies says, to both its questions, or none does."""
+    write_tasks(tmp_path / "tasks", copied)
+    config = small_config(tmp_path)
+    run = assembly.assemble(config)
+    with mesh_context(run.mesh):
+        state = run.init()
+        params = jax.tree.map(lambda new, leaf: jax.device_put(new, leaf.sharding), copying(state.params), state.params)
+        votes = evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
+    found = voting.results(votes, tasks_of(tmp_path))
+    assert found == {f"pass@{k}": solved for k in voting.PASSES}

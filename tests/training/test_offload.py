@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments in the hosts' memory: the same numbers, nothing left on the devices, and checkpoints that go both ways."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from training.retention import Retention
 from training.step import is_finite
 
 
+@functools.cache
 def run_with(offload: str, **changes):
     config = base.get_config()
     config.model.update(dict(num_layers=2, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
@@ -30,10 +33,10 @@ def batch_of(run, seed: int) -> dict:
     }
 
 
-def trained(run, steps: int = 3):
+def trained(run):
     with mesh_context(run.mesh):
         state = run.init()
-        for seed in range(steps):
+        for seed in range(3):
             state, scalars = run.train_step(state, batch_of(run, seed))
     return state, scalars
 
