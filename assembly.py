@@ -141,7 +141,7 @@ def assemble(
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
         average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
-        spike_deviations=config.train.spike_deviations,
+        spike_deviations=config.train.spike_deviations, norm=optimizers.norm(weights),
     )  # fmt: skip
     if config.train.offload == "optimizer":
         shardings, step = offload.on_host(shardings), offload.brought(step)

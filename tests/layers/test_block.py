@@ -52,7 +52,8 @@ def differentiated(scan: bool, remat: str, kinds: int = 1, dropout_rate: float =
     def loss(weights, x, positions, masks):
         angles = rotary_angles(positions, *rotary_frequencies(H, THETA))
         key = jax.random.key(5) if dropout_rate else None
-        y, _ = nnx.merge(graph, weights)(x, [(angles, attends(mask)) for mask in masks], key=key)
+        contexts = [(angles, attends(mask), positions >= 0) for mask in masks]
+        y, *_ = nnx.merge(graph, weights)(x, contexts, key=key)
         return jnp.sum(jnp.sin(y)), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
