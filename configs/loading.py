@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
 import pathlib
 import traceback
 import types
@@ -85,7 +86,8 @@ def load(
     config, origins = _run_recipe(recipe_path)
     topology = topologies.get(topology_name) if topology_name else None
     mesh = environment_mesh(environment)
-    for axes, origin in ((topology.mesh if topology else {}, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
+    preset = _with_experts(topology.mesh, config.mesh.expert) if topology else {}
+    for axes, origin in ((preset, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
         for axis in MESH_AXES if axes else ():
             assign(config, f"mesh.{axis}", axes.get(axis, 1))
             origins[f"mesh.{axis}"] = origin
@@ -98,6 +100,12 @@ def load(
         assign(config, key, value)
         origins[key] = "command line"
     return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins, mesh)
+
+
+def _with_experts(mesh: dict[str, int], expert: int) -> dict[str, int]:
+    """Return a preset's mesh with experts split as the recipe says, as far as that divides its fsdp."""
+    expert = math.gcd(max(expert, 1), mesh["fsdp"])
+    return mesh | {"fsdp": mesh["fsdp"] // expert, "expert": expert}
 
 
 def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:

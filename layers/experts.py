@@ -42,7 +42,7 @@ class Experts(nnx.Module):
         # Not split over devices, so that no device gets it rounded to the compute type.
         self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
         self.bias = zeros((num_experts,), (BALANCE,))
-        into, out = ("experts", "embed", "expert_mlp"), ("experts", "expert_mlp", "embed")
+        into, out = ("experts", "expert_embed", "expert_mlp"), ("experts", "expert_mlp", "expert_embed")
         self.gate = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
         self.up = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
         down = out_scale * (SILU_PRODUCT_SQUARE * mlp_dim) ** -0.5

@@ -12,7 +12,7 @@ RULES = (
     # weights
     ("layers", None),
     ("vocab", "model"),
-    ("embed", ("fsdp", "context")),  # long sequences are few: over fsdp alone too few would share the weights
+    ("embed", ("fsdp", "context", "expert")),  # whatever splits tokens but copies: all share the weights
     ("heads", "model"),
     ("kv_heads", "model"),
     ("head_dim", None),
@@ -23,6 +23,7 @@ RULES = (
     ("router", None),
     ("balance", None),
     ("experts", ("expert", "model")),  # an expert is not split: what splits other layers' columns holds others of them
+    ("expert_embed", ("fsdp", "context")),
     ("expert_mlp", None),
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
@@ -48,7 +49,14 @@ def on_device(*, weights_whole: bool = False) -> list[tuple]:
     Args:
       weights_whole: nor of other parts of a weight, which else lie in shards.
     """
-    own = ("batch", "heads", "kv_heads", "mlp", "experts", *(("embed", "vocab") if weights_whole else ()))
+    own = (
+        "batch",
+        "heads",
+        "kv_heads",
+        "mlp",
+        "experts",
+        *(("embed", "expert_embed", "vocab") if weights_whole else ()),
+    )
     return list((dict(RULES) | dict.fromkeys(own)).items())
 
 

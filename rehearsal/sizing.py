@@ -46,7 +46,8 @@ def num_parameters(model) -> int:
     """Return the number of parameters of models/decoder_lm.py, small biases aside."""
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     head_dim = model.head_dim or D // model.num_heads
-    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 3 * D * F + 2 * D
+    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
+    layer += 3 * D * F * max(1, model.num_experts + model.shared_experts) + D * model.num_experts
     return model.num_layers * layer + V * D * (1 if model.tie_embeddings else 2) + D
 
 
@@ -55,7 +56,7 @@ def predict(config) -> Sizes:
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(model), train.gradient_accumulation or 1
-    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.model)
+    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.expert * mesh.model)
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES

@@ -18,6 +18,7 @@ NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, bias
 STACKED, VOCAB = "layers", "vocab"
 TABLE, CONSTANT, BALANCE = "puzzles", "constant", "balance"
 EXPERTS = "experts"
+EMBED = ("embed", "expert_embed")  # the width of the residual stream, in weights
 MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
@@ -212,7 +213,7 @@ def kind(axes: tuple[str, ...]) -> str:
             return special
     if VOCAB in axes:
         return VOCAB
-    return "matrix" if "embed" in axes and len(set(axes) - {STACKED}) > 1 else "vector"
+    return "matrix" if set(EMBED) & set(axes) and len(set(axes) - {STACKED}) > 1 else "vector"
 
 
 def is_usual(axes: tuple[str, ...]) -> bool:
@@ -222,7 +223,7 @@ def is_usual(axes: tuple[str, ...]) -> bool:
 
 def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
     """Return which dimensions are the rows and the columns of a matrix: `embed`, and others than layers and experts."""
-    embed = axes.index("embed")
+    embed = next(dim for dim, name in enumerate(axes) if name in EMBED)
     others = [dim for dim, name in enumerate(axes) if dim != embed and name not in (STACKED, EXPERTS)]
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
 

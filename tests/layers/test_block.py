@@ -92,7 +92,7 @@ def test_a_block_drops_a_part_of_what_each_sublayer_adds():
     rate, x = 0.3, np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     angles = rotary_angles(POSITIONS, *rotary_frequencies(H, THETA))
     block = make_block(nnx.Rngs(0), rate)
-    call = functools.partial(block, x, angles, attends(MASKS[0]), None)
+    call = functools.partial(block, x, angles, attends(MASKS[0]), POSITIONS >= 0, None)
     for silent, active in (("mlp.down", "attention.out"), ("attention.out", "mlp.down")):
         weights = random_weights(nnx.to_pure_dict(nnx.state(block)))
         for name in (silent, f"{silent}_bias"):

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from configs.base import MESH_AXES
-from layers import dispatch, experts, grouped
+from layers import experts
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, random_weights
 
@@ -95,3 +95,40 @@ def test_on_one_device_the_layer_is_the_loop(router, gate_scale, capacity):
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{axis}{size}" for axis, size in mesh.items()))
 def test_experts_on_several_devices_are_the_loop(mesh, capacity):
     assert_same(by_layer(mesh, capacity=capacity), by_loop("softmax", 1.0))
+
+
+def adversarial(mesh, **changes):
+    """Return (answers, dropped) where a bias sends every token to the experts 0, 1 and 2."""
+    (x, counted), (graph, weights) = tokens(), made(**changes)
+    weights["bias"] = -10 * np.arange(E, dtype=np.float32)
+    run = jax.jit(lambda weights, x: nnx.merge(graph, weights)(x, counted))
+    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1) | mesh, jax.devices()[: math.prod(mesh.values())])):
+        y, figures = run(weights, x)
+    return np.asarray(y), float(figures["dropped"]), weights
+
+
+def test_nothing_is_dropped_where_every_token_goes_to_one_device():
+    """Three experts of eight devices get all that there is: one exchange of tokens is not enough."""
+    y, dropped, weights = adversarial({"expert": 8})
+    assert dropped == 0
+    x, counted = tokens()
+    assert_close(y, np.asarray(loop(weights, x, counted, router="softmax", gate_scale=1.0)))
+
+
+@pytest.mark.parametrize("mesh", [{"data": 1}, {"expert": 2}], ids=["one device", "two devices"])
+def test_what_exceeds_the_capacity_is_counted_exactly(mesh):
+    """Each of a device's experts has ceil(1 * pairs / E) places, of which 5 get none of the pairs."""
+    _, dropped, _ = adversarial(mesh, capacity=1.0)
+    num_devices = math.prod(mesh.values())
+    counted = tokens()[1].reshape(num_devices, -1).sum(axis=1)
+    places = math.ceil(K * B * T / num_devices / E)
+    assert dropped * K == pytest.approx(sum(K * max(0, count - places) for count in counted))
+
+
+def test_the_bias_gets_how_much_more_than_the_mean_an_expert_has_to_do():
+    (x, counted), (graph, weights) = tokens(), made()
+    bias_gradient = by_layer({"expert": 2})[1]["bias"]
+    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices()[:1])):
+        load = nnx.merge(graph, weights)(x, counted)[1]["load"]
+    assert load.sum() == K * counted.sum()
+    np.testing.assert_array_equal(bias_gradient, load - load.mean())
