@@ -32,6 +32,8 @@ def num_rows(rows: int, num_groups: int) -> int:
 def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Return [S, F] in the type of `x`: the rows of each group times the group's weights.
 
+    Behind the last group it is anything, not a number included, and so is the gradient of `x`.
+
     Args:
       x_SD: S is what `num_rows` returned; behind the last group it is zero.
       weights_EDF: used in the type of `x`.

@@ -65,12 +65,6 @@ def mlps_used(config) -> int:
     return config.experts_per_token + config.shared_experts if config.num_experts else 1
 
 
-def unused_parameters(config) -> int:
-    """Return how many of the model's parameters a token does not meet: those of experts that it is not sent to."""
-    idle = max(0, config.num_experts - config.experts_per_token)
-    return 3 * config.num_layers * config.embed_dim * config.mlp_dim * idle
-
-
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one token: forward, and backward as twice that.
 
