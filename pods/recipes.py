@@ -2,7 +2,6 @@
 """From settings to the arguments of train.py: recipe, slice, folder of the run, and configuration keys."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping, Sequence
 
@@ -75,23 +74,16 @@ def training_keys(settings: Settings) -> dict[str, object]:
         "train.global_batch": settings.batch_size,
         "optimizer.learning_rate": settings.lr,
         "model.dtype": DTYPES.get(settings.dtype, ""),
+        "model.num_experts": settings.num_experts,
         "data.tokenizer": settings.spm_model,
     }
     if settings.per_device_batch and not settings.batch_size:
         if not slice_name(settings):
             raise usage_error(f"PER_DEVICE_BATCH: how many chips {settings.accel} has is not known; set BATCH_SIZE")
         keys["train.global_batch"] = settings.per_device_batch * topologies.get(slice_name(settings)).chips
-    keys |= expert_keys(settings.num_experts, num_chips(settings) or 1)
     return {key: value for key, value in keys.items() if value} | length_keys(
         f"--config={settings.recipe}", settings.seq_len
     )
-
-
-def expert_keys(num_experts: int, chips: int) -> dict[str, int]:
-    """Return the keys of so many experts, over as many chips as share them evenly; 0: none."""
-    if not num_experts:
-        return {}
-    return {"model.num_experts": num_experts, "mesh.expert": math.gcd(num_experts, chips), "mesh.fsdp": -1}
 
 
 def length_keys(recipe: str, length: int | None) -> dict[str, int]:

@@ -83,9 +83,10 @@ def test_config_is_the_data_sets_or_a_recipe():
 def test_experts_are_of_the_recipe_that_has_them():
     given = read(NUM_EXPERTS="6", MODEL_SIZE="small", ACCEL="v4-64")
     assert given.recipe == "configs/small_moe.py"
-    keys = recipes.training_keys(given)
-    assert keys == {"model.num_experts": 6, "mesh.expert": 2, "mesh.fsdp": -1}
-    assert not {"model.num_experts", "mesh.expert"} & recipes.training_keys(read()).keys()
+    assert recipes.training_keys(given) == {"model.num_experts": 6}
+    words = recipes.arguments(given, {})
+    assert "--config=configs/small_moe.py" in words and "--config.model.num_experts=6" in words
+    assert "model.num_experts" not in recipes.training_keys(read())
 
 
 def test_a_home_folder_that_the_shell_expanded_is_the_hosts(monkeypatch):
