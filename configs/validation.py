@@ -76,8 +76,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_batch(config)
     _check_sums(config)
     _check_recursion(config)
-    if config.model.num_experts and config.mesh.context > 1:
-        raise ConfigError(f"mesh.context={config.mesh.context} must be 1 with model.num_experts; use mesh.fsdp")
+    _check_exchange(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -313,6 +312,17 @@ def _check_batch(config: ConfigDict) -> None:
         raise ConfigError(
             f"train.sequence_length={train.sequence_length} is not a multiple of mesh.context={mesh.context}; "
             f"use {_multiples_text(train.sequence_length, mesh.context)}"
+        )
+
+
+def _check_exchange(config: ConfigDict) -> None:
+    count, mesh = config.model.num_experts, config.mesh
+    if count and mesh.context > 1:
+        raise ConfigError(f"mesh.context={mesh.context} must be 1 with model.num_experts; use mesh.fsdp")
+    if count % (mesh.expert * mesh.model):
+        raise ConfigError(
+            f"model.num_experts={count} is not a multiple of mesh.expert * mesh.model={mesh.expert * mesh.model}; "
+            f"use {_multiples_text(count, mesh.expert * mesh.model)}"
         )
 
 

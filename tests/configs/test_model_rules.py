@@ -58,6 +58,14 @@ def test_a_consistent_option_is_taken(model):
     validate(**model)
 
 
+def test_experts_that_devices_cannot_share_evenly_are_refused():
+    config = base.get_config()
+    config.model.num_experts = 6
+    config.mesh.update(expert=2, model=2)
+    with pytest.raises(ConfigError, match=r"^model.num_experts=6 is not a multiple of .*=4; use 4 or 8$"):
+        validation.validate(config, 4)
+
+
 def test_experts_and_a_split_length_are_refused_together():
     config = base.get_config()
     config.model.num_experts, config.mesh.context = 4, 2
