@@ -23,7 +23,7 @@ BALANCED = 0.3  # violation that is to be reached
 SKEW = 0.5  # mean of tokens whose deviation is 1
 TOKENS, EMBED_DIM = 8192, 16
 BALANCING_STEPS = 300
-STEPS = 4 if support.QUICK else 60
+STEPS = 4 if support.QUICK else 20
 
 
 def violations() -> jax.Array:

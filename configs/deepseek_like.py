@@ -3,7 +3,8 @@
 (arXiv:2412.19437): 27 layers, 2048 wide, 64 experts of which a token goes through 6, and 2 shared ones.
 
 Attention is multi-head, not their latent attention, which is not offered; and the first layer has experts too.
-Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 1.4 days, 8.8 of 95 GiB a chip.
+Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 1.4 days, 8.8 of 95 GiB a chip; on v4-64
+4.1 days, 15.4 of 32 GiB.
 Command: make train CONFIG=configs/deepseek_like.py TOPOLOGY=v5p-128
 """
 
