@@ -57,6 +57,7 @@ class Run:
     num_microbatches: int
     slow: bool
     num_parameters: int
+    num_active: int  # parameters that a token meets: of experts, those that it is sent to
     flops_per_token: float
 
     def model(self, params: dict) -> nnx.Module:
@@ -141,7 +142,7 @@ def assemble(
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
         average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
-        spike_deviations=config.train.spike_deviations,
+        spike_deviations=config.train.spike_deviations, norm=optimizers.norm(weights),
     )  # fmt: skip
     if config.train.offload == "optimizer":
         shardings, step = offload.on_host(shardings), offload.brought(step)
@@ -164,6 +165,7 @@ def assemble(
         num_microbatches=num_microbatches,
         slow=slow,
         num_parameters=_num_parameters(abstract_model),
+        num_active=_num_active(config.model, abstract_model),
         flops_per_token=flops_per_token,
     )
 
@@ -197,6 +199,13 @@ def _layout(run: Run) -> proof.Layout:
 
 def _num_parameters(abstract_model: nnx.State) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_model))
+
+
+def _num_active(model, abstract_model: nnx.State) -> int:
+    declared = declared_axes(abstract_model).values()
+    of_experts = sum(math.prod(shape) for shape, names in declared if optimizers.EXPERTS in names)
+    idle = model.num_experts - model.experts_per_token
+    return _num_parameters(abstract_model) - (of_experts * idle // model.num_experts if of_experts else 0)
 
 
 def _model_module(config):

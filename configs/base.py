@@ -30,7 +30,13 @@ def get_config() -> ConfigDict:
     model.num_heads = 8  # query heads
     model.num_kv_heads = 8  # key and value heads; divides num_heads
     model.head_dim = 0  # width of a head; 0: embed_dim / num_heads
-    model.mlp_dim = 1408  # hidden width of the SwiGLU
+    model.mlp_dim = 1408  # hidden width of the SwiGLU, of each expert where there are some
+    model.num_experts = 0  # SwiGLUs in each block of which a token goes through a few; 0: one that all go through
+    model.experts_per_token = 2  # chosen by a router
+    model.shared_experts = 0  # as wide as so many, a SwiGLU that all tokens go through beside
+    model.router = "softmax"  # scores of experts: softmax (Mixtral), sigmoid (DeepSeek-V3)
+    model.gate_scale = 1.0  # sum of a token's gates
+    model.expert_capacity = 0.0  # places in an expert over its mean load, the rest dropped; 0: nothing is dropped
     model.vocab_size = 8192  # rows of the embedding; at least the tokenizer's ids
     model.max_length = 1024  # longest sequence in tokens
     model.rope_theta = 10_000.0  # base of the rotary frequencies
@@ -73,7 +79,7 @@ def get_config() -> ConfigDict:
     mesh.data = 1  # copies of the model, the batch split between them
     mesh.fsdp = -1  # the batch and the parameters split
     mesh.context = 1  # the sequence split, and the parameters
-    mesh.expert = 1  # experts and the batch split
+    mesh.expert = 1  # experts and the batch split; model splits experts too
     mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
 
     config.layout = layout = ConfigDict()
@@ -112,6 +118,7 @@ def get_config() -> ConfigDict:
     optimizer.decayed = "matrices"  # what decays: matrices (no norms, biases, embeddings), all
     optimizer.table_learning_rate = 1e-2  # of the table of puzzle embeddings, at the peak
     optimizer.table_weight_decay = 0.1  # of the rows that a batch uses
+    optimizer.bias_step = 1e-3  # by which a router's bias goes against the load of each expert; 0: stays
     optimizer.beta1 = 0.9  # decay of the first moment, or of the momentum
     optimizer.beta2 = 0.95  # decay of the second moment
     optimizer.epsilon = 1e-8  # added to the root of the second moment
@@ -127,9 +134,11 @@ def get_config() -> ConfigDict:
     train.sequence_length = 512  # tokens per sequence
     train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 10 s
     train.z_loss = 0.0  # weight of mean log(Z)^2
+    train.balance_loss = 0.0  # weight of the auxiliary loss that spreads tokens over experts, as of Switch (1e-2)
+    train.router_z_loss = 0.0  # weight of mean log(Z)^2 of routers, as of ST-MoE (1e-3)
     train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB
     train.offload = "none"  # to the hosts' memory, between updates: none, optimizer (its moments)
-    train.sum_dtype = "auto"  # of gradients where weights are split: auto (compute type), float32 (no context, expert)
+    train.sum_dtype = "auto"  # of gradients where weights are split: auto (compute type), float32 (no context)
     train.seed = 0  # of initialisation, order and everything random
     train.log_every = 10  # steps
     train.eval_every = 250  # steps; 0: only at the end
@@ -168,5 +177,4 @@ def batch_shards(mesh: ConfigDict) -> int:
 def by_device(config: ConfigDict) -> bool:
     """Whether there are several devices, and each can compute a part by itself: of rows, heads and the length."""
     mesh = config.mesh
-    alone = mesh.context == mesh.expert == 1
-    return alone and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0
+    return mesh.context == 1 and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
 import pathlib
 import traceback
 import types
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from configs import base, topologies
 from configs.base import MESH_AXES, ConfigError
 
+EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
@@ -85,7 +87,10 @@ def load(
     config, origins = _run_recipe(recipe_path)
     topology = topologies.get(topology_name) if topology_name else None
     mesh = environment_mesh(environment)
-    for axes, origin in ((topology.mesh if topology else {}, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
+    text = overrides.get("model.num_experts", str(config.model.num_experts))
+    num_experts = parse_value("model.num_experts", text, flat(config))
+    preset = _with_experts(topology.mesh, num_experts) if topology else {}
+    for axes, origin in ((preset, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
         for axis in MESH_AXES if axes else ():
             assign(config, f"mesh.{axis}", axes.get(axis, 1))
             origins[f"mesh.{axis}"] = origin
@@ -98,6 +103,12 @@ def load(
         assign(config, key, value)
         origins[key] = "command line"
     return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins, mesh)
+
+
+def _with_experts(mesh: dict[str, int], num_experts: int) -> dict[str, int]:
+    """Return a preset's mesh, a part of its fsdp given to experts where there are some."""
+    expert = math.gcd(num_experts, mesh["fsdp"], EXPERT_CHIPS) if num_experts > 0 else 1
+    return mesh | {"fsdp": mesh["fsdp"] // expert, "expert": expert}
 
 
 def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:

@@ -20,6 +20,9 @@ TARGETS = {  # largest value of each key in a simulation
     "model.head_dim": 16,
     "model.embed_dim": 64,
     "model.mlp_dim": 128,
+    "model.num_experts": 4,
+    "model.experts_per_token": 2,
+    "model.shared_experts": 1,
     "model.vocab_size": 512,
     "model.sliding_window": 32,
     "train.sequence_length": 64,
@@ -76,8 +79,9 @@ def _units(config: ConfigDict) -> dict[str, int]:
     return {
         "model.num_heads": mesh.model,
         "model.num_kv_heads": mesh.model,
-        "model.embed_dim": mesh.fsdp * mesh.context,
+        "model.embed_dim": mesh.fsdp * mesh.context * mesh.expert,
         "model.mlp_dim": mesh.model,
+        "model.num_experts": mesh.expert * mesh.model,
         "model.low_cycles": max(1, config.model.low_latents),
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
@@ -93,5 +97,5 @@ def _keep_group_size(config: ConfigDict, before: dict, typed: dict) -> None:
     elif model.num_heads == model.num_kv_heads and not {"model.num_heads", "model.num_kv_heads"} & typed.keys():
         model.num_heads = 2 * model.num_kv_heads
     if not model.head_dim and "model.embed_dim" not in typed:
-        unit = math.lcm(config.mesh.fsdp * config.mesh.context, 2 * model.num_heads)
+        unit = math.lcm(_units(config)["model.embed_dim"], 2 * model.num_heads)
         model.embed_dim = math.ceil(model.embed_dim / unit) * unit

@@ -92,6 +92,7 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
     "v5e-16": ("v5e", 16, 4, "v5e:4x4"),
     "v5p-8": ("v5p", 4, 1, "v5p:2x2x1"),
     "v5p-32": ("v5p", 16, 4, "v5p:2x2x4"),
+    "v5p-128": ("v5p", 64, 16, "v5p:4x4x4"),
     "v6e-8": ("v6e", 8, 1, "v6e:2x4"),
     "h100-8": ("h100", 8, 1, ""),
     "h200-1": ("h200", 1, 1, ""),

@@ -23,6 +23,7 @@ CHOICES = {
     "model.mixer": ("attention", "mlp"),
     "model.positions": ("rope", "learned", "sinusoidal", "none"),
     "model.networks": (1, 2),
+    "model.router": ("softmax", "sigmoid"),
     "supervision.loss": ("stablemax", "softmax"),
     "optimizer.decayed": ("matrices", "all"),
     "data.bad_documents": ("error", "skip"),
@@ -39,12 +40,14 @@ POSITIVE = (
     "evaluation.batches", "train.log_every", "train.bad_steps",
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
-    "model.num_puzzles", "supervision.max_steps",
+    "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
 NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
+    "model.num_experts", "model.shared_experts", "model.expert_capacity", "optimizer.bias_step",
+    "train.balance_loss", "train.router_z_loss",
     "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
     "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
@@ -73,6 +76,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_batch(config)
     _check_sums(config)
     _check_recursion(config)
+    _check_exchange(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -239,6 +243,20 @@ def _check_model(model: ConfigDict) -> None:
         raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
     _check_layer_kinds(model)
     _check_rope(model)
+    _check_experts(model)
+
+
+def _check_experts(model: ConfigDict) -> None:
+    count = model.num_experts
+    if not count:
+        return
+    if model.experts_per_token > count:
+        raise ConfigError(
+            f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={count}"
+        )
+    for key, dense in {"name": "decoder_lm", "quantization": "none", "biases": "none", "mup_base_dim": 0}.items():
+        if model[key] != dense:
+            raise ConfigError(f"model.{key}={model[key]} does not go with model.num_experts={count}; use {dense}")
 
 
 def _check_layer_kinds(model: ConfigDict) -> None:
@@ -297,11 +315,22 @@ def _check_batch(config: ConfigDict) -> None:
         )
 
 
+def _check_exchange(config: ConfigDict) -> None:
+    count, mesh = config.model.num_experts, config.mesh
+    if count and mesh.context > 1:
+        raise ConfigError(f"mesh.context={mesh.context} must be 1 with model.num_experts; use mesh.fsdp")
+    if count % (mesh.expert * mesh.model):
+        raise ConfigError(
+            f"model.num_experts={count} is not a multiple of mesh.expert * mesh.model={mesh.expert * mesh.model}; "
+            f"use {_multiples_text(count, mesh.expert * mesh.model)}"
+        )
+
+
 def _check_sums(config: ConfigDict) -> None:
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
         raise ConfigError(
-            f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1, mesh.expert=1 and a train.sequence_length "
-            "that mesh.model divides; elsewhere the compiler sums, use auto"
+            f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
+            " mesh.model divides; elsewhere the compiler sums, use auto"
         )
 
 

@@ -16,6 +16,7 @@ from flax.traverse_util import unflatten_dict
 from layers.attention import Attention
 from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
+from layers.experts import Experts
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.shards import WHOLE, whole_in_turn
@@ -38,6 +39,7 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Args:
+      experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
       biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
       quantization: of the products with weights, see layers/products.py.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
@@ -46,6 +48,7 @@ class Block(nnx.Module):
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
         epsilon: float, biases: str, quantization: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
+        experts: dict | None = None,
     ):  # fmt: skip
         self.attention_norm = RMSNorm(embed_dim, epsilon=epsilon)
         self.attention = Attention(
@@ -53,20 +56,31 @@ class Block(nnx.Module):
             qk_norm=qk_norm, epsilon=epsilon, biases=biases, quantization=quantization, out_scale=out_scale, rngs=rngs,
         )  # fmt: skip
         self.mlp_norm = RMSNorm(embed_dim, epsilon=epsilon)
-        self.mlp = SwiGLU(
-            embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
-            out_scale=out_scale, rngs=rngs,
-        )  # fmt: skip
+        self.routes = experts is not None
+        if self.routes:
+            self.mlp = Experts(embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, **experts, rngs=rngs)
+        else:
+            self.mlp = SwiGLU(
+                embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
+                out_scale=out_scale, rngs=rngs,
+            )  # fmt: skip
         self.dropout_rate = dropout_rate
 
     def __call__(
-        self, x_BTD: jax.Array, angles: tuple, attend: Callable, cache: dict | None, key: jax.Array | None = None
-    ):
-        """Return ([B, T, D], cache of this layer)."""
+        self, x_BTD: jax.Array, angles: tuple, attend: Callable, counted_BT: jax.Array, cache: dict | None,
+        key: jax.Array | None = None,
+    ):  # fmt: skip
+        """Return ([B, T, D], cache of this layer, figures of its router).
+
+        Args:
+          counted_BT: which tokens a router counts.
+        """
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
-        x_BTD = x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout_rate, key, 1)
-        return constrain(x_BTD, "batch", "length", "act_embed"), cache
+        h_BTD = self.mlp_norm(x_BTD)
+        y_BTD, figures = self.mlp(h_BTD, counted_BT) if self.routes else (self.mlp(h_BTD), {})
+        x_BTD = x_BTD + dropout(y_BTD, self.dropout_rate, key, 1)
+        return constrain(x_BTD, "batch", "length", "act_embed"), cache, figures
 
 
 class Stack(nnx.Module):
@@ -88,7 +102,7 @@ class Stack(nnx.Module):
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
     ):
-        """Apply all blocks; `caches` has a leading layers axis, as has what is returned beside [B, T, D].
+        """Apply all blocks; `caches` has a leading layers axis, as have caches and routers' figures beside [B, T, D].
 
         Args:
           contexts: what a block takes beside the stream, one tuple for each kind of layer: layer i takes that of
@@ -105,11 +119,11 @@ class Stack(nnx.Module):
         layers = (nnx.to_pure_dict(state), caches, keys)
         alone = self.scan and len(contexts) == 1
         kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
-        streams, caches = (_repeated if self.scan else _in_a_row)(kinds, self.num_layers, streams, layers)
-        return jnp.concatenate(streams), caches
+        streams, outputs = (_repeated if self.scan else _in_a_row)(kinds, self.num_layers, streams, layers)
+        return jnp.concatenate(streams), *outputs
 
     def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
-        """Return (streams, (weights, cache, keys) of a layer) -> (streams, cache), rematerialised as told.
+        """Return (streams, (weights, cache, keys) of a layer) -> (streams, (cache, figures)), rematerialised as told.
 
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
         at once.
@@ -118,11 +132,12 @@ class Stack(nnx.Module):
         def apply(streams, layer):
             weights, cache, keys = layer
             weights = whole_in_turn(weights, axes, streams[0].dtype, SUBLAYERS)  # and again going back
-            block, parts = nnx.merge(graph, weights), []
+            block, parts, figures = nnx.merge(graph, weights), [], []
             for n, x_BTD in enumerate(streams):
-                x_BTD, cache = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
+                x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
                 parts.append(x_BTD)
-            return parts, cache
+                figures.append(of_part)
+            return parts, (cache, jax.tree.map(lambda *of_parts: sum(of_parts), *figures))
 
         if self.remat == "none" and not in_shards():
             return apply
@@ -145,20 +160,20 @@ def _repeated(kinds: list[Callable], num_layers: int, streams: list[jax.Array], 
     if len(kinds) == 1:
         return jax.lax.scan(kinds[0], streams, layers)
     groups, rest = _grouped(layers, num_layers // len(kinds), len(kinds))
-    streams, caches = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), streams, groups)
-    caches = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), caches)
+    streams, outputs = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), streams, groups)
+    outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
     if left := num_layers % len(kinds):
         streams, last = _in_a_row(kinds, left, streams, rest)
-        caches = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), caches, last)
-    return streams, caches
+        outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, last)
+    return streams, outputs
 
 
 def _in_a_row(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
-    """Apply `num_layers` layers, the kinds in turn; return (streams, caches)."""
+    """Apply `num_layers` layers, the kinds in turn; return (streams, what each returned beside them, stacked)."""
     outputs = []
     for index, layer in enumerate(unstack(layers, num_layers)):
-        streams, cache = kinds[index % len(kinds)](streams, layer)
-        outputs.append(cache)
+        streams, output = kinds[index % len(kinds)](streams, layer)
+        outputs.append(output)
     return streams, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 

@@ -102,7 +102,6 @@ AURA = (
         f"{READINESS}flags_of_the_deployment_and_its_file",
         f"{READINESS}deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches",
         f"{READINESS}mistakes_of_the_deployment_are_one_line",
-        note="--num-experts is answered by a line",
     ),
     runs(
         "A4", "`scripts/validate_optimizations.sh`, before there is a pod",
@@ -199,7 +198,15 @@ AURA = (
         "tests/layers/test_products.py::test_bfloat16_accumulates_in_float32",
         "tests/layers/test_normalization.py::test_mean_square_of_bfloat16_is_taken_in_float32",
     ),
-    not_yet("A22", "experts split over devices", note="the mesh axis `expert` splits the batch so far"),
+    runs(
+        "A22", "experts split over devices",
+        "model.num_experts and mesh.expert; NUM_EXPERTS of `pod.py launch_optimized`",
+        "tests/layers/test_experts.py::test_experts_on_several_devices_are_the_loop",
+        "tests/layers/test_experts.py::test_nothing_is_dropped_where_every_token_goes_to_one_device",
+        "tests/layers/test_experts.py::test_balancing_brings_a_skewed_router_near_even_load_in_300_steps",
+        "tests/models/test_mixtures.py::test_the_program_exchanges_tokens_and_gathers_no_experts",
+        "tests/pods/test_settings.py::test_experts_are_of_the_recipe_that_has_them",
+    ),
     runs(
         "A23", "gradient checkpointing",
         "model.remat: none, dots, mlp, up, attention, query, attended, full",

@@ -49,6 +49,22 @@ def windows(config) -> list[int]:
     return [config.sliding_window] * (config.global_every - 1) + [0]
 
 
+def experts(config) -> dict | None:
+    """Return what layers/experts.py is to be told, beside sizes that all layers share; None where there are none."""
+    if not config.num_experts:
+        return None
+    return dict(
+        num_experts=config.num_experts, experts_per_token=config.experts_per_token,
+        shared_experts=config.shared_experts, capacity=config.expert_capacity, router=config.router,
+        gate_scale=config.gate_scale,
+    )  # fmt: skip
+
+
+def mlps_used(config) -> int:
+    """Return how many SwiGLUs of width `mlp_dim` a token goes through in a layer."""
+    return config.experts_per_token + config.shared_experts if config.num_experts else 1
+
+
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one token: forward, and backward as twice that.
 
@@ -57,7 +73,8 @@ def flops_per_token(config, length: int) -> float:
     """
     heads_dim = config.num_heads * head_dim(config)
     kv_dim = config.num_kv_heads * head_dim(config)
-    block = config.embed_dim * (2 * heads_dim + 2 * kv_dim + 3 * config.mlp_dim)
+    mlp = 3 * config.mlp_dim * mlps_used(config) + config.num_experts
+    block = config.embed_dim * (2 * heads_dim + 2 * kv_dim + mlp)
     kinds = windows(config)
     keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
     weights = config.num_layers * block + config.embed_dim * config.vocab_size
@@ -92,6 +109,7 @@ class DecoderLM(nnx.Module):
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
                 epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
+                experts=experts(config),
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
         )  # fmt: skip
@@ -112,7 +130,11 @@ class DecoderLM(nnx.Module):
     def __call__(
         self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
     ):
-        """Return (the normalised stream [B, T, D] in the compute type, the cache).
+        """Return (the normalised stream [B, T, D] in the compute type, the cache); see `routed`."""
+        return self.routed(tokens_BT, positions_BT, segments_BT, cache, key=key)[:2]
+
+    def routed(self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None):
+        """Return (the normalised stream [B, T, D] in the compute type, the cache, what `terms` of experts.py takes).
 
         Args:
           tokens_BT: int [B, T].
@@ -122,19 +144,20 @@ class DecoderLM(nnx.Module):
           key: of the dropout; None: nothing is dropped, as in evaluation and generation.
         """
         contexts, (key_segments_BS, key_positions_BS) = self._contexts(opened(segments_BT), opened(positions_BT), cache)
+        contexts = [(*context, segments_BT > 0) for context in contexts]
         caches = None
         if cache is not None:
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
         key = key if self.dropout_rate else None
         x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
-        x_BTD, caches = self.stack(x_BTD, contexts, caches=caches, key=key)
+        x_BTD, caches, figures = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             cache = {
                 "key": caches["key"], "value": caches["value"], "segments": key_segments_BS,
                 "positions": key_positions_BS, "start": cache["start"] + tokens_BT.shape[1],
             }  # fmt: skip
-        return self.norm(x_BTD), cache
+        return self.norm(x_BTD), cache, figures
 
     def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
         """Return (what each kind of layer takes beside the stream, segments and positions [B, S] of the keys)."""

@@ -17,6 +17,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from layers import experts
 from layers.cross_entropy import cross_entropy
 
 
@@ -28,19 +29,25 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
     """
     train = config.train
     return LanguageModeling(
-        train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size
-    )
+        train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size,
+        train.balance_loss, train.router_z_loss,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
-    """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`."""
+    """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
+
+    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds.
+    """
 
     rows: int
     length: int
     num_chunks: int = 1
     z_loss: float = 0.0
     vocab_size: int = 0  # of random batches
+    balance_loss: float = 0.0
+    router_z_loss: float = 0.0
 
     def batch(self) -> dict[str, tuple]:
         """Segment 0 is padding and weighs 0."""
@@ -65,18 +72,19 @@ class LanguageModeling:
 
     def loss(self, model, carry, batch, key):
         """The key is of the model's dropout; None, as in evaluation, for none."""
-        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
+        stream_BTD, _, figures = model.routed(batch["tokens"], batch["positions"], batch["segments"], key=key)
         weights_BT = (batch["segments"] > 0).astype(jnp.float32)
         total, loss_sum = cross_entropy(
             *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
         weight = weights_BT.sum()
-        return (total, weight), (carry, {"loss": (loss_sum, weight)})
+        penalty, scalars = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        return (total + penalty, weight), (carry, {"loss": (loss_sum, weight)} | scalars)
 
     def evaluate(self, model, batch) -> dict:
         """The loss, with nothing random in it."""
         _, (_, scalars) = self.loss(model, {}, batch, None)
-        return scalars
+        return {"loss": scalars["loss"]}
 
     def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
         """The loss."""

@@ -12,7 +12,7 @@ RULES = (
     # weights
     ("layers", None),
     ("vocab", "model"),
-    ("embed", ("fsdp", "context")),  # long sequences are few: over fsdp alone too few would share the weights
+    ("embed", ("fsdp", "context", "expert")),  # whatever splits tokens but copies: all share the weights
     ("heads", "model"),
     ("kv_heads", "model"),
     ("head_dim", None),
@@ -20,28 +20,43 @@ RULES = (
     ("norm", None),
     ("puzzles", None),  # a table's columns are split, so that each device has all rows
     ("constant", None),
+    ("router", None),
+    ("balance", None),
+    ("experts", ("expert", "model")),  # an expert is not split: what splits other layers' columns holds others of them
+    ("expert_embed", ("fsdp", "context")),
+    ("expert_mlp", None),
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
     ("length", "context"),
     ("stream", "model"),  # the length outside attention and MLP, where each device computes by itself
     ("key_length", None),  # every query sees every key: keys and values are gathered over context
     ("act_embed", None),
+    ("tokens", (*BATCH_AXES, "model")),  # batch and length together, where devices send each other tokens
+    ("owners", ("expert", "model")),  # of experts, to which they send them
 )
 
 
 def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
     """Return the rules for code whose batch is no longer split over these mesh axes."""
-    left = tuple(axis for axis in BATCH_AXES if axis not in mesh_axes)
-    return list((dict(RULES) | {"batch": left}).items())
+    rules = dict(RULES)
+    left = {name: tuple(axis for axis in rules[name] if axis not in mesh_axes) for name in ("batch", "tokens")}
+    return list((rules | left).items())
 
 
 def on_device(*, weights_whole: bool = False) -> list[tuple]:
-    """Return the rules for what one device computes: of its rows, heads and MLP columns it knows no others.
+    """Return the rules for what one device computes: of its rows, heads, experts and MLP columns it knows no others.
 
     Args:
       weights_whole: nor of other parts of a weight, which else lie in shards.
     """
-    own = ("batch", "heads", "kv_heads", "mlp", *(("embed", "vocab") if weights_whole else ()))
+    own = (
+        "batch",
+        "heads",
+        "kv_heads",
+        "mlp",
+        "experts",
+        *(("embed", "expert_embed", "vocab") if weights_whole else ()),
+    )
     return list((dict(RULES) | dict.fromkeys(own)).items())
 
 

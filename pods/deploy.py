@@ -81,13 +81,13 @@ def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[
     size = own["model-size"].value or values.get("model_size") or "medium"
     length = own["sequence-length"].value or values.get("sequence_length")
     arguments = [] if recipe or own["model-size"].value else list(values.get("arguments", []))
+    num_experts = own["num-experts"].value or values.get("num_experts")
+    size = f"{size}_moe" if num_experts else size
     arguments = arguments or [f"--config={recipe or f'configs/{size}.py'}"]
     keys = [f"--config.{key}={value}" for key, value in resolved.keys.items()]
+    keys += [f"--config.model.num_experts={num_experts}"] if num_experts else []
     keys += [f"--config.{key}={value}" for key, value in recipes.length_keys(arguments[0], length).items()]
-    lines = resolved.lines()
-    if own["num-experts"].value or values.get("num_experts"):
-        lines.append("num-experts: mixtures of experts are not in Torus yet; the run goes without them")
-    return resolved, [arguments[0], *keys, *arguments[1:], *rest], lines
+    return resolved, [arguments[0], *keys, *arguments[1:], *rest], resolved.lines()
 
 
 def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
@@ -112,7 +112,7 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     flags.DEFINE_string("config", None, "recipe, or JSON file of switches and arguments", flag_values=own)
     flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
     flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
-    flags.DEFINE_integer("num-experts", None, "not in Torus yet", 1, flag_values=own)
+    flags.DEFINE_integer("num-experts", None, "in each block, of the recipe model-size_moe", 1, flag_values=own)
     for switch in switches.SWITCHES.values():
         flags.DEFINE_bool(switch.disable_flag, None, f"{switch.name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):

@@ -74,6 +74,7 @@ def training_keys(settings: Settings) -> dict[str, object]:
         "train.global_batch": settings.batch_size,
         "optimizer.learning_rate": settings.lr,
         "model.dtype": DTYPES.get(settings.dtype, ""),
+        "model.num_experts": settings.num_experts,
         "data.tokenizer": settings.spm_model,
     }
     if settings.per_device_batch and not settings.batch_size:

@@ -78,6 +78,9 @@ class Settings:
     coordinator_worker: int = variable(0, "worker that coordinates, likewise; logs and backups come from it", "hosts")
 
     model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
+    num_experts: int = variable(
+        0, "in each block, 2 of them for a token: the recipe MODEL_SIZE_moe; 0: none", "training"
+    )
     config: str = variable(
         "en", "configuration of DATASET; ending in .py, the recipe in place of MODEL_SIZE", "training"
     )
@@ -137,7 +140,8 @@ class Settings:
     @property
     def recipe(self) -> str:
         """Path of the recipe, from the repository's root."""
-        return self.config if self.config.endswith(".py") else f"configs/{self.model_size}.py"
+        size = f"{self.model_size}_moe" if self.num_experts else self.model_size
+        return self.config if self.config.endswith(".py") else f"configs/{size}.py"
 
     @property
     def recipe_name(self) -> str:

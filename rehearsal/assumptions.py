@@ -62,6 +62,11 @@ def table(topology) -> list[tuple[str, str, str]]:
                 "the compiler's name for the program",
             ),
             ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
+            (
+                "experts",
+                "tokens are exchanged once, and fill all places",
+                "balanced ones; half as many places are spare",
+            ),
             ("between slices", f"{given.dcn_bandwidth / 1e9:.2f} GB/s a chip", "its host's network; a v4's as a v5p's"),
             (
                 "host's memory",

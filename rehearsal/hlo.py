@@ -25,6 +25,7 @@ HOST = 5  # a memory space: S(5) in the text
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)((?::[^}]*)?)\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
+_CLOSING = re.compile(r"\}(, execution_thread=.*)?")  # of a computation, on a core of another kind
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(
     r"(calls|body|condition|to_apply|called_computations|branch_computations|true_computation|false_computation)="
@@ -147,7 +148,7 @@ def _whole_lines(text: str) -> list[str]:
     """Return lines without comments, an instruction with a line break in its attributes as one."""
     lines: list[str] = []
     for line in re.sub(r"/\*index=\d+\*/", "", text).split("\n"):
-        if lines and lines[-1].startswith("  ") and not line.startswith("  ") and line != "}":
+        if lines and lines[-1].startswith("  ") and not (line.startswith("  ") or _CLOSING.fullmatch(line)):
             lines[-1] += line
         else:
             lines.append(line)

@@ -57,6 +57,7 @@ ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
 MORE = (
     Case("trm_sudoku_attention_v4-64", "trm/sudoku", "v4-64", ATTENDS),
     Case("tiny_v4-8", "tiny", "v4-8"),
+    Case("mixtral_8x7b_v4-64", "mixtral_8x7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 32}),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
     Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
     Case("llama2_13b_2048_v4-32", "llama2_13b", "v4-32", FOUR_OF_2048 | LITTLE_KEPT),

@@ -16,6 +16,7 @@ from rehearsal.assumptions import Assumptions
 from rehearsal.hlo import HOST, Instruction, Module, collective_kind, groups
 
 SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
+SELDOM = "seldom"  # names branches that are seldom taken, as layers/dispatch.py does
 SHORT_LOOP = 8  # iterations up to which all are played, and shown within what surrounds them
 SCATTERING = "AllReduceScatterFusion"  # what the compiler calls the program of such a fusion
 COPIES = ("copy-start", "slice-start", "async-start")
@@ -206,7 +207,7 @@ class _Player:
             if opcode == "while":
                 self._loop(instruction)
             elif opcode == "conditional":
-                self._longest([name for names in instruction.called.values() for name in names])
+                self._branch(instruction)
             elif opcode == "call":
                 self.run(instruction.called["to_apply"][0])
             elif opcode in ("send", "send-done"):
@@ -293,13 +294,14 @@ class _Player:
     def _show(self, lane: str, start: float, seconds: float, cost: Cost) -> None:
         self.events.append(Event(lane, start, seconds, cost.category, label(cost.instruction)))
 
-    def _longest(self, branches: list[str]) -> None:
+    def _branch(self, conditional: Instruction) -> None:
+        """Play the branch that takes longest; the shortest where the program says that the others are seldom taken."""
         ends = []
-        for branch in branches:
+        for branch in (name for names in conditional.called.values() for name in names):
             other = _Player(self.module, self.prices)
             other.run(branch)
             ends.append((other.now, branch))
-        self.run(max(ends)[1])
+        self.run((min if f"/{SELDOM}/" in conditional.op_name else max)(ends)[1])
 
     def _loop(self, loop: Instruction) -> None:
         """Play iterations until they repeat, then the rest as one that happens so many times."""

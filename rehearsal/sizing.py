@@ -46,7 +46,8 @@ def num_parameters(model) -> int:
     """Return the number of parameters of models/decoder_lm.py, small biases aside."""
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     head_dim = model.head_dim or D // model.num_heads
-    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 3 * D * F + 2 * D
+    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
+    layer += 3 * D * F * max(1, model.num_experts + model.shared_experts) + (D + 1) * model.num_experts
     return model.num_layers * layer + V * D * (1 if model.tie_embeddings else 2) + D
 
 
@@ -55,16 +56,18 @@ def predict(config) -> Sizes:
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(model), train.gradient_accumulation or 1
-    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.model)
+    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.expert * mesh.model)
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
     a_head = tokens * padded * BFLOAT16 / mesh.model
+    mlps = model.experts_per_token + model.shared_experts if model.num_experts else 1
+    owners = mesh.model * (mesh.expert if model.num_experts else 1)  # of a layer, once it is gathered
     held = {
         "stream": tokens * D * BFLOAT16,
-        "wide": tokens * F * BFLOAT16 / mesh.model,
+        "wide": tokens * F * mlps * BFLOAT16 / mesh.model,
         "heads": (model.num_heads + 2 * model.num_kv_heads) * a_head,
-        "layer": (number - 2 * V * D) / model.num_layers * BFLOAT16 / mesh.model,
+        "layer": (number - 2 * V * D) / model.num_layers * BFLOAT16 / owners,
         "copies": weights * BFLOAT16 / FLOAT32,
         "head": V * D * FLOAT32 / mesh.model,
         "accumulated": weights if microbatches > 1 else 0,

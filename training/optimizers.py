@@ -16,7 +16,9 @@ import optax
 
 NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, biases and embeddings
 STACKED, VOCAB = "layers", "vocab"
-TABLE, CONSTANT = "puzzles", "constant"
+TABLE, CONSTANT, BALANCE = "puzzles", "constant", "balance"
+EXPERTS = "experts"
+EMBED = ("embed", "expert_embed")  # the width of the residual stream, in weights
 MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
@@ -42,7 +44,7 @@ def make(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight).
 
-    Tables have one of their own, `signs_of_rows`, and constants none.
+    Tables have one of their own, `signs_of_rows`, routers' biases `signs`, and constants none.
     """
     decayed = is_decayed if config.decayed == "matrices" else None
     parts = [direction, optax.add_decayed_weights(config.weight_decay, decayed)]
@@ -50,7 +52,10 @@ def make(
     usual = optax.chain(*clipping, *parts, optax.scale_by_learning_rate(schedule))
     if all(is_usual(axes) for axes in weights.axes.values()):
         return optax.with_extra_args_support(usual)
-    parts = {"usual": usual, TABLE: signs_of_rows(schedule, config), CONSTANT: optax.set_to_zero()}
+    parts = {
+        "usual": usual, TABLE: signs_of_rows(schedule, config), BALANCE: signs(config.bias_step),
+        CONSTANT: optax.set_to_zero(),
+    }  # fmt: skip
     labels = lambda params: weights.map(lambda axes: "usual" if is_usual(axes) else kind(axes), params)  # noqa: E731
     return optax.partition(parts, labels)
 
@@ -58,7 +63,7 @@ def make(
 def average(weights: Weights, ema_decay: float) -> Callable:
     """Return (parameters, their average) -> average <- ema_decay * average + (1 - ema_decay) * parameters.
 
-    Of tables and constants the average is what they are.
+    Of tables, routers' biases and constants the average is what they are.
     """
 
     def update(params, averages):
@@ -92,6 +97,26 @@ def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformat
             lambda updates, state, params=None, **extra: (only_used(updates, params, **extra), state),
         ),
     )
+
+
+def signs(step: float) -> optax.GradientTransformation:
+    """Return the optimizer of a router's bias: step * sign(mean load - load) (arXiv:2408.15664, algorithm 1).
+
+    Its gradient is load - mean load, see layers/experts.py. The step is the same from first to last.
+    """
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda violation: -step * jnp.sign(violation), updates))
+
+
+def norm(weights: Weights) -> Callable:
+    """Return gradients -> the global norm of those that are slopes, which those of routers' biases are not."""
+
+    def of_slopes(gradients):
+        slopes = weights.map(lambda axes: kind(axes) != BALANCE, gradients)
+        return optax.tree.norm(
+            jax.tree.map(lambda gradient, is_slope: gradient if is_slope else 0.0, gradients, slopes)
+        )
+
+    return of_slopes
 
 
 def is_decayed(params: dict) -> dict:
@@ -181,25 +206,25 @@ def _adam(config) -> optax.GradientTransformation:
 def kind(axes: tuple[str, ...]) -> str:
     """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases.
 
-    And TABLE for rows of which a batch uses some, CONSTANT for what is never trained.
+    And TABLE for rows of which a batch uses some, CONSTANT for what is never trained, BALANCE for routers' biases.
     """
-    for special in (TABLE, CONSTANT):
+    for special in (TABLE, CONSTANT, BALANCE):
         if special in axes:
             return special
     if VOCAB in axes:
         return VOCAB
-    return "matrix" if "embed" in axes and len(set(axes) - {STACKED}) > 1 else "vector"
+    return "matrix" if set(EMBED) & set(axes) and len(set(axes) - {STACKED}) > 1 else "vector"
 
 
 def is_usual(axes: tuple[str, ...]) -> bool:
     """Whether a parameter is trained, averaged and decayed like most."""
-    return kind(axes) not in (TABLE, CONSTANT)
+    return kind(axes) not in (TABLE, CONSTANT, BALANCE)
 
 
 def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
-    """Return which dimensions are the rows and the columns of a matrix: `embed`, and all others but the layers'."""
-    embed = axes.index("embed")
-    others = [dim for dim, name in enumerate(axes) if dim != embed and name != STACKED]
+    """Return which dimensions are the rows and the columns of a matrix: `embed`, and others than layers and experts."""
+    embed = next(dim for dim, name in enumerate(axes) if name in EMBED)
+    others = [dim for dim, name in enumerate(axes) if dim != embed and name not in (STACKED, EXPERTS)]
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
 
 

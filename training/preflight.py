@@ -73,7 +73,8 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
-        f"Parameters: {run.num_parameters:,}",
+        f"Parameters: {run.num_parameters:,}"
+        + (f", {run.num_active:,} of them for a token" if run.num_active < run.num_parameters else ""),
         f"Memory: {needed:.2f} GiB{of}",
     ]
     lines += [] if peak[0] is None else [_expectation(run, num_steps, peak)]

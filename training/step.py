@@ -87,6 +87,7 @@ def make_train_step(
     seed: int,
     average: Callable | None = None,
     spike_deviations: float = 0.0,
+    norm: Callable = optax.tree.norm,
 ) -> Callable:
     """Return train_step(state, batch) -> (state, scalars, gradients).
 
@@ -101,6 +102,7 @@ def make_train_step(
       seed: of everything random in the loss; each step and microbatch has a key of its own.
       average: (parameters after the update, their average) -> average; None: none is kept.
       spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
+      norm: of gradients, the one that is told and watched.
     """
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict, dict]:
@@ -111,7 +113,7 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         averages = average(params, state.average) if average else state.average
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
-        gradient_norm = optax.tree.norm(gradients)
+        gradient_norm = norm(gradients)
         good, memory = guard.judge(state.guard, scalars["loss"], gradient_norm, spike_deviations)
         scalars |= {
             "gradient_norm": gradient_norm,

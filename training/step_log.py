@@ -107,7 +107,7 @@ class StepLog:
         (step, scalars), self.pending = self.pending, None
         while not scalars["loss"].is_ready():  # not block_until_ready, which would keep signals waiting
             time.sleep(POLL_SECONDS)
-        figures = {name: float(value) for name, value in jax.device_get(scalars).items()}
+        figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_step = step
         self.total_tokens += tokens

@@ -130,3 +130,12 @@ def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
     config = loading.load(str(recipe), "", {"data.path": "b.txt", "train.tokens": "900"}).config
     assert (config.data.path, config.data.mixture) == ("b.txt", "")
     assert (config.train.steps, config.train.tokens, config.train.epochs) == (0, 900, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "typed", "mesh"),
+    [("v4-64", {}, (4, 8)), ("v4-64", {"model.num_experts": "6"}, (16, 2)), ("v4-8", {}, (1, 4)), ("cpu", {}, (1, 1))],
+)
+def test_a_presets_mesh_splits_experts_where_a_recipe_has_some(topology, typed, mesh):
+    found = loading.load("configs/small_moe.py", topology, typed).config.mesh
+    assert (found.fsdp, found.expert) == mesh

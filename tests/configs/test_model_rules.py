@@ -29,6 +29,12 @@ def validate(**model) -> None:
         ({"sliding_window": 64, "global_every": 1}, "global_every=1 must lie between 2 and model.num_layers=6"),
         ({"sliding_window": 64, "global_every": 7}, "global_every=7 must lie between 2 and model.num_layers=6"),
         ({"dropout": 1.0}, "model.dropout=1.0 must be 0 or greater and less than 1"),
+        ({"num_experts": 4, "experts_per_token": 5}, "model.experts_per_token=5 must be at most model.num_experts=4"),
+        ({"num_experts": 4, "quantization": "int8"}, "model.quantization=int8 does not go with model.num_experts=4"),
+        ({"num_experts": 4, "biases": "all"}, "model.biases=all does not go with model.num_experts=4; use none"),
+        ({"num_experts": 4, "mup_base_dim": 64}, "model.mup_base_dim=64 does not go with model.num_experts=4; use 0"),
+        ({"num_experts": -1}, "model.num_experts=-1 must be 0 or greater"),
+        ({"num_experts": 4, "router": "relu"}, "model.router=relu is unknown"),
         ({"dropout": -0.1}, "model.dropout=-0.1 must be 0 or greater and less than 1"),
     ],
 )
@@ -45,7 +51,23 @@ def test_an_inconsistent_option_is_told_in_one_line(model, words):
         {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_length": 4096},
         {"sliding_window": 64, "global_every": 6},
         {"dropout": 0.99, "biases": "all", "mup_base_dim": 128},
+        {"dropout": 0.5, "num_experts": 4, "qk_norm": True, "router": "sigmoid"},
     ],
 )
 def test_a_consistent_option_is_taken(model):
     validate(**model)
+
+
+def test_experts_that_devices_cannot_share_evenly_are_refused():
+    config = base.get_config()
+    config.model.num_experts = 6
+    config.mesh.update(expert=2, model=2)
+    with pytest.raises(ConfigError, match=r"^model.num_experts=6 is not a multiple of .*=4; use 4 or 8$"):
+        validation.validate(config, 4)
+
+
+def test_experts_and_a_split_length_are_refused_together():
+    config = base.get_config()
+    config.model.num_experts, config.mesh.context = 4, 2
+    with pytest.raises(ConfigError, match=r"^mesh.context=2 must be 1 with model.num_experts; use mesh.fsdp$"):
+        validation.validate(config, 2)

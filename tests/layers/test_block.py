@@ -52,7 +52,8 @@ def differentiated(scan: bool, remat: str, kinds: int = 1, dropout_rate: float =
     def loss(weights, x, positions, masks):
         angles = rotary_angles(positions, *rotary_frequencies(H, THETA))
         key = jax.random.key(5) if dropout_rate else None
-        y, _ = nnx.merge(graph, weights)(x, [(angles, attends(mask)) for mask in masks], key=key)
+        contexts = [(angles, attends(mask), positions >= 0) for mask in masks]
+        y, *_ = nnx.merge(graph, weights)(x, contexts, key=key)
         return jnp.sum(jnp.sin(y)), y
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -91,7 +92,7 @@ def test_a_block_drops_a_part_of_what_each_sublayer_adds():
     rate, x = 0.3, np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     angles = rotary_angles(POSITIONS, *rotary_frequencies(H, THETA))
     block = make_block(nnx.Rngs(0), rate)
-    call = functools.partial(block, x, angles, attends(MASKS[0]), None)
+    call = functools.partial(block, x, angles, attends(MASKS[0]), POSITIONS >= 0, None)
     for silent, active in (("mlp.down", "attention.out"), ("attention.out", "mlp.down")):
         weights = random_weights(nnx.to_pure_dict(nnx.state(block)))
         for name in (silent, f"{silent}_bias"):

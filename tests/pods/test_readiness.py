@@ -45,7 +45,8 @@ def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16")
     resolved, words, lines = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
-    assert words == ["--config=configs/large.py"] and "experts are not in Torus yet" in lines[-1]
+    assert words == ["--config=configs/large_moe.py", "--config.model.num_experts=16"]
+    assert not any("experts" in line for line in lines)
     flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
     resolved, words, _ = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from pods import hosts, settings
+from pods import hosts, recipes, settings
 from pods.transports import PodError
 
 EARLIER = [
@@ -78,6 +78,15 @@ def test_configuration_keys_go_through_to_the_run():
 def test_config_is_the_data_sets_or_a_recipe():
     assert read(CONFIG="realnewslike").recipe == "configs/medium.py"
     assert read("--config=configs/tiny.py", MODEL_SIZE="large").recipe == "configs/tiny.py"
+
+
+def test_experts_are_of_the_recipe_that_has_them():
+    given = read(NUM_EXPERTS="6", MODEL_SIZE="small", ACCEL="v4-64")
+    assert given.recipe == "configs/small_moe.py"
+    assert recipes.training_keys(given) == {"model.num_experts": 6}
+    words = recipes.arguments(given, {})
+    assert "--config=configs/small_moe.py" in words and "--config.model.num_experts=6" in words
+    assert "model.num_experts" not in recipes.training_keys(read())
 
 
 def test_a_home_folder_that_the_shell_expanded_is_the_hosts(monkeypatch):

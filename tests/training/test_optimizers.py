@@ -166,6 +166,13 @@ def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
         assert optimizers.kind(axes) == expected, path
 
 
+def test_muon_takes_each_expert_for_a_matrix_and_adam_the_router():
+    dims = optimizers.matrix_dims(("layers", "experts", "expert_embed", "expert_mlp"))
+    assert (dims.reduction_axis, dims.output_axis) == ((2,), (3,))
+    assert optimizers.kind(("layers", "norm", "router")) == "vector"
+    assert not optimizers.is_usual(("layers", "balance"))
+
+
 WIDENED = {  # factors on the update of a model 4 times as wide: matrix, embedding, vectors
     "adamw": (1 / 4, 1 / 2, 1), "lion": (1 / 4, 1 / 2, 1), "muon": (1 / 2, 1 / 2, 1),
     "adafactor": (1 / 2, 1, 1), "sgd": (1, 1, 4),

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder of the sizes of DeepSeek-V2-Lite (arXiv:2405.04434, appendix B) with the router of DeepSeek-V3
+(arXiv:2412.19437): 27 layers, 2048 wide, 64 experts of which a token goes through 6, and 2 shared ones.
+
+Attention is multi-head, not their latent attention, which is not offered; and the first layer has experts too.
+Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 1.4 days, 8.8 of 95 GiB a chip; on v4-64
+4.1 days, 15.4 of 32 GiB.
+Command: make train CONFIG=configs/deepseek_like.py TOPOLOGY=v5p-128
+"""
+
+from configs import base
+
+
+def get_config():
+    """Return the recipe."""
+    config = base.get_config()
+    config.model.num_layers = 27
+    config.model.embed_dim = 2048
+    config.model.num_heads = 16
+    config.model.num_kv_heads = 16
+    config.model.mlp_dim = 1408
+    config.model.num_experts = 64
+    config.model.experts_per_token = 6
+    config.model.shared_experts = 2
+    config.model.router = "sigmoid"
+    config.model.gate_scale = 2.5
+    config.model.vocab_size = 102_400
+    config.model.max_length = 4096
+    config.model.remat = "full"
+    config.optimizer.learning_rate = 4.2e-4
+    config.optimizer.warmup_steps = 2000
+    config.train.steps = 100_000
+    config.train.global_batch = 64
+    config.train.sequence_length = 4096
+    config.train.save_every = 1000
+    return config

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do experts learn? `tiny` with 8 experts of which a token goes through 2, and a shared one: as many FLOPs a token.
+
+Expected: not yet run. Cost: about ten minutes on two CPU cores.
+Command: python train.py --config=configs/moe_small.py
+"""
+
+from configs import tiny
+
+
+def get_config():
+    """Return the recipe."""
+    config = tiny.get_config()
+    config.model.mlp_dim = 256
+    config.model.num_experts = 8
+    config.model.shared_experts = 1
+    return config

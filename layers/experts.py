@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts: SwiGLUs of which a router chooses a few for each token (arXiv:2101.03961; arXiv:2401.06066).
+
+y = shared(x) + sum over the chosen e of gate_e(x) * expert_e(x). Letters: B batch, T length, D embed, F mlp, E experts,
+K experts of a token, M tokens of a device, L layers.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from layers import dispatch
+from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
+from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
+
+BALANCE = "balance"  # names the dimension of a router's bias, which has a rule of its own in training/optimizers.py
+SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+
+
+class Experts(nnx.Module):
+    """Feed-forward over the last dimension, by a shared SwiGLU and by the experts that a router chooses.
+
+    Each device has all of some experts; those that split experts or columns of other layers exchange tokens.
+
+    Args:
+      mlp_dim: hidden width of an expert.
+      experts_per_token: chosen of `num_experts` for each token.
+      shared_experts: width of the shared SwiGLU, in experts; 0: there is none.
+      capacity: places in an expert over its mean load, of each device's tokens; what exceeds them is dropped; 0: none
+      router: a key of SCORES; softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (arXiv:2412.19437).
+      gate_scale: sum of a token's gates; with one expert a token its gate is its score, as in arXiv:2101.03961.
+      out_scale: as in layers/attention.py.
+    """
+
+    def __init__(
+        self, *, embed_dim: int, mlp_dim: int, num_experts: int, experts_per_token: int, shared_experts: int,
+        capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs,
+    ):  # fmt: skip
+        # Not split over devices, so that no device gets it rounded to the compute type.
+        self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
+        self.bias = zeros((num_experts,), (BALANCE,))
+        into, out = ("experts", "expert_embed", "expert_mlp"), ("experts", "expert_mlp", "expert_embed")
+        self.gate = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
+        self.up = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
+        down = out_scale * (SILU_PRODUCT_SQUARE * mlp_dim) ** -0.5
+        self.down = weight(rngs, (num_experts, mlp_dim, embed_dim), out, down)
+        if shared_experts:
+            self.shared = SwiGLU(
+                embed_dim=embed_dim, mlp_dim=shared_experts * mlp_dim, biased=False, quantization="none",
+                out_scale=out_scale, rngs=rngs,
+            )  # fmt: skip
+        self.has_shared, self.num_experts, self.experts_per_token = shared_experts > 0, num_experts, experts_per_token
+        self.scores, self.gate_scale = SCORES[router], gate_scale
+        self.dispatch = dispatch.dropless
+        if capacity:
+            self.dispatch = functools.partial(dispatch.with_capacity, factor=capacity)
+
+    def __call__(self, x_BTD: jax.Array, counted_BT: jax.Array) -> tuple[jax.Array, dict]:
+        """Return (array like `x_BTD`, what `terms` takes).
+
+        Args:
+          counted_BT: bool, false for padding, which goes to no expert and into no figure.
+        """
+        experts_BTK, gates_BTK, figures = self._route(x_BTD, counted_BT)
+        y_BTD, dropped_BTK = self._dispatched(x_BTD, experts_BTK, gates_BTK)
+        if self.has_shared:
+            y_BTD += self.shared(x_BTD)
+        return y_BTD, figures | {"dropped": dropped_BTK.mean(axis=-1).sum()}
+
+    def _route(self, x_BTD: jax.Array, counted_BT: jax.Array) -> tuple[jax.Array, jax.Array, dict]:
+        """Return (experts, past the last for none, their float32 gates, figures); all of it in float32.
+
+        The bias decides who is chosen, not how much it counts (arXiv:2408.15664, equation 3).
+        """
+        K, E = self.experts_per_token, self.num_experts
+        x_BTD = x_BTD.astype(jnp.float32)
+        logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, self.router[...], precision=jax.lax.Precision.HIGHEST)
+        scores_BTE = self.scores(logits_BTE)
+        _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(scores_BTE + self.bias[...]), K)
+        gates_BTK = jnp.take_along_axis(scores_BTE, experts_BTK, axis=-1)
+        if K > 1:
+            gates_BTK = self.gate_scale * gates_BTK / gates_BTK.sum(axis=-1, keepdims=True)
+        experts_BTK = jnp.where(counted_BT[..., None], experts_BTK, E)
+        load_E = (experts_BTK[..., None] == jnp.arange(E)).sum(axis=(0, 1, 2), dtype=jnp.float32)
+        gates_BTK = _balanced(gates_BTK, self.bias[...], load_E)
+        load_E = _over_devices(load_E)
+        shares_BTE = scores_BTE / scores_BTE.sum(axis=-1, keepdims=True)
+        fractions_E = load_E / jnp.maximum(load_E.sum(), 1)
+        figures_BT = {
+            "balance": E * shares_BTE @ fractions_E,
+            "z": jax.nn.logsumexp(logits_BTE, axis=-1) ** 2,
+            "entropy": -jax.scipy.special.xlogy(shares_BTE, shares_BTE).sum(axis=-1),
+            "tokens": jnp.ones(counted_BT.shape),
+        }
+        figures = {name: jnp.where(counted_BT, figure, 0).sum() for name, figure in figures_BT.items()}
+        return experts_BTK, gates_BTK, figures | {"load": load_E}
+
+    def _dispatched(self, x_BTD, experts_BTK, gates_BTK) -> tuple[jax.Array, jax.Array]:
+        """Return ([B, T, D], bool [B, T, K] of what was dropped), the tokens divided among all devices.
+
+        Where each device has some already, that is so; elsewhere they are cut into as many parts as there are devices,
+        filled up with tokens that go to no expert.
+        """
+        B, T, D = x_BTD.shape
+        M, K = B * T, self.experts_per_token
+        tokens, owners = mesh_axes(("tokens",))[0], mesh_axes(("experts",))
+        split = not in_shards() and num_shards(tokens) > 1
+        more = -M % num_shards(tokens) if split else 0
+        x = jnp.pad(x_BTD.reshape(M, D), ((0, more), (0, 0)))
+        experts = jnp.pad(experts_BTK.reshape(M, K), ((0, more), (0, 0)), constant_values=self.num_experts).T
+        gates = jnp.pad(gates_BTK.reshape(M, K), ((0, more), (0, 0))).T
+        of_device = self.dispatch
+        if split:
+            choices = PartitionSpec(None, tokens)
+            of_device = jax.shard_map(
+                of_device, in_specs=(PartitionSpec(tokens), choices, choices, owners),
+                out_specs=(PartitionSpec(tokens), choices), check_vma=False,
+            )  # fmt: skip
+        y, dropped = of_device(x, experts, gates, (self.gate[...], self.up[...], self.down[...]))
+        return y[:M].reshape(B, T, D), dropped.T[:M].reshape(B, T, K)
+
+
+def terms(figures: dict, *, balance_loss: float, z_loss: float) -> tuple[jax.Array | float, dict]:
+    """Return (what routers add to the sum of losses, scalars as (sum, weight) pairs) of a stack's figures.
+
+    balance_loss * E * sum of f_e P_e (arXiv:2101.03961, equation 4, with f_e over all choices) and z_loss * log(Z)^2
+    (arXiv:2202.08906, equation 5), each the sum over layers, a token. The scalars: `expert_load`, [L, E], which part of
+    a layer's pairs each expert gets; the largest and smallest of these; `load_violation`, largest load / mean load - 1
+    in the worst layer; `dropped_share` of the pairs; `router_entropy` in nats.
+
+    Args:
+      figures: of `Experts`, stacked over layers; {} where there are none.
+    """
+    if not figures:
+        return 0.0, {}
+    penalty = balance_loss * figures["balance"].sum() + z_loss * figures["z"].sum()
+    load_LE = figures["load"]
+    tokens, one = figures["tokens"].sum(), jnp.float32(1)
+    shares_LE = load_LE / jnp.maximum(load_LE.sum(axis=1, keepdims=True), 1)
+    scalars = {
+        "expert_load": (shares_LE, one),
+        "largest_load": (shares_LE.max(), one),
+        "smallest_load": (shares_LE.min(), one),
+        "load_violation": (shares_LE.max() * shares_LE.shape[1] - 1, one),
+        "dropped_share": (figures["dropped"].sum(), tokens),
+        "router_entropy": (figures["entropy"].sum(), tokens),
+    }
+    return penalty, jax.lax.stop_gradient(scalars)
+
+
+@jax.custom_vjp
+def _balanced(gates: jax.Array, bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
+    """Return the gates; the bias gets as its gradient how much more than the mean each expert has to do.
+
+    So that violation is summed over devices and microbatches as any gradient is, and the optimizer's rule moves the
+    bias against its sign (arXiv:2408.15664, algorithm 1).
+    """
+    return gates
+
+
+_balanced.defvjp(
+    lambda gates, bias_E, load_E: (gates, load_E),
+    lambda load_E, gradient: (gradient, load_E - load_E.mean(), jnp.zeros_like(load_E)),
+)
+
+
+def _over_devices(load_E: jax.Array) -> jax.Array:
+    """Return the sum over devices that have tokens of their own."""
+    return jax.lax.psum(load_E, several(mesh_axes(("tokens",))[0])) if in_shards() else load_E

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of groups of rows, each with a weight of its own, are what a loop over groups computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers import grouped
+from tests.support import assert_close
+
+D, F, E = 12, 20, 4
+SIZES = np.array([130, 0, 3, 200], np.int32)  # one is empty, one needs two blocks
+
+
+def by_loop(x_SD, weights_EDF, sizes):
+    parts = jnp.split(x_SD, np.cumsum(sizes))
+    return jnp.concatenate([rows @ w for rows, w in zip(parts, [*weights_EDF, 0 * weights_EDF[0]], strict=True)])
+
+
+def interpreted(x_SD, weights_EDF, sizes_E):
+    return grouped.kernel(x_SD, weights_EDF, sizes_E, interpret=True)
+
+
+@pytest.mark.parametrize(
+    "product", [grouped.grouped, jax.lax.ragged_dot, interpreted], ids=["cpu", "gpu", "the kernel of a TPU"]
+)
+def test_every_platforms_product_and_its_gradients_are_the_loops(product):
+    rng, sizes = np.random.default_rng(0), np.asarray(grouped.aligned(SIZES))
+    rows = grouped.num_rows(SIZES.sum(), E)
+    inside = int(sizes.sum())
+    assert inside <= rows
+    x = rng.standard_normal((rows, D)).astype(np.float32) * (np.arange(rows) < inside)[:, None]
+    weights = rng.standard_normal((E, D, F)).astype(np.float32)
+
+    def observed(function, sizes):
+        def loss(x, w):
+            return (function(x, w, sizes)[:inside] ** 2).sum()
+
+        value, (of_x, of_weights) = jax.value_and_grad(loss, argnums=(0, 1))(x, weights)
+        return value, of_x[:inside], of_weights
+
+    assert_close(jax.jit(lambda sizes: observed(product, sizes))(sizes), observed(by_loop, sizes))
