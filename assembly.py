@@ -5,6 +5,7 @@ The one file that knows all lower rooms. What is rehearsed, proved or trained is
 """
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -15,14 +16,14 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import simulation
+from configs import ramp, simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.axes import declared_axes
 from parallelism import axis_rules, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import guard, offload, optimizers, schedules, throughput
-from training.shards import in_shards
+from training import guard, noise_scale, offload, optimizers, schedules, throughput
+from training.shards import in_shards, part_square
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
 
@@ -86,25 +87,31 @@ class Run:
 
 
 def assemble(
-    config, *, devices=None, on_microbatch: Callable | None = None, wrap_gradient: Callable = lambda gradient: gradient
-) -> Run:
+    config, *, devices=None, rows: int = 0, on_microbatch: Callable | None = None,
+    wrap_gradient: Callable = lambda gradient: gradient,
+) -> Run:  # fmt: skip
     """Return the run that a validated configuration with a resolved mesh describes.
 
     Args:
       config: with `train.steps` set.
       devices: of the mesh; default all.
+      rows: of the global batch, where a ramp has not come to the whole one; 0: it has.
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
       wrap_gradient: gradient function -> gradient function, to spoil it on purpose.
 
     Raises:
       ConfigError: a dimension that its mesh axis does not divide.
     """
+    rows = rows or config.train.global_batch
+    rate_factor = ramp.rate_factor(config, rows)
+    config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     make_model, graph, abstract_model = _model(config, mesh)
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+    schedule = schedules.scaled(schedule, rate_factor)
     weights = _weights(config, abstract_model)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
@@ -120,28 +127,22 @@ def assemble(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
             carry=objective.init_carry(model, config.train.global_batch, jax.random.key(config.train.seed)),
-            guard=guard.init(),
+            guard=guard.init(), noise=noise_scale.init() if ramp.measures_noise(config) else {},
         )  # fmt: skip
 
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
-    once = _summed_once(config, abstract_model)
-    gradient = make_gradient(
-        graph, objective.loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
-        groups={} if slow or in_parts else once,
+    gradient, num_parts = _gradient(
+        config, functools.partial(
+            make_gradient, graph, objective.loss, num_microbatches=num_microbatches,
+            on_microbatch=on_microbatch if slow else None,
+        ), abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts,
     )  # fmt: skip
-    if in_parts:
-        axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
-        specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
-        gradient = in_shards(
-            gradient, axes, specs, summed_once=num_microbatches > 1 and "fsdp" in once,
-            sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
-        )  # fmt: skip
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
         average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
-        spike_deviations=config.train.spike_deviations,
+        spike_deviations=config.train.spike_deviations, num_parts=num_parts,
     )  # fmt: skip
     if config.train.offload == "optimizer":
         shardings, step = offload.on_host(shardings), offload.brought(step)
@@ -168,6 +169,35 @@ def assemble(
     )
 
 
+def _gradient(
+    config, make: Callable, abstract_model: nnx.State, shardings: dict, num_microbatches: int, *, slow: bool,
+    in_parts: bool,
+) -> tuple[Callable, int]:  # fmt: skip
+    """Return (the gradient of a batch, the number of its parts between which noise is measured; 0: it is not).
+
+    Args:
+      make: `make_gradient` of training/step.py, but for how it is spread over devices.
+      shardings: of the parameters.
+      slow: whether microbatches report.
+      in_parts: whether each device computes a part by itself.
+    """
+    measures, once = ramp.measures_noise(config), _summed_once(config, abstract_model)
+    if not in_parts:
+        groups = {} if slow or num_microbatches == 1 else once
+        square = noise_scale.part_square if measures else None
+        gradient = make(groups=groups, part_square=square)
+        return gradient, measures * num_microbatches * math.prod(groups.values())
+    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    summed_once = num_microbatches > 1 and "fsdp" in once
+    square, of_devices = part_square(axes, specs, config.mesh, summed_once=summed_once)
+    gradient = in_shards(
+        make(part_square=square if measures else None), axes, specs, summed_once=summed_once,
+        sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
+    )  # fmt: skip
+    return gradient, measures * num_microbatches * of_devices
+
+
 def layout_differences(config) -> list[str]:
     """Return where a shrunken copy of a configuration computes something else on its mesh than on one device.
 
@@ -177,6 +207,7 @@ def layout_differences(config) -> list[str]:
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
+    config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
     alone.train.gradient_accumulation = 1
@@ -257,6 +288,7 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
         optimizer=jax.tree_util.tree_map_with_path(of_optimizer, abstract_state.optimizer),
         carry=jax.tree.map(lambda _: rows, abstract_state.carry),
         guard=jax.tree.map(lambda _: copied, abstract_state.guard),
+        noise=jax.tree.map(lambda _: copied, abstract_state.noise),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from configs.base import MESH_AXES, ConfigError
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
-    "train.global_batch",
+    "train.global_batch", "batch.",
 )  # fmt: skip
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import topologies
+from configs import ramp, topologies
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -25,6 +25,9 @@ CHOICES = {
     "model.networks": (1, 2),
     "supervision.loss": ("stablemax", "softmax"),
     "optimizer.decayed": ("matrices", "all"),
+    "batch.fit": ("none", "auto"),
+    "batch.ramp": ("none", "steps", "noise_scale"),
+    "batch.learning_rate": tuple(ramp.RATES),
     "data.bad_documents": ("error", "skip"),
     "data.puzzle_set": ("arc1", "arc2"),
     "train.offload": ("none", "optimizer"),
@@ -39,7 +42,7 @@ POSITIVE = (
     "evaluation.batches", "train.log_every", "train.bad_steps",
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
-    "model.num_puzzles", "supervision.max_steps",
+    "model.num_puzzles", "supervision.max_steps", "batch.increase_step",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -53,7 +56,7 @@ NOT_NEGATIVE = (
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
-    "checkpoint.keep_best",
+    "checkpoint.keep_best", "batch.memory_gib", "batch.first",
 )  # fmt: skip
 
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
@@ -71,6 +74,8 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
     _check_batch(config)
+    _check_ramp(config)
+    _check_noise_scale(config)
     _check_sums(config)
     _check_recursion(config)
 
@@ -294,6 +299,46 @@ def _check_batch(config: ConfigDict) -> None:
         raise ConfigError(
             f"train.sequence_length={train.sequence_length} is not a multiple of mesh.context={mesh.context}; "
             f"use {_multiples_text(train.sequence_length, mesh.context)}"
+        )
+
+
+def _check_ramp(config: ConfigDict) -> None:
+    batch, train = config.batch, config.train
+    if batch.fit == "auto" and train.gradient_accumulation:
+        raise ConfigError(
+            f"train.gradient_accumulation={train.gradient_accumulation} and batch.fit=auto both say how many "
+            "microbatches; leave one of them out"
+        )
+    if batch.ramp == "none" and batch.first:
+        raise ConfigError(f"batch.first={batch.first} is not read by batch.ramp=none; set that to steps or noise_scale")
+    if batch.ramp == "none":
+        return
+    if not 1 <= batch.first <= train.global_batch:
+        raise ConfigError(
+            f"batch.first={batch.first} must lie between 1 and train.global_batch={train.global_batch}, "
+            f"to which batch.ramp={batch.ramp} lets it grow"
+        )
+    if not 1 < batch.increase_factor < math.inf:
+        raise ConfigError(f"batch.increase_factor={batch.increase_factor} must be greater than 1")
+    if train.objective == "recursive":
+        raise ConfigError(
+            f"batch.ramp={batch.ramp} does not go with train.objective=recursive, whose rows hold puzzles from step to "
+            "step; use none"
+        )
+    if config.evaluation.every_epochs:
+        raise ConfigError(
+            f"evaluation.every_epochs={config.evaluation.every_epochs} is no number of steps with "
+            f"batch.ramp={batch.ramp}; use train.eval_every"
+        )
+    if batch.ramp == "noise_scale" and not train.steps:
+        raise ConfigError("batch.ramp=noise_scale says too late how many steps a number of tokens is; use train.steps")
+
+
+def _check_noise_scale(config: ConfigDict) -> None:
+    if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
+        raise ConfigError(
+            "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
+            "mesh.data, or train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches)"
         )
 
 

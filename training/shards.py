@@ -6,7 +6,8 @@ the stream (layers/stream.py). The compiler, left to place everything itself, wa
 sums while it computes.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from parallelism.axis_rules import RULES, on_device
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
 AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
+WHOLE = ("embed", "vocab")  # dimensions that are brought whole, and not only their owner's part used
 
 
 def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None) -> Callable:
@@ -55,6 +57,31 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
         )(params, carry, batch, key)
 
     return of_all
+
+
+def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -> tuple[Callable, int]:
+    """Return (`part_square` of training/noise_scale.py where each device computes for itself, number of parts).
+
+    A part is what the devices compute together over whose gradient is summed anyway: those of one `fsdp` and `model`,
+    with `summed_once` of one `model`. `sizes` are those of the mesh axes, other arguments as of `in_shards`.
+    """
+    together = (STREAM_AXIS,) if summed_once else ("fsdp", STREAM_AXIS)
+
+    def split(names: tuple, spec: PartitionSpec) -> set:
+        dims = zip(names, (*spec, *[None] * len(names)), strict=False)
+        return {axis for name, of_dim in dims if not (summed_once and name in WHOLE) for axis in several(of_dim)}
+
+    def own_square(gradient, names, spec):
+        missing = tuple(axis for axis in together if axis not in split(names, spec))
+        whole_gradient = jax.lax.psum(gradient, missing)
+        return jnp.sum(jnp.square(whole_gradient)) / math.prod(sizes[axis] for axis in missing)
+
+    def square(gradients, weight):
+        squares = jax.tree.map(own_square, gradients, axes, specs)
+        of_part = jax.lax.psum(weight, together)
+        return sum(jax.tree.leaves(squares)) / jnp.maximum(of_part, 1), weight
+
+    return square, math.prod(sizes[axis] for axis in AXES if axis not in together)
 
 
 def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from parallelism.axis_rules import without
-from training import guard
+from training import guard, noise_scale
 from training.offload import on_device
 from training.state import TrainState
 
@@ -23,6 +23,7 @@ def make_gradient(
     num_microbatches: int = 1,
     groups: dict[str, int] | None = None,
     on_microbatch: Callable | None = None,
+    part_square: Callable | None = None,
 ) -> Callable:
     """Return gradient(params, carry, batch, key) -> (gradients, weight, carry, scalars), sums over the whole batch.
 
@@ -34,6 +35,7 @@ def make_gradient(
       groups: {mesh axis: size} over which each group of devices keeps a sum of its own until the last microbatch,
         so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
+      part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
     """
 
     def loss_sum(params, carry, batch, key):
@@ -42,6 +44,8 @@ def make_gradient(
 
     def whole(params, carry, batch, key):
         (_, (weight, carry, scalars)), gradients = jax.value_and_grad(loss_sum, has_aux=True)(params, carry, batch, key)
+        if part_square:
+            scalars |= {"part_square": part_square(gradients, weight)}
         return gradients, weight, carry, scalars
 
     def accumulated(params, carry, batch, key):
@@ -87,6 +91,7 @@ def make_train_step(
     seed: int,
     average: Callable | None = None,
     spike_deviations: float = 0.0,
+    num_parts: int = 0,
 ) -> Callable:
     """Return train_step(state, batch) -> (state, scalars, gradients).
 
@@ -101,10 +106,12 @@ def make_train_step(
       seed: of everything random in the loss; each step and microbatch has a key of its own.
       average: (parameters after the update, their average) -> average; None: none is kept.
       spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
+      num_parts: of a batch, whose `part_square` the gradient gives; the scalar `noise_scale`, in rows, comes of it.
     """
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
+        rows = jax.tree.leaves(batch)[0].shape[0]
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, carry=carry)
@@ -124,7 +131,10 @@ def make_train_step(
         def taken(new, old):
             return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        noise = state.noise
+        if num_parts:
+            noise = noise_scale.update(noise, scalars.pop("part_square"), gradient_norm**2, rows, num_parts)
+            scalars["noise_scale"] = noise_scale.of(noise)
         state = TrainState(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
@@ -133,6 +143,7 @@ def make_train_step(
             optimizer=taken(optimizer_state, state.optimizer),
             carry=taken(carry, state.carry),
             guard=memory,
+            noise=taken(noise, state.noise),
         )
         return state, scalars, gradients
 
