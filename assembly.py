@@ -20,9 +20,9 @@ from configs import ramp, simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.axes import declared_axes
-from parallelism import axis_rules, proof
+from parallelism import axis_rules, processes, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import guard, noise_scale, offload, optimizers, schedules, throughput
+from training import fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
 from training.shards import in_shards, part_square
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
@@ -196,6 +196,32 @@ def _gradient(
         sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
     )  # fmt: skip
     return gradient, measures * num_microbatches * of_devices
+
+
+def fit_batch(config, announce: Callable[[str], None]) -> None:
+    """Do what `batch.fit` says: put as few microbatches into a configuration as the devices' memory allows.
+
+    Raises:
+      ConfigError: none fits.
+    """
+    if config.batch.fit == "none":
+        return
+    available = config.batch.memory_gib or throughput.device_capacity_gib()
+
+    def fits(candidate) -> bool:
+        count = candidate.train.gradient_accumulation
+        try:
+            needed = preflight.compiled_gib(assemble(candidate).compile())
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            needed = math.inf
+        said = "more than there is" if needed == math.inf else f"{needed:.2f} GiB"
+        announce(f"train.gradient_accumulation={count} needs {said} of {available:.2f} GiB a device")
+        return needed <= available
+
+    fit.fit(config, fits)
+    config.train.gradient_accumulation = max(processes.gather("microbatches", config.train.gradient_accumulation))
 
 
 def layout_differences(config) -> list[str]:

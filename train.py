@@ -86,8 +86,8 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
-    run = assembly.assemble(config)
-    preflight.check_state_fits(run)
+    preflight.check_state_fits(assembly.assemble(config))
+    assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (

@@ -141,19 +141,13 @@ def get_config() -> ConfigDict:
     train.hang_seconds = 1800.0  # without a step ending: every process keeps its stacks in its log and ends; 0: never
 
     config.batch = batch = ConfigDict()  # how train.global_batch is reached, in memory and in time
-    batch.fit = (
-        "none"  # auto: as few microbatches as the device's memory allows, instead of train.gradient_accumulation
-    )
+    batch.fit = "none"  # auto: as few microbatches as memory allows, instead of train.gradient_accumulation
     batch.memory_gib = 0.0  # of a device, that fit=auto may use; 0: all that it has
-    batch.ramp = (
-        "none"  # the batch grows up to train.global_batch: none, steps (always), noise_scale (if that is larger)
-    )
+    batch.ramp = "none"  # growth up to train.global_batch: none, steps (always), noise_scale (where that is larger)
     batch.first = 0  # sequences per update that a ramp begins with
     batch.increase_step = 2000  # steps of a ramp from one size to the next
     batch.increase_factor = 1.2  # by which a size grows, before it is rounded to what mesh and microbatches divide
-    batch.learning_rate = (
-        "none"  # of smaller batches: none (as of the whole), sqrt, linear (by their part of the whole)
-    )
+    batch.learning_rate = "none"  # of smaller batches: none (the same), sqrt, linear (by their part of the whole)
     batch.noise_scale = False  # measure the gradient noise scale (arXiv:1812.06162), in sequences
 
     config.checkpoint = checkpoint = ConfigDict()

@@ -159,7 +159,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
-    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout."))}
+    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
     if stored["data.tokenizer"] != "byte":
         stored["data.tokenizer"] = str(workdir / "tokenizer.model")
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}

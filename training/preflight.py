@@ -37,8 +37,13 @@ def _state_bytes(run) -> int:
 
 
 def compiled_gib(compiled) -> float:
-    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased."""
+    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased.
+
+    Where arguments wait in the host's memory it is the highest point less these; see rehearsal/compiler.py.
+    """
     memory = compiled.memory_analysis()
+    if memory.host_argument_size_in_bytes:
+        return (memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes) / throughput.GIB
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return (total - memory.alias_size_in_bytes) / throughput.GIB
 

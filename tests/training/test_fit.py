@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fewest microbatches that fit are found, in few compilations, and by the compiler's own count of memory."""
+
+import math
+
+import pytest
+
+import assembly
+from configs.base import ConfigError
+from tests.one_step import small_config
+from training import fit, preflight
+
+
+def config_of(rows: int):
+    config = small_config()
+    config.train.global_batch = rows
+    config.batch.fit = "auto"
+    return config
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 48])
+def test_the_fewest_that_fit_are_found_in_few_tries(rows):
+    divisors = [count for count in range(1, rows + 1) if rows % count == 0]
+    for fewest in divisors:
+        config, tried = config_of(rows), []
+
+        def fits(candidate, tried=tried, fewest=fewest):
+            tried.append(candidate.train.gradient_accumulation)
+            return tried[-1] >= fewest
+
+        fit.fit(config, fits)
+        assert (config.train.gradient_accumulation, config.batch.fit) == (fewest, "none")
+        assert len(tried) == len(set(tried)) <= 1 + math.ceil(math.log2(len(divisors)))
+    assert tried[0] == 1
+
+
+def test_where_nothing_fits_it_is_told_in_one_line():
+    with pytest.raises(ConfigError, match=r"^batch.fit=auto: no microbatch of train.global_batch=48 fits.*$"):
+        fit.fit(config_of(48), lambda candidate: False)
+
+
+def test_where_noise_is_measured_there_is_more_than_one_microbatch():
+    config = config_of(6)
+    config.batch.noise_scale = True
+    fit.fit(config, lambda candidate: True)
+    assert config.train.gradient_accumulation == 2
+
+
+def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not():
+    """Of 4 rows on one device; what 1 and 2 microbatches need is found first."""
+    needed = [preflight.compiled_gib(assembly.assemble(fit.of_count(config_of(4), n)).compile()) for n in (1, 2)]
+    config, said = config_of(4), []
+    config.batch.memory_gib = sum(needed) / 2
+    assembly.fit_batch(config, said.append)
+    assert config.train.gradient_accumulation == 2 and needed[0] > needed[1]
+    assert [line.split()[0] for line in said] == ["train.gradient_accumulation=1", "train.gradient_accumulation=2"]
