@@ -11,8 +11,8 @@ from tests.one_step import small_config
 from training import fit, preflight
 
 
-def config_of(rows: int):
-    config = small_config()
+def config_of(rows: int, **mesh):
+    config = small_config(**mesh)
     config.train.global_batch = rows
     config.batch.fit = "auto"
     return config
@@ -47,10 +47,12 @@ def test_where_noise_is_measured_there_is_more_than_one_microbatch():
 
 
 def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not():
-    """Of 4 rows on one device; what 1 and 2 microbatches need is found first."""
-    needed = [preflight.compiled_gib(assembly.assemble(fit.of_count(config_of(4), n)).compile()) for n in (1, 2)]
-    config, said = config_of(4), []
-    config.batch.memory_gib = sum(needed) / 2
+    """What a step of 1 and of 2 microbatches needs is found first."""
+    config, said = config_of(64, fsdp=8), []
+    steps = [assembly.assemble(fit.of_count(config, count)).compile() for count in (1, 2)]
+    one, two = map(preflight.compiled_gib, steps)
+    assert one > two
+    config.batch.memory_gib = (one + two) / 2
     assembly.fit_batch(config, said.append)
-    assert config.train.gradient_accumulation == 2 and needed[0] > needed[1]
-    assert [line.split()[0] for line in said] == ["train.gradient_accumulation=1", "train.gradient_accumulation=2"]
+    assert config.train.gradient_accumulation == 2
+    assert [line.split()[0].partition("=")[2] for line in said] == ["1", "4", "2"]
