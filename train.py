@@ -44,7 +44,7 @@ from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
 from parallelism.mesh import mesh_context
-from training import lease, preflight, replicas, step_log
+from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -142,13 +142,14 @@ def run_to_the_end(
         threading.Thread(target=pipeline.prepare).start()
         step, _, increases = place_of(record)
         rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        programs = Programs(lambda rows: run_of(rows).compile(), rows)
+        frozen = [teacher.restore(config, params) for params in run.abstract_frozen]
+        programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
         programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
         display.lines(preflight.report(run_of(rows), programs.program(rows), steps, peak))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        train_step = faults.wrapped(programs, lambda: spoiled_step(config))
+        train_step = faults.wrapped(programs, lambda: spoiled_step(config, frozen))
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
@@ -169,11 +170,11 @@ def run_to_the_end(
                 log.account()
 
 
-def spoiled_step(config) -> Callable:
+def spoiled_step(config, frozen: Sequence) -> Callable:
     """Return a train_step whose gradients are not numbers, for batches of any size."""
     return lambda state, batch: assembly.assemble(
         config, rows=jax.tree.leaves(batch)[0].shape[0], wrap_gradient=spoiled
-    ).compile()(state, batch)
+    ).compile()(state, batch, *frozen)
 
 
 def train_to_the_end(job: Job, record: dict | None):
@@ -258,6 +259,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
+    if config.distillation.teacher and corpus.tokenizer:
+        teacher.check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(

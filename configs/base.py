@@ -68,6 +68,14 @@ def get_config() -> ConfigDict:
     supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
     supervision.loss = "stablemax"  # of cells: stablemax, softmax
 
+    config.distillation = distillation = ConfigDict()  # of the objective "distillation"
+    distillation.teacher = ""  # folder of the run that teaches; a recipe, configs/NAME.py, where it is only rehearsed
+    distillation.divergence = "forward"  # from the teacher's logits: forward, KL(teacher || student), or reverse
+    distillation.temperature = 2.0  # of both softmaxes in it
+    distillation.soft_weight = 0.5  # of the divergence, times temperature^2
+    distillation.hard_weight = 0.5  # of the cross-entropy with the targets
+    distillation.hidden_weight = 0.0  # of the squared distance of the last streams, the student's projected; 0: off
+
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
     mesh.data = 1  # copies of the model, the batch split between them

@@ -160,6 +160,8 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
     stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
+    if stored["train.objective"] == "distillation":  # a teacher is needed to train alone
+        stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     if stored["data.tokenizer"] != "byte":
         stored["data.tokenizer"] = str(workdir / "tokenizer.model")
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}

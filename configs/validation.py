@@ -25,6 +25,7 @@ CHOICES = {
     "model.networks": (1, 2),
     "supervision.loss": ("stablemax", "softmax"),
     "optimizer.decayed": ("matrices", "all"),
+    "distillation.divergence": ("forward", "reverse"),
     "batch.fit": ("none", "auto"),
     "batch.ramp": ("none", "steps", "noise_scale"),
     "batch.learning_rate": tuple(ramp.RATES),
@@ -43,6 +44,7 @@ POSITIVE = (
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps", "batch.increase_step",
+    "distillation.temperature",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -57,6 +59,7 @@ NOT_NEGATIVE = (
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
     "checkpoint.keep_best", "batch.memory_gib", "batch.first",
+    "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
 )  # fmt: skip
 
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
@@ -78,6 +81,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_noise_scale(config)
     _check_sums(config)
     _check_recursion(config)
+    _check_distillation(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -348,6 +352,17 @@ def _check_sums(config: ConfigDict) -> None:
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1, mesh.expert=1 and a train.sequence_length "
             "that mesh.model divides; elsewhere the compiler sums, use auto"
         )
+
+
+def _check_distillation(config: ConfigDict) -> None:
+    keys = config.distillation
+    if (config.train.objective == "distillation") != bool(keys.teacher):
+        raise ConfigError(
+            f"train.objective={config.train.objective} does not go with distillation.teacher={keys.teacher!r}; "
+            "distillation has a teacher, the folder of a run, and nothing else has"
+        )
+    if keys.teacher and not keys.soft_weight + keys.hidden_weight:
+        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 leave the teacher unheard; raise one of them")
 
 
 def _check_recursion(config: ConfigDict) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch that grows while it trains: the examples in order, each size compiled once, a resume within it exact."""
 
-import json
 import types
 
 import numpy as np
@@ -15,7 +14,6 @@ from input_pipeline import batches as pipeline
 from input_pipeline import ledger
 from tests.support import write_sums
 from tests.test_train import in_process, lines_of
-from training.faults import parse_faults
 
 SIZES = {step: 8 if step <= 3 else 16 if step <= 6 else 32 for step in range(1, 10)}
 EXAMPLES = 3 * (8 + 16 + 32)
@@ -100,19 +98,22 @@ def test_a_ramp_that_is_stopped_goes_on_bit_for_bit(whole, texts, tmp_path, monk
 
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
     """It grows where the noise scale is not below its next size."""
-    scales = iter([15.0, 16.0, 31.0, 1e9])
+    scales = iter([31.0, 32.0])
     monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(of=lambda noise: next(scales)))
-    config = ramped(texts, batch__ramp="noise_scale", batch__increase_step=2, mesh__data=2)
-    train.train(config, tmp_path)
+    keys = dict(batch__first=16, batch__increase_step=2, mesh__data=2, train__steps=6)
+    train.train(ramped(texts, batch__ramp="noise_scale", **keys), tmp_path)
     lines = lines_of(tmp_path, "train")
-    assert [lines[step]["global_batch"] for step in range(1, 10)] == [8] * 4 + [16] * 4 + [32]
-    assert all(0 < line["noise_scale"] <= 1e9 for line in lines.values())
+    assert [lines[step]["global_batch"] for step in range(1, 7)] == [16] * 4 + [32] * 2
+    assert all(0 <= line["noise_scale"] <= 1e9 for line in lines.values())
 
 
-def test_what_is_left_out_after_a_fall_are_the_examples_of_the_bad_steps(texts, tmp_path):
-    """Of steps 4 and 5, with 16 each, after three with 8."""
-    config = ramped(texts, train__save_every=3, train__bad_steps=2, train__steps=6)
-    train.train(config, tmp_path, faults=parse_faults("nan@4,nan@5"))
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [event["step"] for event in events if event.get("event") == "roll_back"] == [3]
-    assert ledger.sections(tmp_path)[-1]["skips"] == [[24, 32]]  # the first, and how many
+def test_examples_taken_before_a_step_are_counted_over_sizes():
+    """As a run that goes back leaves them out: steps 1 to 3 had 8 each, 4 to 6 16, and then 32."""
+    run = types.SimpleNamespace(stages=[job.Stage(0, 0, 8), job.Stage(3, 24, 16), job.Stage(6, 72, 32)])
+    assert [job.Job.taken_before(run, step) for step in (1, 3, 4, 6, 7, 9)] == [0, 16, 24, 56, 72, 136]
+    resumed = types.SimpleNamespace(stages=[job.Stage(5, 56, 16)])
+    assert [job.Job.taken_before(resumed, step) for step in (4, 6, 7)] == [
+        56,
+        56,
+        72,
+    ]  # before it, nothing to leave out

@@ -7,7 +7,7 @@ sums while it computes.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
 WHOLE = ("embed", "vocab")  # dimensions that are brought whole, and not only their owner's part used
 
 
-def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None) -> Callable:
+def in_shards(
+    gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None, of_frozen: Sequence = ()
+) -> Callable:
     """Return a gradient function of global arrays from one that each device computes for its part.
 
     Args:
@@ -33,6 +35,8 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
         gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
       sum_dtype: of sums over the axes that split a weight, float32 over others and with `summed_once`; None: the type
         that the weight is used in.
+      of_frozen: trees of PartitionSpecs, of each of what is frozen; that is brought whole layer by layer, so not with
+        `summed_once`.
     """
     rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
     parts = PartitionSpec(BATCH_AXES, STREAM_AXIS)
@@ -43,18 +47,23 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
             gradients, *sums = gradient(params, *arguments)
         return *scatter(gradients), *sums
 
-    def of_part(params, carry, batch, key):
+    def of_part(params, carry, batch, key, *frozen):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
         with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
-            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(params, carry, batch, key)
+            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(
+                params, carry, batch, key, *frozen
+            )
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
 
-    def of_all(params, carry, batch, key):
+    def of_all(params, carry, batch, key, *frozen):
         of_batch = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
         return jax.shard_map(
-            of_part, in_specs=(specs, rows, of_batch, copied), out_specs=(specs, copied, rows, copied), check_vma=False
-        )(params, carry, batch, key)
+            of_part,
+            in_specs=(specs, rows, of_batch, copied, *of_frozen),
+            out_specs=(specs, copied, rows, copied),
+            check_vma=False,
+        )(params, carry, batch, key, *frozen)
 
     return of_all
 
