@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A student of a trained teacher: it learns faster than alone, on any mesh the same, and needs it for training alone."""
+"""A student of a trained teacher: it learns faster than alone, on any mesh alike, and needs it for training only."""
 
 import json
 import math
