@@ -24,10 +24,11 @@ from layers.projection import Projection
 from parallelism import axis_rules, processes, proof
 from parallelism.mesh import make_mesh, mesh_context
 from training import fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
-from training import teacher as teachers
 from training.shards import in_shards, part_square
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
+from training.teacher import Teacher
+from training.teacher import configuration as teacher_configuration
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
@@ -89,19 +90,6 @@ class Run:
         return self.flops_per_token * self.config.train.global_batch * self.config.train.sequence_length
 
 
-@dataclasses.dataclass(frozen=True)
-class Teacher:
-    """A model that is learned from: its `model` section, itself without parameters, and these as shapes in layouts."""
-
-    model: object
-    graph: nnx.GraphDef
-    params: dict
-
-    def given_to(self, loss: Callable) -> Callable:
-        """Return a loss that takes the teacher's parameters in place of the teacher."""
-        return lambda *arguments: loss(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
-
-
 def assemble(
     config, *, devices=None, rows: int = 0, on_microbatch: Callable | None = None,
     wrap_gradient: Callable = lambda gradient: gradient,
@@ -134,7 +122,9 @@ def assemble(
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     in_parts = not slow and by_device(config)
     num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
-    objective = _objective(config, num_chunks, teacher)
+    objective = importlib.import_module(f"objectives.{config.train.objective}").make(
+        config, num_chunks=num_chunks, **({"teacher": teacher.model} if teacher else {})
+    )
     batch = _abstract_batch(objective, mesh)
 
     def make_state():
@@ -190,7 +180,7 @@ def assemble(
 
 def _gradient(
     config, make: Callable, abstract_model: nnx.State, shardings: dict, num_microbatches: int, *, slow: bool,
-    in_parts: bool, teacher: "Teacher | None",
+    in_parts: bool, teacher: Teacher | None,
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient of a batch, the number of its parts between which noise is measured; 0: it is not).
 
@@ -231,12 +221,7 @@ def fit_batch(config, announce: Callable[[str], None]) -> None:
 
     def fits(candidate) -> bool:
         count = candidate.train.gradient_accumulation
-        try:
-            needed = preflight.compiled_gib(assemble(candidate).compile())
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            needed = math.inf
+        needed = preflight.needed_gib(assemble(candidate).compile)
         said = "more than there is" if needed == math.inf else f"{needed:.2f} GiB"
         announce(f"train.gradient_accumulation={count} needs {said} of {available:.2f} GiB a device")
         return needed <= available
@@ -308,7 +293,7 @@ def _teacher(config, mesh) -> Teacher | None:
     """Return the teacher of a configuration, laid out as any model, in the type that it computes in."""
     if config.train.objective != "distillation":
         return None
-    stored = teachers.configuration(config)
+    stored = teacher_configuration(config)
     _, graph, abstract = _model(stored, mesh)
     dtype = _dtype(stored, _platform(mesh) == "cpu")
     params = jax.tree.map(
@@ -316,12 +301,6 @@ def _teacher(config, mesh) -> Teacher | None:
         nnx.to_pure_dict(abstract), axis_rules.weight_shardings(declared_axes(abstract), mesh),
     )  # fmt: skip
     return Teacher(stored.model, graph, params)
-
-
-def _objective(config, num_chunks: int, teacher: Teacher | None):
-    taught = {"teacher": teacher.model} if teacher else {}
-    module = importlib.import_module(f"objectives.{config.train.objective}")
-    return module.make(config, num_chunks=num_chunks, **taught)
 
 
 def _kernel(config, mesh) -> str:

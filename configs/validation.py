@@ -43,8 +43,7 @@ POSITIVE = (
     "evaluation.batches", "train.log_every", "train.bad_steps",
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
-    "model.num_puzzles", "supervision.max_steps", "batch.increase_step",
-    "distillation.temperature",
+    "model.num_puzzles", "supervision.max_steps", "batch.increase_step", "distillation.temperature",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -67,6 +66,7 @@ PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
 RANGES = (  # what is right, the rule in words, and where it holds
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
     (lambda value: 0 <= value < math.inf, "be 0 or greater", NOT_NEGATIVE),
+    (lambda value: 1 < value < math.inf, "be greater than 1", ("model.rope_theta", "batch.increase_factor")),
     (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
     (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
 )
@@ -266,8 +266,6 @@ def _check_layer_kinds(model: ConfigDict) -> None:
 
 def _check_rope(model: ConfigDict) -> None:
     scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
-    if not 1 < model.rope_theta < math.inf:
-        raise ConfigError(f"model.rope_theta={model.rope_theta} must be greater than 1")
     if not 1 <= factor < math.inf:
         raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
     if factor != 1 and scaling == "none":
@@ -322,13 +320,8 @@ def _check_ramp(config: ConfigDict) -> None:
             f"batch.first={batch.first} must lie between 1 and train.global_batch={train.global_batch}, "
             f"to which batch.ramp={batch.ramp} lets it grow"
         )
-    if not 1 < batch.increase_factor < math.inf:
-        raise ConfigError(f"batch.increase_factor={batch.increase_factor} must be greater than 1")
     if train.objective == "recursive":
-        raise ConfigError(
-            f"batch.ramp={batch.ramp} does not go with train.objective=recursive, whose rows hold puzzles from step to "
-            "step; use none"
-        )
+        raise ConfigError(f"batch.ramp={batch.ramp} must be none for train.objective=recursive: its rows hold puzzles")
     if config.evaluation.every_epochs:
         raise ConfigError(
             f"evaluation.every_epochs={config.evaluation.every_epochs} is no number of steps with "

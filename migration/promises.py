@@ -53,6 +53,7 @@ def not_yet(item: str, what: str, ours: str = "", note: str = "") -> Row:
 
 
 # Where the checks are.
+DISTILLATION = "tests/test_distillation.py::test_"
 GCLOUD = "tests/pods/test_gcloud.py::test_"
 HOSTS = "tests/pods/test_hosts.py::test_"
 LOCAL = "tests/pods/test_local.py::test_"
@@ -327,7 +328,15 @@ VISHWAMAI = (
         f"{SEARCH}advice_is_what_was_compiled_and_faster_the_best_first",
     ),
     not_yet("B18", "TPUMeshContext"),
-    not_yet("B19", "DistillationTrainer"),
+    answered(
+        "B19", "DistillationTrainer: chunked losses by logits, embeddings and targets, gradient accumulation",
+        "`train.objective=distillation`, `distillation.teacher=` the folder of a run",
+        "an objective of the one loop, with its accumulation, ramp and checkpoints, not a trainer of its own",
+        f"{DISTILLATION}a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model_like_any",
+        f"{DISTILLATION}microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch",
+        "tests/layers/test_distillation.py::test_value_and_gradients_equal_the_plain_form",
+        "tests/layers/test_distillation.py::test_temporary_memory_is_that_of_a_part_of_a_chunk",
+    ),
     not_yet("B20", "TPUProfiler"),
     not_yet("B21", "VishwamAITrainer"),
     not_yet("B22", "VishwamAIPipeline"),

@@ -2,6 +2,7 @@
 """Says before step 1 what a run needs and how long it will take; refuses what cannot fit."""
 
 import math
+from collections.abc import Callable
 
 import jax
 
@@ -46,6 +47,16 @@ def compiled_gib(compiled) -> float:
         return (memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes) / throughput.GIB
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return (total - memory.alias_size_in_bytes) / throughput.GIB
+
+
+def needed_gib(compile_step: Callable) -> float:
+    """Return `compiled_gib` of what is compiled; infinite where the compiler refuses it for its memory."""
+    try:
+        return compiled_gib(compile_step())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return math.inf
 
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:

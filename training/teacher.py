@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model that another learns from: what it is, whether it goes with the other, and its weights."""
 
+import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import jax
+from flax import nnx
 from ml_collections import ConfigDict
 
 from configs import loading
 from configs.base import ConfigError
 from training.checkpoints import Checkpoints
 from training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A model that is learned from: its `model` section, itself without parameters, and these as shapes in layouts."""
+
+    model: object
+    graph: nnx.GraphDef
+    params: dict
+
+    def given_to(self, loss: Callable) -> Callable:
+        """Return a loss that takes the teacher's parameters in place of the teacher."""
+        return lambda *arguments: loss(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
 
 
 def configuration(config: ConfigDict) -> ConfigDict:
