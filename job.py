@@ -111,18 +111,20 @@ class Job:
 
     def grow(self, state, step: int) -> None:
         """Let the batch grow after a step, where the ramp says so, its step compiled before; begin with the next."""
-        batch, larger = self.config.batch, ramp.rows(self.config, self.increases + 1)
-        train = self.config.train
-        if self.rows == train.global_batch or step == train.steps or not every(step, batch.increase_step):
+        config, train, rows = self.config, self.config.train, self.rows
+        if rows == train.global_batch or step == train.steps or not every(step, config.batch.increase_step):
             return
         self.log.flush()
-        if batch.ramp == "noise_scale" and float(noise_scale.of(state.noise)) < larger:
+        larger = ramp.rows(config, self.increases + 1)
+        if config.batch.ramp == "noise_scale" and float(noise_scale.of(state.noise)) < larger:
             return
         self.increases += 1
+        if larger > rows:  # and not rounded to the same
+            text = f"step {step}: batches of {larger} sequences from here on"
+            self.log.event(text, "batch", step, global_batch=larger)
         with self.clock.within("compile"):
             self.programs.program(larger)
-        self.programs.begin(ramp.rows(self.config, self.increases + 1))
-        self.log.event(f"step {step}: batches of {larger} sequences from here on", "batch", step, global_batch=larger)
+        self.programs.begin(ramp.rows(config, self.increases + 1))
         self.log.stopwatch.skip()
 
     def taken_before(self, step: int) -> int:
