@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fewest microbatches that fit are found, in few compilations, and by the compiler's own count of memory."""
 
+import functools
 import math
+import types
 
+import jax
 import pytest
 
 import assembly
+import rehearse
+from configs import topologies
 from configs.base import ConfigError
+from rehearsal.compiler import GIB
 from tests.one_step import small_config
 from training import fit, preflight
 
 
-def config_of(rows: int, **mesh):
-    config = small_config(**mesh)
+def config_of(rows: int):
+    config = small_config()
     config.train.global_batch = rows
     config.batch.fit = "auto"
     return config
@@ -46,9 +52,27 @@ def test_where_noise_is_measured_there_is_more_than_one_microbatch():
     assert config.train.gradient_accumulation == 2
 
 
-def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not():
+def test_a_rehearsal_fits_the_chip_and_what_was_typed():
+    """A chip that holds what 2 microbatches need, and less, of it, that may be used."""
+
+    def compiled(candidate, topology):
+        needed = 32 * GIB / candidate.train.gradient_accumulation
+        return types.SimpleNamespace(total_bytes=needed, fits=needed <= 16 * GIB)
+
+    for limit, count in ((0.0, 2), (5.0, 8)):
+        config, lines = config_of(48), []
+        config.batch.memory_gib = limit
+        display = types.SimpleNamespace(compile=compiled, line=lines.append)
+        rehearse.fit_batch(config, topologies.get("v4-8"), display)
+        assert config.train.gradient_accumulation == count
+    assert lines[0] == "train.gradient_accumulation=1 needs 32.00 GiB a chip"
+
+
+def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not(monkeypatch):
     """What a step of 1 and of 2 microbatches needs is found first."""
-    config, said = config_of(64, fsdp=8), []
+    monkeypatch.setattr(assembly, "assemble", functools.partial(assembly.assemble, devices=jax.devices()[:1]))
+    config, said = config_of(8), []
+    config.model.num_layers = 1
     steps = [assembly.assemble(fit.of_count(config, count)).compile() for count in (1, 2)]
     one, two = map(preflight.compiled_gib, steps)
     assert one > two
