@@ -39,10 +39,14 @@ class How(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of each token, over all words, float32 [B, T]: of the softmax at temperature 1 `log_z`; at How.temperature.
+    """What the logits of each token come to over all words: float32 [B, T] each.
 
-    There `first` is the log-sum of the distribution that the divergence takes its mean over, `second` of the other,
-    and `mean` that of the difference of both logits.
+    Attributes:
+      log_z: log-sum of the student's exponentials, at temperature 1.
+      target: the student's logit of the target.
+      first, second: log-sums at How.temperature, of the distribution that the divergence takes its mean over, and of
+        the other.
+      mean: by the first distribution, of its logits less those of the other, over the temperature.
     """
 
     log_z: jax.Array
@@ -53,6 +57,7 @@ class Sums(NamedTuple):
 
     @property
     def divergence(self) -> jax.Array:
+        """KL(first || second)."""
         return self.mean - self.first + self.second
 
 
