@@ -5,6 +5,7 @@ The one file that knows all lower rooms. What is rehearsed, proved or trained is
 """
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -15,16 +16,19 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import simulation
+from configs import ramp, simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.axes import declared_axes
-from parallelism import axis_rules, proof
+from layers.projection import Projection
+from parallelism import axis_rules, processes, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import guard, offload, optimizers, schedules, throughput
-from training.shards import in_shards
+from training import fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
+from training.shards import in_shards, part_square
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
+from training.teacher import Teacher
+from training.teacher import configuration as teacher_configuration
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
@@ -37,10 +41,10 @@ WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole
 class Run:
     """Everything that a run is made of; nothing is allocated or compiled yet.
 
-    `abstract_state` and `abstract_batch` carry shapes, types and layouts. `train_step`, `observed_step` (which returns
-    the gradients too, and keeps its arguments) and `eval_step` are jitted; they, `init` and `model` are used inside
-    `mesh_context(run.mesh)`. A run is `slow` where a CPU takes
-    so long for a step that `assemble` cut it into microbatches.
+    `abstract_state`, `abstract_batch` and `abstract_frozen`, a teacher's weights if there is one, carry shapes, types
+    and layouts of what steps take. `train_step`, `observed_step` (which returns the gradients too, and keeps its
+    arguments) and `eval_step` are jitted; they, `init` and `model` are used inside `mesh_context(run.mesh)`. A run is
+    `slow` where a CPU takes so long for a step that `assemble` cut it into microbatches.
     """
 
     config: object
@@ -53,6 +57,7 @@ class Run:
     eval_step: Callable
     abstract_state: TrainState
     abstract_batch: dict
+    abstract_frozen: tuple
     batch_shards: int
     num_microbatches: int
     slow: bool
@@ -67,7 +72,7 @@ class Run:
     def compile(self):
         """Return `train_step` compiled for the run's state and batch."""
         with mesh_context(self.mesh):
-            lowered = self.train_step.lower(self.abstract_state, self.abstract_batch)
+            lowered = self.train_step.lower(self.abstract_state, self.abstract_batch, *self.abstract_frozen)
             return lowered.compile(compiler_options=COMPILER_OPTIONS[_platform(self.mesh)])
 
     @property
@@ -87,31 +92,40 @@ class Run:
 
 
 def assemble(
-    config, *, devices=None, on_microbatch: Callable | None = None, wrap_gradient: Callable = lambda gradient: gradient
-) -> Run:
+    config, *, devices=None, rows: int = 0, on_microbatch: Callable | None = None,
+    wrap_gradient: Callable = lambda gradient: gradient,
+) -> Run:  # fmt: skip
     """Return the run that a validated configuration with a resolved mesh describes.
 
     Args:
       config: with `train.steps` set.
       devices: of the mesh; default all.
+      rows: of the global batch, where a ramp has not come to the whole one; 0: it has.
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
       wrap_gradient: gradient function -> gradient function, to spoil it on purpose.
 
     Raises:
       ConfigError: a dimension that its mesh axis does not divide.
     """
+    rows = rows or config.train.global_batch
+    rate_factor = ramp.rate_factor(config, rows)
+    config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
-    make_model, graph, abstract_model = _model(config, mesh)
+    teacher = _teacher(config, mesh)
+    make_model, graph, abstract_model = _model(config, mesh, teacher)
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+    schedule = schedules.scaled(schedule, rate_factor)
     weights = _weights(config, abstract_model)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     in_parts = not slow and by_device(config)
     num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
-    objective = importlib.import_module(f"objectives.{config.train.objective}").make(config, num_chunks=num_chunks)
+    objective = importlib.import_module(f"objectives.{config.train.objective}").make(
+        config, num_chunks=num_chunks, **({"teacher": teacher.model} if teacher else {})
+    )
     batch = _abstract_batch(objective, mesh)
 
     def make_state():
@@ -121,34 +135,29 @@ def assemble(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
             carry=objective.init_carry(model, config.train.global_batch, jax.random.key(config.train.seed)),
-            guard=guard.init(),
+            guard=guard.init(), noise=noise_scale.init() if ramp.measures_noise(config) else {},
         )  # fmt: skip
 
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
-    once = _summed_once(config, abstract_model)
-    gradient = make_gradient(
-        graph, objective.loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
-        groups={} if slow or in_parts else once,
-    )  # fmt: skip
-    if in_parts:
-        axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
-        specs = jax.tree.map(lambda sharding: sharding.spec, shardings.params)
-        gradient = in_shards(
-            gradient, axes, specs, summed_once=num_microbatches > 1 and "fsdp" in once,
-            sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
-        )  # fmt: skip
+    loss = teacher.given_to(objective.loss) if teacher else objective.loss
+    make = functools.partial(
+        make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None
+    )
+    gradient, num_parts = _gradient(
+        config, make, abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts, teacher=teacher
+    )
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
         average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
-        spike_deviations=config.train.spike_deviations, norm=optimizers.norm(weights),
+        spike_deviations=config.train.spike_deviations, norm=optimizers.norm(weights), num_parts=num_parts,
     )  # fmt: skip
     if config.train.offload == "optimizer":
         shardings, step = offload.on_host(shardings), offload.brought(step)
 
-    def train_step(state, batch):
-        return step(state, batch)[:2]
+    def train_step(state, batch, *frozen):
+        return step(state, batch, *frozen)[:2]
 
     return Run(
         config=config,
@@ -161,6 +170,7 @@ def assemble(
         eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
+        abstract_frozen=(teacher.params,) if teacher else (),
         batch_shards=batch_shards(config.mesh),
         num_microbatches=num_microbatches,
         slow=slow,
@@ -168,6 +178,58 @@ def assemble(
         num_active=_num_active(config.model, abstract_model),
         flops_per_token=flops_per_token,
     )
+
+
+def _gradient(
+    config, make: Callable, abstract_model: nnx.State, shardings: dict, num_microbatches: int, *, slow: bool,
+    in_parts: bool, teacher: Teacher | None,
+) -> tuple[Callable, int]:  # fmt: skip
+    """Return (the gradient of a batch, the number of its parts between which noise is measured; 0: it is not).
+
+    Args:
+      make: `make_gradient` of training/step.py, but for how it is spread over devices.
+      shardings: of the parameters.
+      slow: whether microbatches report.
+      in_parts: whether each device computes a part by itself.
+    """
+    measures, once = ramp.measures_noise(config), _summed_once(config, abstract_model)
+    if not in_parts:
+        groups = {} if slow or num_microbatches == 1 else once
+        square = noise_scale.part_square if measures else None
+        gradient = make(groups=groups, part_square=square)
+        return gradient, measures * num_microbatches * math.prod(groups.values())
+    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
+    specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    summed_once = num_microbatches > 1 and "fsdp" in once and not teacher
+    of_teacher = [jax.tree.map(lambda leaf: leaf.sharding.spec, teacher.params)] if teacher else []
+    square, of_devices = part_square(axes, specs, config.mesh, summed_once=summed_once)
+    gradient = in_shards(
+        make(part_square=square if measures else None), axes, specs, summed_once=summed_once,
+        sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
+        of_frozen=of_teacher,
+    )  # fmt: skip
+    return gradient, measures * num_microbatches * of_devices
+
+
+def fit_batch(config, announce: Callable[[str], None]) -> None:
+    """Do what `batch.fit` says: put as few microbatches into a configuration as the devices' memory allows.
+
+    Raises:
+      ConfigError: none fits.
+    """
+    if config.batch.fit == "none":
+        return
+    available = config.batch.memory_gib or throughput.device_capacity_gib()
+
+    def fits(candidate) -> bool:
+        count = candidate.train.gradient_accumulation
+        needed = preflight.needed_gib(assemble(candidate).compile)
+        said = "more than there is" if needed == math.inf else f"{needed:.2f} GiB"
+        announce(f"train.gradient_accumulation={count} needs {said} of {available:.2f} GiB a device")
+        return needed <= available
+
+    fit.fit(config, fits)
+    config.train.gradient_accumulation = max(processes.gather("microbatches", config.train.gradient_accumulation))
 
 
 def layout_differences(config) -> list[str]:
@@ -179,6 +241,9 @@ def layout_differences(config) -> list[str]:
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
+    if config.train.objective == "distillation":  # the loss of one model is proved, and layouts are of models
+        config.train.objective, config.distillation.teacher = "language_modeling", ""
+    config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
     alone.train.gradient_accumulation = 1
@@ -212,18 +277,39 @@ def _model_module(config):
     return importlib.import_module(f"models.{config.model.name}")
 
 
-def _model(config, mesh) -> tuple[Callable, nnx.GraphDef, nnx.State]:
-    """Return (rngs -> model, the model without its parameters, the shapes of those)."""
+def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.GraphDef, nnx.State]:
+    """Return (rngs -> model, the model without its parameters, the shapes of those).
+
+    A student whose stream is compared with its teacher's has a `projection` to the width of that.
+    """
     on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
         how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
-        return _model_module(config).make(config.model, **how, rngs=rngs)
+        model = _model_module(config).make(config.model, **how, rngs=rngs)
+        if teacher and config.distillation.hidden_weight:
+            widths = dict(embed_dim=config.model.embed_dim, out_dim=teacher.model.embed_dim)
+            model.projection = Projection(**widths, rngs=rngs)
+        return model
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
     with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
         graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
     return make_model, graph, state
+
+
+def _teacher(config, mesh) -> Teacher | None:
+    """Return the teacher of a configuration, laid out as any model, in the type that it computes in."""
+    if config.train.objective != "distillation":
+        return None
+    stored = teacher_configuration(config)
+    _, graph, abstract = _model(stored, mesh)
+    dtype = _dtype(stored, _platform(mesh) == "cpu")
+    params = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding),
+        nnx.to_pure_dict(abstract), axis_rules.weight_shardings(declared_axes(abstract), mesh),
+    )  # fmt: skip
+    return Teacher(stored.model, graph, params)
 
 
 def _kernel(config, mesh) -> str:
@@ -266,6 +352,7 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
         optimizer=jax.tree_util.tree_map_with_path(of_optimizer, abstract_state.optimizer),
         carry=jax.tree.map(lambda _: rows, abstract_state.carry),
         guard=jax.tree.map(lambda _: copied, abstract_state.guard),
+        noise=jax.tree.map(lambda _: copied, abstract_state.noise),
     )  # fmt: skip
 
 

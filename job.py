@@ -5,10 +5,12 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
+from typing import NamedTuple
 
 import assembly
 import inspection
+from configs import ramp
 from configs.loading import flat
 from evaluation import evaluate_heldout, heldout_lines, sample_lines, vote_and_keep, vote_lines
 from input_pipeline import batches as pipeline
@@ -17,13 +19,22 @@ from input_pipeline import ledger
 from input_pipeline.errors import DataError
 from parallelism import processes
 from parallelism.placement import local_rows, place
-from training import step_log
+from training import noise_scale, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints
 from training.clock import PARTS, Clock
 from training.interruption import Interrupted, Interruption
+from training.programs import Programs
 from training.step import every, is_finite
 from training.step_log import NonFinite
+
+
+class Stage(NamedTuple):
+    """Steps whose batches are of one size: those after `step`, before which `examples` were taken."""
+
+    step: int
+    examples: int
+    rows: int
 
 
 @dataclasses.dataclass
@@ -31,7 +42,8 @@ class Job:
     """What a process has at hand while it trains."""
 
     run: assembly.Run
-    train_step: Callable
+    programs: Programs
+    train_step: Callable  # the programs', and what faults do to it
     workdir: pathlib.Path
     checkpoints: Checkpoints
     corpus: corpora.Corpus | None
@@ -41,6 +53,8 @@ class Job:
     log: step_log.StepLog
     signals: Interruption
     roll_backs: int  # of the run
+    increases: int = 0  # of the size of its batch
+    stages: list[Stage] = dataclasses.field(default_factory=list)  # since the run began or went back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
 
     @property
@@ -52,20 +66,71 @@ class Job:
         """Whether held-out documents are evaluated after a step; after the last one they all are, in the end."""
         return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
 
-    def training_batches(self, first_example: int, num_steps: int):
-        """Return an iterator of batches on the devices, from the corpus, or from whole batches given from outside."""
+    @property
+    def rows(self) -> int:
+        """Of the global batch, now."""
+        return ramp.rows(self.config, self.increases)
+
+    def training_batches(self, record: dict | None) -> Iterator[dict]:
+        """Return an iterator of batches on the devices, from a checkpoint or the beginning to the last step.
+
+        Each is of the size that the ramp has come to when it is asked for; those of one size are read ahead.
+        """
+        start, examples, self.increases = place_of(record)
+        if self.corpus:
+            train = self.config.train
+            pipeline.check_enough(self.corpus.train, train.sequence_length, train.global_batch)
+        self.stages = []
+        stages = self._stages(start, examples)
+        return chain(next(stages, ()), chain.from_iterable(stages))
+
+    def _stages(self, step: int, examples: int) -> Iterator[Iterator[dict]]:
+        while step < self.config.train.steps:
+            stage = Stage(step, examples, self.rows)
+            num_steps = ramp.stage_end(self.config, step, self.increases) - step
+            if not self.stages or self.stages[-1].rows != stage.rows:
+                self.stages.append(stage)
+                self.keep_ledger(stage)
+            yield self._batches(stage, num_steps)
+            step, examples = step + num_steps, examples + num_steps * stage.rows
+
+    def _batches(self, stage: Stage, num_steps: int) -> Iterator[dict]:
+        """Return the batches of some steps of one size, from the corpus, or from whole ones given from outside."""
         train, data, sharding = self.config.train, self.config.data, self.run.batch_sharding
-        rows = local_rows(sharding, train.global_batch)
+        rows = local_rows(sharding, stage.rows)
         if self.corpus:
             batches = pipeline.training_batches(
                 self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
-                global_batch=train.global_batch, rows=rows, first_example=first_example, num_steps=num_steps,
+                global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
                 readers=data.readers, prefetch=data.prefetch,
             )  # fmt: skip
         else:
-            whole = islice(self.batches, num_steps)
-            batches = ({name: array[rows] for name, array in of_all.items()} for of_all in checked(whole, self.run))
-        return place(batches, sharding, train.global_batch)
+            whole = checked(islice(self.batches, num_steps), self.run, stage.rows)
+            batches = ({name: array[rows] for name, array in of_all.items()} for of_all in whole)
+        return place(batches, sharding, stage.rows)
+
+    def grow(self, state, step: int) -> None:
+        """Let the batch grow after a step, where the ramp says so, its step compiled before; begin with the next."""
+        config, train, rows = self.config, self.config.train, self.rows
+        if rows == train.global_batch or step == train.steps or not every(step, config.batch.increase_step):
+            return
+        self.log.flush()
+        larger = ramp.rows(config, self.increases + 1)
+        if config.batch.ramp == "noise_scale" and float(noise_scale.of(state.noise)) < larger:
+            return
+        self.increases += 1
+        if larger > rows:  # and not rounded to the same
+            text = f"step {step}: batches of {larger} sequences from here on"
+            self.log.event(text, "batch", step, global_batch=larger)
+        with self.clock.within("compile"):
+            self.programs.program(larger)
+        self.programs.begin(ramp.rows(config, self.increases + 1))
+        self.log.stopwatch.skip()
+
+    def taken_before(self, step: int) -> int:
+        """Return how many examples had been taken before a step."""
+        stage = next((stage for stage in reversed(self.stages) if stage.step < step), self.stages[0])
+        return stage.examples + max(0, step - stage.step - 1) * stage.rows
 
     def save(self, state, step: int, *, ends: bool) -> None:
         """Begin to write a checkpoint of a state that is finite; where the run `ends`, return when it is written.
@@ -81,6 +146,7 @@ class Job:
             record = self.log.record() | {
                 "step": step,
                 "examples": int(state.examples),
+                "increases": self.increases,
                 "config": flat(self.config),
                 "corpus": digest(self.corpus),
                 "mixture": self.corpus.train.record() if self.corpus else [],
@@ -102,16 +168,16 @@ class Job:
                     self.workdir.mkdir(parents=True, exist_ok=True)
                     workdirs.open_workdir(self.workdir, flat(self.config), self.corpus)
 
-    def keep_ledger(self, step: int, examples: int) -> None:
+    def keep_ledger(self, stage: Stage) -> None:
         """Write down how the steps from here on map to examples."""
         if self.corpus and processes.index() == 0:
             train = self.config.train
             section = ledger.new_section(
-                self.corpus, step=step, examples=examples, global_batch=train.global_batch,
+                self.corpus, step=stage.step, examples=stage.examples, global_batch=stage.rows,
                 sequence_length=train.sequence_length, seed=train.seed,
             )  # fmt: skip
             self.sections.append(section | {"roll_backs": self.roll_backs})
-            self.write_ledger(may_wait=self.roll_backs > 0)
+            self.write_ledger(may_wait=self.roll_backs > 0 or len(self.stages) > 1)
 
     def write_ledger(self, *, may_wait: bool) -> None:
         """Write down the sections that are not yet; where they `may_wait`, a disk without room does not end the run."""
@@ -184,11 +250,8 @@ class Job:
         Raises:
           NonFinite: it was done too often, or the batches are from elsewhere and come but once.
         """
-        start, examples = (record["step"], record["examples"]) if record else (0, 0)
-        rows = self.config.train.global_batch
         # What was skipped before a restart has been used up; today's batch size says nothing of it.
-        ends = trouble.first_step, trouble.last_step + 1
-        first, last = (examples + max(0, step - start - 1) * rows for step in ends)
+        first, last = (self.taken_before(step) for step in (trouble.first_step, trouble.last_step + 1))
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
             raise NonFinite(
                 f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
@@ -227,13 +290,18 @@ class Job:
         return f"the documents of the bad batches are in {path}: mend them, or "
 
 
-def checked(batches: Iterator[dict], run: assembly.Run) -> Iterator[dict]:
-    """Yield batches, all of the shapes that the step is compiled for, so that it never is again.
+def place_of(record: dict | None) -> tuple[int, int, int]:
+    """Return (steps, examples, increases of the batch) of a checkpoint's record; None: of the beginning."""
+    return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
+
+
+def checked(batches: Iterator[dict], run: assembly.Run, rows: int) -> Iterator[dict]:
+    """Yield batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
 
     Raises:
       ValueError: one is not; names the array, what it is and what it should be.
     """
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in run.abstract_batch.items()}
+    wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in run.abstract_batch.items()}
     for number, batch in enumerate(batches, start=1):
         found = {name: (array.shape, array.dtype) for name, array in batch.items()}
         for name in wanted.keys() | found.keys():

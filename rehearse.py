@@ -41,7 +41,8 @@ from configs.base import ConfigError
 from configs.loading import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import advice, compare, report, search
-from rehearsal.compiler import Compiler, check_compiler
+from rehearsal.compiler import GIB, Compiler, check_compiler
+from training import fit
 
 
 def main(loaded: Loaded) -> None:
@@ -58,11 +59,26 @@ def main(loaded: Loaded) -> None:
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
+    fit_batch(loaded.config, topology, display)
     if FLAGS.search == "model":
         return show(search.largest_model(loaded, topology, display), display)
     if FLAGS.search:
         return show(search.fastest(loaded, topology, display, any_batch=FLAGS.search == "any_batch"), display)
     return rehearse(loaded, topology, display)
+
+
+def fit_batch(config, topology: topologies.Topology, display) -> None:
+    """Put as few microbatches into a configuration as a chip's memory allows, where `batch.fit` says so."""
+    limit = config.batch.memory_gib or math.inf
+
+    def fits(candidate) -> bool:
+        compiled = display.compile(candidate, topology)
+        count, needed = candidate.train.gradient_accumulation, compiled.total_bytes / GIB
+        display.line(f"train.gradient_accumulation={count} needs {needed:.2f} GiB a chip")
+        return compiled.fits and needed <= limit
+
+    if config.batch.fit == "auto":
+        fit.fit(config, fits)
 
 
 def load_for(name: str) -> Loaded:
@@ -79,6 +95,8 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
     if not loaded.topology and not FLAGS.compare:
         raise ConfigError(f"say for which slice: --topology=v4-32 (there are {', '.join(topologies.SLICES)})")
+    if loaded.config.batch.fit == "auto" and asked:
+        raise ConfigError(f"batch.fit=auto is of one rehearsal; leave it out with --{asked[0]}")
     single = [name for name in ("html", "hlo") if FLAGS[name].value and asked]
     if single:
         raise ConfigError(f"--{single[0]} is of one rehearsal; leave out --{asked[0]}")

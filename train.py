@@ -23,6 +23,7 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, stored=reads_only)
 
 import contextlib
+import functools
 import math
 import pathlib
 import threading
@@ -33,17 +34,17 @@ import jax
 
 import assembly
 import inspection
-from configs import validation
+from configs import ramp, validation
 from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
-from job import Job, digest, losses_of
+from job import Job, digest, losses_of, place_of
 from parallelism import processes
 from parallelism.mesh import mesh_context
-from training import lease, preflight, replicas, step_log
+from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -53,6 +54,7 @@ from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
+from training.programs import Programs
 from training.recheck import twice
 from training.retention import Retention
 from training.step import every
@@ -70,7 +72,8 @@ def train(
       config: validated, its mesh resolved.
       workdir: of metrics, checkpoints and logs; an earlier run in it is taken up.
       batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays, beginning with the first
-        example not yet trained on; default: the corpus that `config.data` describes.
+        example not yet trained on, in a ramp of the sizes that it comes to; default: the corpus that `config.data`
+        describes.
       bucket: of which `workdir` is the local copy; checkpoints are copied there.
       topology: hardware preset, for its peak.
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
@@ -83,8 +86,8 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
-    run = assembly.assemble(config)
-    preflight.check_state_fits(run)
+    preflight.check_state_fits(assembly.assemble(config))
+    assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
@@ -123,7 +126,8 @@ def run_to_the_end(
     last_step, first = config.train.steps, processes.index() == 0
     goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
     display = Display(last_step, quiet=not first)
-    run = assembly.assemble(config, on_microbatch=display.microbatch)
+    run_of = functools.cache(lambda rows: assembly.assemble(config, rows=rows, on_microbatch=display.microbatch))
+    run = run_of(config.train.global_batch)
     faults = Faults(faults, workdir, clock)
     hang_seconds = 0 if run.slow else config.train.hang_seconds
     with (
@@ -136,10 +140,16 @@ def run_to_the_end(
     ):
         clock.enter("compile", record["step"] if record else 0)
         threading.Thread(target=pipeline.prepare).start()
-        compiled = run.compile()
+        step, _, increases = place_of(record)
+        rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
+        frozen = [teacher.restore(config, params) for params in run.abstract_frozen]
+        programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
+        programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
-        display.lines(preflight.report(run, compiled, last_step - clock.step, peak))
-        train_step = faults.wrapped(compiled, lambda: assembly.assemble(config, wrap_gradient=spoiled).compile())
+        steps = ramp.stage_end(config, step, increases) - step
+        display.lines(preflight.report(run_of(rows), programs.program(rows), steps, peak))
+        display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
+        train_step = faults.wrapped(programs, lambda: spoiled_step(config, frozen))
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
@@ -147,7 +157,9 @@ def run_to_the_end(
             log.event("", **early)
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
-        job = Job(run, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs)
+        job = Job(
+            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs
+        )
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
             tell=lambda text, figures: log.event(text, "blame", **figures),
@@ -156,6 +168,13 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+
+
+def spoiled_step(config, frozen: Sequence) -> Callable:
+    """Return a train_step whose gradients are not numbers, for batches of any size."""
+    return lambda state, batch: assembly.assemble(
+        config, rows=jax.tree.leaves(batch)[0].shape[0], wrap_gradient=spoiled
+    ).compile()(state, batch, *frozen)
 
 
 def train_to_the_end(job: Job, record: dict | None):
@@ -170,10 +189,9 @@ def train_to_the_end(job: Job, record: dict | None):
 def train_from(job: Job, record: dict | None):
     """Train from a checkpoint, or from nothing, to the last step; return the state."""
     train, clock, run = job.config.train, job.clock, job.run
-    start, last_step = record["step"] if record else 0, train.steps
+    start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
-    job.keep_ledger(start, record["examples"] if record else 0)
-    batches = job.training_batches(record["examples"] if record else 0, last_step - start)
+    batches = job.training_batches(record)
     state = restored(job.checkpoints, start, run) if record else run.init()
     replicas.check(state, run.mesh)
     job.checkpoints.begun = start if record else None
@@ -191,7 +209,8 @@ def train_from(job: Job, record: dict | None):
         recheck_now = every(step, train.recheck_every)
         state, scalars = twice(job.train_step, state, batch, run.mesh) if recheck_now else job.train_step(state, batch)
         clock.enter("wait")
-        job.log.add(step, scalars)
+        job.log.add(step, scalars, job.rows)
+        job.grow(state, step)
         stop = job.signals.agreed()
         if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
             job.save(state, step, ends=stop or step == last_step)
@@ -240,6 +259,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
+    if config.distillation.teacher and corpus.tokenizer:
+        teacher.check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(
@@ -251,17 +272,18 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
     """Put what tokens or epochs come to into `train.steps` and `train.eval_every`; return (steps done, last step).
 
-    All tokens are read, by a last step that may read more; of epochs there are whole batches.
+    All tokens are read, by a last step that may read more; of epochs there are whole batches. A step of a ramp counts
+    with what its batch has.
     """
     train, evaluation = config.train, config.evaluation
-    start, done = (record["step"], record["examples"]) if record else (0, 0)
+    start, done, increases = place_of(record)
     pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
     if train.tokens:
         left = train.tokens / train.sequence_length - done
-        train.steps = start + math.ceil(max(0, left) / train.global_batch)
+        train.steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
     elif train.epochs:
         left = train.epochs * pass_examples - done
-        train.steps = start + math.floor(max(0, left) / train.global_batch)
+        train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
     if evaluation.every_epochs:
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
     train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every benchmark shares: where it runs, and the JSON line that it ends with."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -48,9 +49,9 @@ class TrainRun:
         return float(re.findall(pattern, self.output)[-1].replace(",", ""))
 
 
-def train(arguments: list[str]) -> TrainRun:
-    """Run train.py in a fresh workdir, its output passed on; a failure ends the benchmark."""
-    with tempfile.TemporaryDirectory() as workdir:
+def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun:
+    """Run train.py in a workdir, or in one that does not stay, its output passed on; a failure ends the benchmark."""
+    with tempfile.TemporaryDirectory() if workdir is None else contextlib.nullcontext(workdir) as workdir:
         command = [sys.executable, "train.py", f"--workdir={workdir}", *arguments]
         start, output = time.perf_counter(), []
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -74,6 +74,14 @@ def get_config() -> ConfigDict:
     supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
     supervision.loss = "stablemax"  # of cells: stablemax, softmax
 
+    config.distillation = distillation = ConfigDict()  # of the objective "distillation"
+    distillation.teacher = ""  # folder of the run that teaches; a recipe, configs/NAME.py, where it is only rehearsed
+    distillation.divergence = "forward"  # from the teacher's logits: forward, KL(teacher || student), or reverse
+    distillation.temperature = 2.0  # of both softmaxes in it
+    distillation.soft_weight = 0.5  # of the divergence, times temperature^2
+    distillation.hard_weight = 0.5  # of the cross-entropy with the targets
+    distillation.hidden_weight = 0.0  # of the squared distance of the last streams, the student's projected; 0: off
+
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
     mesh.data = 1  # copies of the model, the batch split between them
@@ -148,6 +156,16 @@ def get_config() -> ConfigDict:
     train.roll_backs = 3  # going back so in a run; then it ends
     train.recheck_every = 0  # steps: one is computed twice and compared bit by bit, as are copies; 0: never
     train.hang_seconds = 1800.0  # without a step ending: every process keeps its stacks in its log and ends; 0: never
+
+    config.batch = batch = ConfigDict()  # how train.global_batch is reached, in memory and in time
+    batch.fit = "none"  # auto: as few microbatches as memory allows, instead of train.gradient_accumulation
+    batch.memory_gib = 0.0  # of a device, that fit=auto may use; 0: all that it has
+    batch.ramp = "none"  # growth up to train.global_batch: none, steps (always), noise_scale (where that is larger)
+    batch.first = 0  # sequences per update that a ramp begins with
+    batch.increase_step = 2000  # steps of a ramp from one size to the next
+    batch.increase_factor = 1.2  # by which a size grows, before it is rounded to what mesh and microbatches divide
+    batch.learning_rate = "none"  # of smaller batches: none (the same), sqrt, linear (by their part of the whole)
+    batch.noise_scale = False  # measure the gradient noise scale (arXiv:1812.06162), in sequences
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.resume = True  # false: refuse a workdir that has a checkpoint

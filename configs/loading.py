@@ -20,7 +20,7 @@ EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
-    "train.global_batch",
+    "train.global_batch", "batch.",
 )  # fmt: skip
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
@@ -170,7 +170,9 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
-    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout."))}
+    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
+    if stored["train.objective"] == "distillation":  # a teacher is needed to train alone
+        stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     if stored["data.tokenizer"] != "byte":
         stored["data.tokenizer"] = str(workdir / "tokenizer.model")
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}

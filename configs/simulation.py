@@ -32,6 +32,8 @@ TARGETS = {  # largest value of each key in a simulation
     "train.eval_every": 100,
     "train.save_every": 100,
 }
+ROUNDED = ("train.global_batch", "batch.first")  # up to what the mesh divides, unless typed
+OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
 OF_PUZZLES = {  # beside these, of a recursive model; the cells of a puzzle are as many as they are
     "model.high_cycles": 2,
     "model.low_cycles": 2,
@@ -51,11 +53,13 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     before = flat(config)
     units = _units(config)
     for key, unit in units.items():
-        if before[key] % unit and (key in typed or key != "train.global_batch"):
+        if before[key] % unit and (key in typed or key not in ROUNDED):
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
     targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
     if config.model.name == "trm":
         targets = {key: target for key, target in targets.items() if key != "train.sequence_length"} | OF_PUZZLES
+    if config.batch.ramp != "none":
+        targets |= OF_A_RAMP
     for key, target in targets.items():
         unit = units.get(key, 1)
         if key in typed:
@@ -86,6 +90,7 @@ def _units(config: ConfigDict) -> dict[str, int]:
         "model.vocab_size": mesh.model,
         "train.sequence_length": mesh.context,
         "train.global_batch": batch_shards(mesh) * microbatches,
+        "batch.first": batch_shards(mesh) * microbatches,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import topologies
+from configs import ramp, topologies
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -26,6 +26,10 @@ CHOICES = {
     "model.router": ("softmax", "sigmoid"),
     "supervision.loss": ("stablemax", "softmax"),
     "optimizer.decayed": ("matrices", "all"),
+    "distillation.divergence": ("forward", "reverse"),
+    "batch.fit": ("none", "auto"),
+    "batch.ramp": ("none", "steps", "noise_scale"),
+    "batch.learning_rate": tuple(ramp.RATES),
     "data.bad_documents": ("error", "skip"),
     "data.puzzle_set": ("arc1", "arc2"),
     "train.offload": ("none", "optimizer"),
@@ -41,6 +45,7 @@ POSITIVE = (
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
+    "batch.increase_step", "distillation.temperature",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -56,7 +61,8 @@ NOT_NEGATIVE = (
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
-    "checkpoint.keep_best",
+    "checkpoint.keep_best", "batch.memory_gib", "batch.first",
+    "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
 )  # fmt: skip
 
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
@@ -64,6 +70,7 @@ PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
 RANGES = (  # what is right, the rule in words, and where it holds
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
     (lambda value: 0 <= value < math.inf, "be 0 or greater", NOT_NEGATIVE),
+    (lambda value: 1 < value < math.inf, "be greater than 1", ("model.rope_theta", "batch.increase_factor")),
     (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
     (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
 )
@@ -74,9 +81,12 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
     _check_batch(config)
+    _check_ramp(config)
+    _check_noise_scale(config)
     _check_sums(config)
     _check_recursion(config)
     _check_exchange(config)
+    _check_distillation(config)
 
 
 def check_keys(config: ConfigDict) -> None:
@@ -275,8 +285,6 @@ def _check_layer_kinds(model: ConfigDict) -> None:
 
 def _check_rope(model: ConfigDict) -> None:
     scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
-    if not 1 < model.rope_theta < math.inf:
-        raise ConfigError(f"model.rope_theta={model.rope_theta} must be greater than 1")
     if not 1 <= factor < math.inf:
         raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
     if factor != 1 and scaling == "none":
@@ -326,12 +334,58 @@ def _check_exchange(config: ConfigDict) -> None:
         )
 
 
+def _check_ramp(config: ConfigDict) -> None:
+    batch, train = config.batch, config.train
+    if batch.fit == "auto" and train.gradient_accumulation:
+        raise ConfigError(
+            f"train.gradient_accumulation={train.gradient_accumulation} and batch.fit=auto both say how many "
+            "microbatches; leave one of them out"
+        )
+    if batch.ramp == "none" and batch.first:
+        raise ConfigError(f"batch.first={batch.first} is not read by batch.ramp=none; set that to steps or noise_scale")
+    if batch.ramp == "none":
+        return
+    if not 1 <= batch.first <= train.global_batch:
+        raise ConfigError(
+            f"batch.first={batch.first} must lie between 1 and train.global_batch={train.global_batch}, "
+            f"to which batch.ramp={batch.ramp} lets it grow"
+        )
+    if train.objective == "recursive":
+        raise ConfigError(f"batch.ramp={batch.ramp} must be none for train.objective=recursive: its rows hold puzzles")
+    if config.evaluation.every_epochs:
+        raise ConfigError(
+            f"evaluation.every_epochs={config.evaluation.every_epochs} is no number of steps with "
+            f"batch.ramp={batch.ramp}; use train.eval_every"
+        )
+    if batch.ramp == "noise_scale" and not train.steps:
+        raise ConfigError("batch.ramp=noise_scale says too late how many steps a number of tokens is; use train.steps")
+
+
+def _check_noise_scale(config: ConfigDict) -> None:
+    if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
+        raise ConfigError(
+            "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
+            "mesh.data, or train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches)"
+        )
+
+
 def _check_sums(config: ConfigDict) -> None:
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
             " mesh.model divides; elsewhere the compiler sums, use auto"
         )
+
+
+def _check_distillation(config: ConfigDict) -> None:
+    keys = config.distillation
+    if (config.train.objective == "distillation") != bool(keys.teacher):
+        raise ConfigError(
+            f"train.objective={config.train.objective} does not go with distillation.teacher={keys.teacher!r}; "
+            "distillation has a teacher, the folder of a run, and nothing else has"
+        )
+    if keys.teacher and not keys.soft_weight + keys.hidden_weight:
+        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 leave the teacher unheard; raise one of them")
 
 
 def _check_recursion(config: ConfigDict) -> None:

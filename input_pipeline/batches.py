@@ -53,7 +53,7 @@ def training_batches(
         DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:
             a shard changed or vanished.
     """
-    _check_enough(mixture, sequence_length, global_batch)
+    check_enough(mixture, sequence_length, global_batch)
     rows = np.asarray(rows, np.int64)
 
     def read(step: int) -> Batch:
@@ -95,7 +95,8 @@ def evaluation_batches(
     )
 
 
-def _check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
+def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
+    """Raise DataError where there are fewer tokens than a batch, or in some part than a sequence."""
     for number, part in enumerate(mixture.parts, start=1):
         if part.num_tokens < sequence_length:
             which = f" in part {number} of data.mixture" if len(mixture.parts) > 1 else ""

@@ -53,6 +53,7 @@ def not_yet(item: str, what: str, ours: str = "", note: str = "") -> Row:
 
 
 # Where the checks are.
+DISTILLATION = "tests/test_distillation.py::test_"
 GCLOUD = "tests/pods/test_gcloud.py::test_"
 HOSTS = "tests/pods/test_hosts.py::test_"
 LOCAL = "tests/pods/test_local.py::test_"
@@ -62,6 +63,7 @@ SETTINGS = "tests/pods/test_settings.py::test_"
 SUPERVISE = "tests/pods/test_supervise.py::test_"
 WATCH = "tests/pods/test_watch.py::test_"
 POD = "tests/test_pod.py::test_"
+BATCH = "tests/test_batch.py::test_"
 BATCHES = "tests/input_pipeline/test_batches.py::test_"
 BUCKET = "tests/test_bucket.py::test_"
 ENVIRONMENT = "tests/configs/test_environment.py::test_"
@@ -190,7 +192,13 @@ AURA = (
         f"{WATCH}status_shows_every_worker_and_what_is_on", f"{WATCH}a_dead_and_an_unreachable_worker_hide_no_other",
         f"{WATCH}metrics_of_the_run_as_text_and_json", f"{WATCH}figures_of_a_run_that_was_taken_up_again",
     ),
-    not_yet("A20", "dynamic batch sizes", note="gradient accumulation is by hand, or so that a step fits"),
+    runs(
+        "A20", "dynamic batch sizes",
+        "batch.ramp, by steps or by the gradient noise scale; batch.fit=auto, for microbatches that fit",
+        f"{BATCH}a_batch_grows_and_each_size_is_compiled_once",
+        f"{BATCH}a_batch_follows_the_noise_scale_up_to_the_whole",
+        "tests/training/test_noise_scale.py::test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth",
+    ),
     runs(
         "A21", "bfloat16",
         "model.dtype; parameters, moments and sums in float32, no loss scale",
@@ -267,7 +275,13 @@ VISHWAMAI = (
         "the same key",
         f"{FEATURES}products_are_in_bfloat16_and_all_that_is_kept_is_float32",
     ),
-    not_yet("B5", "a batch size that grows"),
+    runs(
+        "B5", "dynamic_batch_size, batch_size_increase_step, batch_size_increase_factor, max_batch_size",
+        "batch.ramp=steps, batch.increase_step, batch.increase_factor, train.global_batch",
+        f"{BATCH}a_growing_batch_takes_the_examples_in_the_order_of_any_other",
+        f"{BATCH}a_ramp_that_is_stopped_goes_on_bit_for_bit",
+        "tests/configs/test_ramp.py::test_sizes_grow_by_the_factor_rounded_to_what_mesh_and_microbatches_divide",
+    ),
     runs(
         "B6", "grouped queries",
         "model.num_kv_heads",
@@ -284,7 +298,14 @@ VISHWAMAI = (
         "tests/layers/test_cross_entropy.py::test_value_and_gradients_equal_the_plain_form",
         "tests/layers/test_cross_entropy.py::test_temporary_memory_is_that_of_a_chunk",
     ),
-    not_yet("B9", "the batch size that suits the device, raised with time"),
+    runs(
+        "B9", "the batch size that suits the device, raised with time",
+        "batch.fit=auto, by the compiler's count of memory; batch.ramp",
+        "tests/training/test_fit.py::test_the_fewest_that_fit_are_found_in_few_tries",
+        "tests/training/test_fit.py::"
+        "test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not",
+        f"{BATCH}a_batch_grows_and_each_size_is_compiled_once",
+    ),
     not_yet("B10", "Tree of Thoughts"),
     not_yet("B11", "error correction"),
     answered(
@@ -314,7 +335,15 @@ VISHWAMAI = (
         f"{SEARCH}advice_is_what_was_compiled_and_faster_the_best_first",
     ),
     not_yet("B18", "TPUMeshContext"),
-    not_yet("B19", "DistillationTrainer"),
+    answered(
+        "B19", "DistillationTrainer: chunked losses by logits, embeddings and targets, gradient accumulation",
+        "`train.objective=distillation`, `distillation.teacher=` the folder of a run",
+        "an objective of the one loop, with its accumulation, ramp and checkpoints, not a trainer of its own",
+        f"{DISTILLATION}a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model_like_any",
+        f"{DISTILLATION}microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch",
+        "tests/layers/test_distillation.py::test_value_and_gradients_equal_the_plain_form",
+        "tests/layers/test_distillation.py::test_temporary_memory_is_that_of_a_part_of_a_chunk",
+    ),
     not_yet("B20", "TPUProfiler"),
     not_yet("B21", "VishwamAITrainer"),
     not_yet("B22", "VishwamAIPipeline"),

@@ -249,7 +249,14 @@ def _request(config, topology: topologies.Topology) -> dict:
     """Return all that a compilation depends on but code and libraries."""
     keys = {key: value for key, value in loading.flat(config).items() if not key.startswith(NOT_COMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
-    return {"config": keys, **slice_, "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
+    return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
+
+
+def _teacher(config) -> str:
+    """Return what says the shapes of a teacher: a run's configuration, or a recipe's text."""
+    path = pathlib.Path(config.distillation.teacher).expanduser()
+    file = path if path.suffix == ".py" else path / "config.json"
+    return file.read_text() if config.distillation.teacher and file.is_file() else ""
 
 
 def _environment(topology: topologies.Topology) -> dict[str, str]:

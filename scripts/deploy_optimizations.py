@@ -44,6 +44,7 @@ STEPS = 3
 
 def measure(config) -> dict:
     """Compile the real step, run it on random tokens, and return what that took."""
+    assembly.fit_batch(config, print)
     run, started = assembly.assemble(config), time.perf_counter()
     step = run.compile()
     compiled = time.perf_counter() - started

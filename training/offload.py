@@ -32,7 +32,7 @@ def on_device(tree):
 def brought(step: Callable) -> Callable:
     """Return a train step that takes moments from the hosts; its caller says where the new ones go."""
 
-    def train_step(state: TrainState, batch: dict):
-        return step(dataclasses.replace(state, optimizer=on_device(state.optimizer)), batch)
+    def train_step(state: TrainState, batch: dict, *frozen):
+        return step(dataclasses.replace(state, optimizer=on_device(state.optimizer)), batch, *frozen)
 
     return train_step

@@ -2,6 +2,7 @@
 """Says before step 1 what a run needs and how long it will take; refuses what cannot fit."""
 
 import math
+from collections.abc import Callable
 
 import jax
 
@@ -37,10 +38,25 @@ def _state_bytes(run) -> int:
 
 
 def compiled_gib(compiled) -> float:
-    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased."""
+    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased.
+
+    Where arguments wait in the host's memory it is the highest point less these; see rehearsal/compiler.py.
+    """
     memory = compiled.memory_analysis()
+    if memory.host_argument_size_in_bytes:
+        return (memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes) / throughput.GIB
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
     return (total - memory.alias_size_in_bytes) / throughput.GIB
+
+
+def needed_gib(compile_step: Callable) -> float:
+    """Return `compiled_gib` of what is compiled; infinite where the compiler refuses it for its memory."""
+    try:
+        return compiled_gib(compile_step())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return math.inf
 
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:

@@ -45,6 +45,11 @@ def constant(config, num_steps: int) -> optax.Schedule:
     return _after_warmup(config, optax.constant_schedule(1.0))
 
 
+def scaled(schedule: optax.Schedule, factor: float) -> optax.Schedule:
+    """Return a schedule times a factor; itself where that is 1."""
+    return schedule if factor == 1 else lambda step: factor * schedule(step)
+
+
 def _after(config, num_steps: int) -> int:
     """Return the steps that are left after the warm-up."""
     return max(1, num_steps - config.warmup_steps)

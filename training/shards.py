@@ -6,7 +6,8 @@ the stream (layers/stream.py). The compiler, left to place everything itself, wa
 sums while it computes.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,12 @@ from parallelism.axis_rules import RULES, on_device
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
 AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
+WHOLE = ("embed", "vocab")  # dimensions that are brought whole, and not only their owner's part used
 
 
-def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None) -> Callable:
+def in_shards(
+    gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None, of_frozen: Sequence = ()
+) -> Callable:
     """Return a gradient function of global arrays from one that each device computes for its part.
 
     Args:
@@ -31,6 +35,8 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
         gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
       sum_dtype: of sums over the axes that split a weight, float32 over others and with `summed_once`; None: the type
         that the weight is used in.
+      of_frozen: trees of PartitionSpecs, of each of what is frozen; that is brought whole layer by layer, so not with
+        `summed_once`.
     """
     rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
     parts = PartitionSpec(BATCH_AXES, STREAM_AXIS)
@@ -41,20 +47,50 @@ def in_shards(gradient: Callable, axes: dict, specs: dict, *, summed_once: bool,
             gradients, *sums = gradient(params, *arguments)
         return *scatter(gradients), *sums
 
-    def of_part(params, carry, batch, key):
+    def of_part(params, carry, batch, key, *frozen):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
         with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
-            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(params, carry, batch, key)
+            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(
+                params, carry, batch, key, *frozen
+            )
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
 
-    def of_all(params, carry, batch, key):
+    def of_all(params, carry, batch, key, *frozen):
         of_batch = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
         return jax.shard_map(
-            of_part, in_specs=(specs, rows, of_batch, copied), out_specs=(specs, copied, rows, copied), check_vma=False
-        )(params, carry, batch, key)
+            of_part,
+            in_specs=(specs, rows, of_batch, copied, *of_frozen),
+            out_specs=(specs, copied, rows, copied),
+            check_vma=False,
+        )(params, carry, batch, key, *frozen)
 
     return of_all
+
+
+def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -> tuple[Callable, int]:
+    """Return (`part_square` of training/noise_scale.py where each device computes for itself, number of parts).
+
+    A part is what the devices compute together over whose gradient is summed anyway: those of one `fsdp` and `model`,
+    with `summed_once` of one `model`. `sizes` are those of the mesh axes, other arguments as of `in_shards`.
+    """
+    together = (STREAM_AXIS,) if summed_once else ("fsdp", STREAM_AXIS)
+
+    def split(names: tuple, spec: PartitionSpec) -> set:
+        dims = zip(names, (*spec, *[None] * len(names)), strict=False)
+        return {axis for name, of_dim in dims if not (summed_once and name in WHOLE) for axis in several(of_dim)}
+
+    def own_square(gradient, names, spec):
+        missing = tuple(axis for axis in together if axis not in split(names, spec))
+        whole_gradient = jax.lax.psum(gradient, missing)
+        return jnp.sum(jnp.square(whole_gradient)) / math.prod(sizes[axis] for axis in missing)
+
+    def square(gradients, weight):
+        squares = jax.tree.map(own_square, gradients, axes, specs)
+        of_part = jax.lax.psum(weight, together)
+        return sum(jax.tree.leaves(squares)) / jnp.maximum(of_part, 1), weight
+
+    return square, math.prod(sizes[axis] for axis in AXES if axis not in together)
 
 
 def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:

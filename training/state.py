@@ -19,6 +19,7 @@ class TrainState:
       optimizer: optax's state.
       carry: the objective's own, sharded like the batch; empty for language models.
       guard: what training/guard.py remembers.
+      noise: what training/noise_scale.py remembers, {} where it does not measure.
     """
 
     step: jax.Array
@@ -28,6 +29,7 @@ class TrainState:
     optimizer: tuple
     carry: dict
     guard: dict = dataclasses.field(default_factory=dict)
+    noise: dict = dataclasses.field(default_factory=dict)
 
     @property
     def evaluated(self) -> dict:

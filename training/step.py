@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from parallelism.axis_rules import without
-from training import guard
+from training import guard, noise_scale
 from training.offload import on_device
 from training.state import TrainState
 
@@ -23,54 +23,61 @@ def make_gradient(
     num_microbatches: int = 1,
     groups: dict[str, int] | None = None,
     on_microbatch: Callable | None = None,
+    part_square: Callable | None = None,
 ) -> Callable:
-    """Return gradient(params, carry, batch, key) -> (gradients, weight, carry, scalars), sums over the whole batch.
+    """Return gradient(params, carry, batch, key, *frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
     However the batch is cut into microbatches, the sums are float32 and the same but for rounding.
 
     Args:
       graph: the model without its parameters.
-      loss: of an objective, (model, carry, batch, key) -> (sum, weight), (carry, scalars).
+      loss: of an objective, (model, carry, batch, key, *frozen) -> (sum, weight), (carry, scalars); what is frozen are
+        weights of others', which have no gradient.
       groups: {mesh axis: size} over which each group of devices keeps a sum of its own until the last microbatch,
         so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
+      part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
     """
 
-    def loss_sum(params, carry, batch, key):
-        (total, weight), (carry, scalars) = loss(nnx.merge(graph, params), carry, batch, key)
+    def loss_sum(params, carry, batch, key, *frozen):
+        (total, weight), (carry, scalars) = loss(nnx.merge(graph, params), carry, batch, key, *frozen)
         return total, (weight, carry, scalars)
 
-    def whole(params, carry, batch, key):
-        (_, (weight, carry, scalars)), gradients = jax.value_and_grad(loss_sum, has_aux=True)(params, carry, batch, key)
+    def whole(params, carry, batch, key, *frozen):
+        differentiated = jax.value_and_grad(loss_sum, has_aux=True)
+        (_, (weight, carry, scalars)), gradients = differentiated(params, carry, batch, key, *frozen)
+        if part_square:
+            scalars |= {"part_square": part_square(gradients, weight)}
         return gradients, weight, carry, scalars
 
-    def accumulated(params, carry, batch, key):
+    def accumulated(params, carry, batch, key, *frozen):
         # Microbatch m takes rows m, m + M, ...: every device keeps the rows that it has.
         def split(rows):
             return jnp.swapaxes(rows.reshape(-1, num_microbatches, *rows.shape[1:]), 0, 1)
 
         def body(sums, microbatch):
             index, (carry, batch) = microbatch
-            gradients, weight, carry, scalars = whole(params, carry, batch, jax.random.fold_in(key, index))
+            gradients, weight, carry, scalars = whole(params, carry, batch, jax.random.fold_in(key, index), *frozen)
             if on_microbatch:
                 jax.debug.callback(functools.partial(on_microbatch, num_microbatches), index, mean(scalars["loss"]))
             return jax.tree.map(jnp.add, sums, (gradients, weight, scalars)), carry
 
         microbatches = (jnp.arange(num_microbatches), jax.tree.map(split, (carry, batch)))
         first = jax.tree.map(lambda x: x[0], microbatches[1])
-        shapes = jax.eval_shape(whole, params, *first, key)
+        shapes = jax.eval_shape(whole, params, *first, key, *frozen)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1], shapes[3]))
         (gradients, weight, scalars), carry = jax.lax.scan(body, zeros, microbatches)
         carry = jax.tree.map(lambda c: jnp.swapaxes(c, 0, 1).reshape(-1, *c.shape[2:]), carry)
         return gradients, weight, carry, scalars
 
-    def grouped(params, carry, batch, key):
+    def grouped(params, carry, batch, key, *frozen):
         axes, num_groups = tuple(groups), math.prod(groups.values())
         keys = jax.random.split(key, num_groups)
         carry, batch = jax.tree.map(lambda rows: rows.reshape(num_groups, -1, *rows.shape[1:]), (carry, batch))
         with nnx.logical_axis_rules(without(axes)):
-            of_groups = jax.vmap(accumulated, in_axes=(None, 0, 0, 0), spmd_axis_name=axes)
-            gradients, weight, carry, scalars = of_groups(params, carry, batch, keys)
+            in_axes = (None, 0, 0, 0, *[None] * len(frozen))
+            of_groups = jax.vmap(accumulated, in_axes=in_axes, spmd_axis_name=axes)
+            gradients, weight, carry, scalars = of_groups(params, carry, batch, keys, *frozen)
         gradients, weight, scalars = jax.tree.map(lambda x: x.sum(axis=0), (gradients, weight, scalars))
         return gradients, weight, jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), carry), scalars
 
@@ -88,8 +95,9 @@ def make_train_step(
     average: Callable | None = None,
     spike_deviations: float = 0.0,
     norm: Callable = optax.tree.norm,
+    num_parts: int = 0,
 ) -> Callable:
-    """Return train_step(state, batch) -> (state, scalars, gradients).
+    """Return train_step(state, batch, *frozen) -> (state, scalars, gradients).
 
     The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
     the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight. An update whose
@@ -103,11 +111,13 @@ def make_train_step(
       average: (parameters after the update, their average) -> average; None: none is kept.
       spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
       norm: of gradients, the one that is told and watched.
+      num_parts: of a batch, whose `part_square` the gradient gives; the scalar `noise_scale`, in rows, comes of it.
     """
 
-    def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict, dict]:
+    def train_step(state: TrainState, batch: dict, *frozen) -> tuple[TrainState, dict, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key)
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key, *frozen)
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, carry=carry)
         params = optax.apply_updates(state.params, updates)
@@ -126,7 +136,10 @@ def make_train_step(
         def taken(new, old):
             return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
-        rows = jax.tree.leaves(batch)[0].shape[0]
+        noise = state.noise
+        if num_parts:
+            noise = noise_scale.update(noise, scalars.pop("part_square"), gradient_norm**2, rows, num_parts)
+            scalars["noise_scale"] = noise_scale.of(noise)
         state = TrainState(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
@@ -135,6 +148,7 @@ def make_train_step(
             optimizer=taken(optimizer_state, state.optimizer),
             carry=taken(carry, state.carry),
             guard=memory,
+            noise=taken(noise, state.noise),
         )
         return state, scalars, gradients
 

@@ -91,10 +91,10 @@ class StepLog:
         name, values, unit = self.run.objective.told(figures)
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
-    def add(self, step: int, scalars: dict) -> None:
-        """Take the scalars of a step just dispatched, and finish with those of the step before."""
+    def add(self, step: int, scalars: dict, rows: int) -> None:
+        """Take the scalars of a step just dispatched, its batch of `rows`, and finish with those of the step before."""
         self.flush()
-        self.pending = (step, scalars)
+        self.pending = (step, scalars, rows)
 
     def flush(self) -> None:
         """Wait for the pending step, count it, check it, and log it if it is due.
@@ -104,20 +104,20 @@ class StepLog:
         """
         if self.pending is None:
             return
-        (step, scalars), self.pending = self.pending, None
+        (step, scalars, rows), self.pending = self.pending, None
         while not scalars["loss"].is_ready():  # not block_until_ready, which would keep signals waiting
             time.sleep(POLL_SECONDS)
         figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_step = step
         self.total_tokens += tokens
-        self.stopwatch.mark(tokens, self.run.config.train.global_batch)
+        self.stopwatch.mark(tokens, rows)
         self.display.after(step)
         if figures["skipped"]:
             self._tell_skipped(step, figures, in_a_row)
         train = self.run.config.train
         if self.run.slow or every(step, train.log_every) or step == train.steps:
-            self._log(step, figures | {"tokens": tokens, "total_tokens": self.total_tokens})
+            self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
 
     def _tell_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
         bad = {name: figures[name] for name in ("loss", "gradient_norm")}

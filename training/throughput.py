@@ -43,6 +43,12 @@ def host_memory_gib() -> tuple[float, float]:
     return page * int(statm.read_text().split()[1]) / GIB, total
 
 
+def device_capacity_gib() -> float:
+    """Return the memory of one local device; of a CPU its share of the machine's."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_limit"] / GIB if stats else host_memory_gib()[1] / jax.local_device_count()
+
+
 def device_memory_gib() -> float | None:
     """Return the memory in use on the first local device, None where it does not say."""
     stats = jax.local_devices()[0].memory_stats()

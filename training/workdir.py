@@ -18,6 +18,7 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
     "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
     "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
+    "batch.fit", "batch.memory_gib",
 )  # fmt: skip
 
 

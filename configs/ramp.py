@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the global batch grows: its size and its learning rate after so many increases, and what that makes of a run.
+
+After k increases a batch has batch.first * batch.increase_factor^k sequences, rounded down to whole microbatches on
+every shard, until it is train.global_batch. Rules of the learning rate: arXiv:1706.02677 (linear, for SGD),
+arXiv:2205.10287 (sqrt, for Adam).
+"""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.base import batch_shards, by_device
+
+RATES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the rate goes with this power of the size
+ROUNDING = 1e-9  # a product that is whole but for its last bits is whole
+
+
+def rows(config: ConfigDict, increases: int) -> int:
+    """Return the sequences of a global batch after so many increases."""
+    batch, most = config.batch, config.train.global_batch
+    if batch.ramp == "none":
+        return most
+    unit = _unit(config)
+    exact = batch.first * batch.increase_factor**increases
+    return min(most, max(1, math.floor(exact / unit + ROUNDING)) * unit)
+
+
+def of_size(config: ConfigDict, size: int) -> ConfigDict:
+    """Return a copy for batches of `size` sequences alone, its microbatches as large as those of the whole batch."""
+    copy = config.copy_and_resolve_references()
+    copy.train.global_batch = size
+    if config.train.gradient_accumulation > 1:
+        copy.train.gradient_accumulation = size // _unit(config)
+    copy.batch.update(ramp="none", first=0, noise_scale=measures_noise(config))
+    return copy
+
+
+def rate_factor(config: ConfigDict, size: int) -> float:
+    """Return by what the learning rate of batches of `size` sequences is multiplied: 1 for train.global_batch."""
+    return (size / config.train.global_batch) ** RATES[config.batch.learning_rate]
+
+
+def stage_end(config: ConfigDict, step: int, increases: int) -> int:
+    """Return the last step whose batch is of one size with that of the next step after `step`."""
+    if rows(config, increases) == config.train.global_batch:
+        return config.train.steps
+    every = config.batch.increase_step
+    return min(config.train.steps, (step // every + 1) * every)
+
+
+def num_steps(config: ConfigDict, examples: float, step: int, increases: int) -> float:
+    """Return how many steps after `step` take so many examples, the last of them perhaps in part."""
+    every, most, done = config.batch.increase_step, config.train.global_batch, 0
+    while (size := rows(config, increases)) < most:
+        count = every - (step + done) % every
+        if examples <= count * size:
+            break
+        examples, done, increases = examples - count * size, done + count, increases + 1
+    return done + max(0.0, examples) / size
+
+
+def measures_noise(config: ConfigDict) -> bool:
+    """Whether the gradient noise scale is measured."""
+    return config.batch.noise_scale or config.batch.ramp == "noise_scale"
+
+
+def num_parts(config: ConfigDict) -> int:
+    """Return into how many parts, at least, the smallest batch falls whose gradients are known each by itself."""
+    microbatches = max(1, of_size(config, rows(config, 0)).train.gradient_accumulation)
+    copies = config.mesh.dcn_data * config.mesh.data if by_device(config) else 1
+    return microbatches * copies
+
+
+def line(config: ConfigDict) -> str:
+    """Return what to say of a ramp before step 1."""
+    batch = config.batch
+    when = " where the noise scale is larger" if batch.ramp == "noise_scale" else ""
+    return (
+        f"Ramp: from {rows(config, 0)} to {config.train.global_batch} sequences, times {batch.increase_factor} every "
+        f"{batch.increase_step} steps{when}; learning rate by rule {batch.learning_rate}"
+    )
+
+
+def _unit(config: ConfigDict) -> int:
+    """Return what sizes are a multiple of: a row, or where there are microbatches one of these, on every shard."""
+    microbatches = config.train.gradient_accumulation
+    return config.train.global_batch // microbatches if microbatches > 1 else batch_shards(config.mesh)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a student's logits lose against the targets and against a teacher's logits, neither ever held whole.
+
+Tokens go through both heads in chunks, and words in parts: a first pass over the parts finds what a token's softmax and
+divergence sum to, a second, where a gradient is wanted, computes it part by part. Distillation: arXiv:1503.02531,
+section 2, with the divergence times temperature^2; reverse: arXiv:2306.08543, equation 2. The student's letters: B
+batch, T length of a chunk, D embed, V words of a part; the teacher's width has none.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from layers.attention import soft_cap
+from layers.products import product
+
+
+class How(NamedTuple):
+    """What is summed: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
+
+    Attributes:
+      reverse: the divergence is KL(student || teacher), else KL(teacher || student), both at `temperature`.
+      num_chunks: divides the length; a chunk takes every num_chunks-th token.
+      num_parts: divides the vocabulary; a part takes every num_parts-th word.
+      logit_cap, teacher_cap: soft caps of the logits, 0 for none.
+    """
+
+    hard_weight: float
+    soft_weight: float
+    temperature: float
+    reverse: bool
+    num_chunks: int = 1
+    num_parts: int = 1
+    z_loss: float = 0.0
+    logit_cap: float = 0.0
+    teacher_cap: float = 0.0
+
+
+class Sums(NamedTuple):
+    """What the logits of each token come to over all words: float32 [B, T] each.
+
+    Attributes:
+      log_z: log-sum of the student's exponentials, at temperature 1.
+      target: the student's logit of the target.
+      first, second: log-sums at How.temperature, of the distribution that the divergence takes its mean over, and of
+        the other.
+      mean: by the first distribution, of its logits less those of the other, over the temperature.
+    """
+
+    log_z: jax.Array
+    target: jax.Array
+    first: jax.Array
+    second: jax.Array
+    mean: jax.Array
+
+    @property
+    def divergence(self) -> jax.Array:
+        """KL(first || second)."""
+        return self.mean - self.first + self.second
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def distillation_loss(
+    x: jax.Array, head_DV: jax.Array, teacher_x: jax.Array, teacher_head: jax.Array, targets: jax.Array,
+    weights: jax.Array, how: How,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Return float32 sums over tokens of weight * what How says, weight * cross-entropy, weight * divergence.
+
+    Only the first is differentiable, by `x` and `head_DV`.
+
+    Args:
+      x: [B, T, D] in the compute type.
+      head_DV: [D, V]; used in the type of `x`.
+      teacher_x: [B, T, its width], and `teacher_head` [its width, V].
+      targets: int [B, T].
+      weights: float32 [B, T].
+    """
+    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), how.num_parts)
+
+    def body(sums, chunk):
+        return jax.tree.map(jnp.add, sums, _totals(_sums(chunk, parts, how), chunk, how)), None
+
+    return jax.lax.scan(body, (jnp.float32(0),) * 3, _chunks(how.num_chunks, x, teacher_x, targets, weights))[0]
+
+
+def _chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
+    """[B, T, ...] to [num_chunks, B, T / num_chunks, ...]."""
+    return tuple(jnp.moveaxis(a.reshape(a.shape[0], -1, num_chunks, *a.shape[2:]), 2, 0) for a in arrays)
+
+
+def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
+    """Return (number of the part, head [num_parts, D, V / num_parts], that of the teacher)."""
+    heads = [jnp.moveaxis(h.reshape(len(h), -1, num_parts), 2, 0) for h in (head, teacher_head)]
+    return jnp.arange(num_parts), *heads
+
+
+def _logits(chunk: tuple, part: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return float32 logits of student and teacher for the words of a part, and which word is the target."""
+    (x_BTD, teacher_x, targets_BT, _), (number, head_DV, teacher_head) = chunk, part
+    student_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV), how.logit_cap)
+    teacher_BTV = soft_cap(product("BTD,DV->BTV", teacher_x, teacher_head), how.teacher_cap)
+    words_V = jnp.arange(student_BTV.shape[-1]) * how.num_parts + number
+    return student_BTV, teacher_BTV, words_V == targets_BT[..., None]
+
+
+def _in_order(student_BTV, teacher_BTV, how: How) -> tuple[jax.Array, jax.Array]:
+    """Return logits over the temperature: first of what the divergence takes its mean over, then of the other."""
+    pair = (student_BTV, teacher_BTV) if how.reverse else (teacher_BTV, student_BTV)
+    return pair[0] / how.temperature, pair[1] / how.temperature
+
+
+def _sums(chunk: tuple, parts: tuple, how: How) -> Sums:
+    """Return what all parts of the vocabulary come to, for each token of a chunk."""
+
+    def body(sums: Sums, part):
+        student_BTV, teacher_BTV, is_target_BTV = _logits(chunk, part, how)
+        first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, how)
+        first_BT = jnp.logaddexp(sums.first, jax.nn.logsumexp(first_BTV, axis=-1))
+        share_BTV = jnp.exp(first_BTV - first_BT[..., None])
+        return Sums(
+            log_z=jnp.logaddexp(sums.log_z, jax.nn.logsumexp(student_BTV, axis=-1)),
+            target=sums.target + jnp.where(is_target_BTV, student_BTV, 0).sum(axis=-1),
+            first=first_BT,
+            second=jnp.logaddexp(sums.second, jax.nn.logsumexp(second_BTV, axis=-1)),
+            mean=sums.mean * jnp.exp(sums.first - first_BT) + (share_BTV * (first_BTV - second_BTV)).sum(axis=-1),
+        ), None
+
+    nothing, zero = jnp.full(chunk[2].shape, -jnp.inf), jnp.zeros(chunk[2].shape)
+    return jax.lax.scan(body, Sums(nothing, zero, nothing, nothing, zero), parts)[0]
+
+
+def _totals(sums: Sums, chunk: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
+    weights_BT, loss_BT = chunk[3], sums.log_z - sums.target
+    hard_BT = how.hard_weight * (loss_BT + how.z_loss * sums.log_z**2)
+    soft_BT = how.soft_weight * how.temperature**2 * sums.divergence
+    return tuple(jnp.sum(weights_BT * of_token) for of_token in (hard_BT + soft_BT, loss_BT, sums.divergence))
+
+
+def _slope(student_BTV, teacher_BTV, is_target_BTV, sums: Sums, how: How) -> jax.Array:
+    """Return the derivative of a token's total by the student's logits of a part, before their cap."""
+    first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, how)
+    first_BTV, second_BTV = first_BTV - sums.first[..., None], second_BTV - sums.second[..., None]
+    if how.reverse:
+        soft_BTV = jnp.exp(first_BTV) * (first_BTV - second_BTV - sums.divergence[..., None])
+    else:
+        soft_BTV = jnp.exp(second_BTV) - jnp.exp(first_BTV)
+    certain_BT = 1 + 2 * how.z_loss * sums.log_z
+    hard_BTV = certain_BT[..., None] * jnp.exp(student_BTV - sums.log_z[..., None]) - is_target_BTV
+    slope_BTV = how.hard_weight * hard_BTV + how.soft_weight * how.temperature * soft_BTV
+    return slope_BTV * (1 - (student_BTV / how.logit_cap) ** 2) if how.logit_cap else slope_BTV
+
+
+def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
+    """The sums, and as residuals the gradients by `x` and `head_DV`."""
+    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), how.num_parts)
+
+    def of_chunk(carry, chunk):
+        totals, head_gradient = carry
+        sums = _sums(chunk, parts, how)
+
+        def of_part(x_gradient_BTD, part):
+            slope_BTV = chunk[3][..., None] * _slope(*_logits(chunk, part, how), sums, how)
+            slope_BTV = slope_BTV.astype(x.dtype)
+            x_gradient_BTD += product("BTV,DV->BTD", slope_BTV, part[1])
+            return x_gradient_BTD, product("BTD,BTV->DV", chunk[0], slope_BTV)
+
+        x_gradient, of_parts = jax.lax.scan(of_part, jnp.zeros(chunk[0].shape, jnp.float32), parts)
+        totals = jax.tree.map(jnp.add, totals, _totals(sums, chunk, how))
+        return (totals, head_gradient + of_parts), x_gradient.astype(x.dtype)
+
+    start = (jnp.float32(0),) * 3, jnp.zeros(parts[1].shape, jnp.float32)
+    (totals, head_gradient), x_gradient = jax.lax.scan(
+        of_chunk, start, _chunks(how.num_chunks, x, teacher_x, targets, weights)
+    )
+    head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(head_DV.shape)
+    return totals, (jnp.moveaxis(x_gradient, 0, 2).reshape(x.shape), head_gradient.astype(head_DV.dtype))
+
+
+def _backward(how: How, gradients, cotangents):
+    scaled = [gradient * cotangents[0].astype(gradient.dtype) for gradient in gradients]
+    return (*scaled, None, None, None, None)
+
+
+distillation_loss.defvjp(_forward, _backward)

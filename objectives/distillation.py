@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Next-token prediction beside a teacher: cross-entropy, divergence from its logits, distance of both streams.
+
+The loss takes the teacher as one more argument, a model that has the same words; what is reported as `loss`, and what
+is evaluated, is the student's cross-entropy. arXiv:1503.02531; of streams, arXiv:1909.10351, equation 8, here of the
+normalised last one, each scaled to a mean square of 1.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from layers.distillation import How, distillation_loss
+from objectives.language_modeling import LanguageModeling
+
+LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
+EPSILON = 1e-6  # added to mean squares
+
+
+def make(config, *, num_chunks: int, teacher) -> "Distillation":
+    """Return the objective of a configuration; see objectives/language_modeling.py for what it has.
+
+    Args:
+      teacher: the `model` section of the teacher's configuration.
+    """
+    train, keys, model = config.train, config.distillation, config.model
+    parts = next(
+        n for n in range(min(LEAST_PARTS, model.vocab_size), model.vocab_size + 1) if model.vocab_size % n == 0
+    )
+    how = How(
+        keys.hard_weight, keys.soft_weight, keys.temperature, keys.divergence == "reverse", num_chunks, parts,
+        train.z_loss, model.logit_soft_cap, teacher.logit_soft_cap,
+    )  # fmt: skip
+    return Distillation(
+        train.global_batch, train.sequence_length, num_chunks, train.z_loss, model.vocab_size, how, keys.hidden_weight
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(LanguageModeling):
+    """`hidden_weight` is that of the mean squared difference of the streams, the student's projected."""
+
+    how: How | None = None
+    hidden_weight: float = 0.0
+
+    def loss(self, model, carry, batch, key, teacher):
+        """The key is of the student's dropout; the teacher has none, and no gradient."""
+        inputs = batch["tokens"], batch["positions"], batch["segments"]
+        stream_BTD, _ = model(*inputs, key=key)
+        teacher_stream, _ = teacher(*inputs)
+        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weight = weights_BT.sum()
+        total, loss_sum, divergence = distillation_loss(
+            *model.with_head(stream_BTD), *teacher.with_head(teacher_stream), batch["targets"], weights_BT, self.how
+        )
+        scalars = {"loss": (loss_sum, weight), "divergence": (divergence, weight)}
+        if self.hidden_weight:
+            distance = jnp.sum(weights_BT * _distance(model.projection(stream_BTD), teacher_stream))
+            total += self.hidden_weight * distance
+            scalars["hidden_distance"] = (distance, weight)
+        return (total, weight), (carry, jax.lax.stop_gradient(scalars))
+
+    def evaluate(self, model, batch) -> dict:
+        """The student's cross-entropy, without a teacher."""
+        _, (_, scalars) = super().loss(model, {}, batch, None)
+        return scalars
+
+
+def _distance(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Return the mean squared difference of two streams, each token's scaled to a mean square of 1: float32 [B, T]."""
+    one, other = (
+        x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
+        for x in (one.astype(jnp.float32), other.astype(jnp.float32))
+    )
+    return jnp.mean(jnp.square(one - other), axis=-1)

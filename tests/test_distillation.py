@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A student of a trained teacher: it learns faster than alone, on any mesh alike, and needs it for training only."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import assembly
+import train
+from configs import loading
+from configs.base import ConfigError
+from configs.validation import validate
+from input_pipeline import sources
+from parallelism.mesh import mesh_context
+from tests.one_step import batch, placed, small_config
+from tests.support import assert_close, random_weights, write_sums
+from tests.test_train import in_process, lines_of
+from training import teacher as teachers
+from training.checkpoints import Checkpoints
+
+
+def learner(**changes):
+    config = in_process(
+        data__source="synthetic", model__vocab_size=64, model__embed_dim=64, model__mlp_dim=96,
+        optimizer__learning_rate=0.01, optimizer__warmup_steps=5, train__steps=60, train__global_batch=16,
+        train__eval_every=0, train__save_every=0, evaluation__sample_tokens=0,
+    )  # fmt: skip
+    for key, value in changes.items():
+        section, name = key.split("__")
+        config[section][name] = value
+    config.mesh.update(data=2, fsdp=4)
+    return config
+
+
+def student(**changes):
+    """Of few steps, with a batch that grows."""
+    ramp = dict(batch__ramp="steps", batch__first=8, batch__increase_step=12, batch__increase_factor=2.0)
+    return learner(**dict(model__embed_dim=32, model__mlp_dim=48, train__steps=24) | ramp | changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_is_held_out():
+    """Of the source with known entropy: 8,192 tokens, which is enough to tell 0.05 nats."""
+    with pytest.MonkeyPatch.context() as patch:
+        whole = sources.MarkovWindows
+        patch.setattr(sources, "MarkovWindows", lambda words, seed, count, stream: whole(words, seed, 1 << 13, stream))
+        yield
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    train.train(learner(), folder)
+    return folder
+
+
+def heldout(workdir) -> float:
+    return next(reversed(lines_of(workdir, "eval").values()))["eval_loss"]
+
+
+def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model_like_any(teacher, tmp_path):
+    """In as many steps on the same batches; the source has 1.213 nats a token."""
+    config = student(
+        train__objective="distillation", distillation__teacher=str(teacher), distillation__hidden_weight=0.1
+    )
+    validate(config, 8)
+    train.train(student(), tmp_path / "alone")
+    train.train(config, tmp_path / "distilled")
+    assert 1.2 < heldout(teacher) < heldout(tmp_path / "distilled") < heldout(tmp_path / "alone") - 0.05
+    lines = lines_of(tmp_path / "distilled", "train")
+    assert lines[24]["divergence"] < 0.5 * lines[1]["divergence"]
+    assert lines[24]["hidden_distance"] < lines[1]["hidden_distance"]
+    stored = loading.load_stored(tmp_path / "distilled", {}).config
+    assert stored.train.objective == "language_modeling" and not stored.distillation.teacher
+    stored.mesh.fsdp = 8
+    run = assembly.assemble(stored)
+    with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
+        params = checkpoints.restore_evaluated(24, run.abstract_state)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.num_parameters
+
+
+def taught(folder, **mesh):
+    """A run of a student whose teacher, of other sizes, has left its configuration."""
+    config = small_config()
+    config.model.update(num_layers=1, embed_dim=56, num_heads=4, logit_soft_cap=9.0)
+    (folder / "config.json").write_text(json.dumps(loading.flat(config)))
+    config = small_config(**mesh)
+    config.train.objective = "distillation"
+    config.distillation.update(teacher=str(folder), hidden_weight=0.3, divergence="reverse")
+    return config
+
+
+def gradients_and_scalars(config):
+    run = assembly.assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    state = state.__class__(**(vars(state) | {"params": random_weights(state.params)}))
+    frozen = tuple(random_weights(params, seed=1) for params in run.abstract_frozen)
+    inputs = [
+        (state, run.abstract_state),
+        (batch(), run.abstract_batch),
+        *zip(frozen, run.abstract_frozen, strict=True),
+    ]
+    with mesh_context(run.mesh):
+        after, scalars, gradients = run.observed_step(*[placed(*pair) for pair in inputs])
+    assert jax.tree.structure(after) == jax.tree.structure(state)  # nothing of the teacher is kept
+    return jax.device_get((gradients, scalars))
+
+
+@pytest.fixture(scope="module")
+def of_one_device(tmp_path_factory):
+    return gradients_and_scalars(taught(tmp_path_factory.mktemp("teacher")))
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"data": 2, "fsdp": 2, "model": 2}, {"data": 2, "context": 2}], ids=lambda mesh: "-".join(mesh)
+)
+def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(mesh, tmp_path, of_one_device):
+    config = taught(tmp_path, **mesh)
+    config.train.gradient_accumulation = 2
+    assert_close(gradients_and_scalars(config), of_one_device)
+
+
+def test_a_teacher_lies_as_any_model_in_the_type_that_it_computes_in(tmp_path):
+    config = taught(tmp_path, fsdp=8)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"model.dtype": "bfloat16"}))
+    leaves = jax.tree.leaves(assembly.assemble(config).abstract_frozen)
+    assert {leaf.dtype.name for leaf in leaves} == {"bfloat16"}
+    sizes = [(leaf.size, math.prod(leaf.sharding.shard_shape(leaf.shape))) for leaf in leaves]
+    assert sum(whole for whole, _ in sizes) > 7 * sum(part for _, part in sizes)
+
+
+def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_line(teacher, tmp_path):
+    def refused(message, act):
+        with pytest.raises(ConfigError, match=message) as error:
+            act()
+        assert "\n" not in str(error.value)
+
+    def of(**changes):
+        keys = dict(train__objective="distillation", distillation__teacher=str(teacher))
+        return student(**keys | changes)
+
+    refused("model.vocab_size=65 differs from the 64 of", lambda: teachers.configuration(of(model__vocab_size=65)))
+    refused("holds no run", lambda: teachers.configuration(of(distillation__teacher=str(tmp_path))))
+    longer = of(train__sequence_length=64, model__max_length=64)
+    refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
+    refused("a recipe, without weights", lambda: teachers.restore(of(distillation__teacher="configs/tiny.py"), {}))
+    refused("distillation has a teacher", lambda: validate(of(distillation__teacher=""), 8))
+    write_sums(tmp_path / "texts", 20)
+    (tmp_path / "config.json").write_text((teacher / "config.json").read_text())
+    (tmp_path / "tokenizer.model").write_bytes(b"another")
+    bytes_alone = of(
+        data__source="text", data__path=f"{tmp_path}/texts/*.txt", data__cache_dir=str(tmp_path / "cache"),
+        model__vocab_size=300, distillation__teacher=str(tmp_path),
+    )  # fmt: skip
+    refused("has another tokenizer than data.tokenizer=byte", lambda: train.prepare_corpus(bytes_alone, True))

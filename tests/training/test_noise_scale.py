@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient noise scale: near the truth where that is known, of real parts on any mesh, nothing where it is off."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import assembly
+from configs.base import ConfigError
+from configs.validation import validate
+from parallelism.mesh import mesh_context
+from tests.one_step import BATCH, batch, placed, small_config
+from tests.support import relative_error
+from training import guard, noise_scale
+from training.state import TrainState
+from training.step import make_gradient, make_train_step
+
+D, ROWS, PARTS, STEPS = 40, 64, 8, 300
+
+
+class Point(nnx.Module):
+    def __init__(self):
+        self.place = nnx.Param(jnp.zeros(D))
+
+
+def half_square(model, carry, batch, key):
+    """Of the distance to points around a centre: the gradient is the place less their mean, its noise theirs."""
+    total, weight = jnp.sum((model.place[...] - batch["points"]) ** 2) / 2, jnp.float32(len(batch["points"]))
+    return (total, weight), (carry, {"loss": (total, weight)})
+
+
+@pytest.mark.parametrize("scale", [3.0, 60.0])
+def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale):
+    """tr(Sigma) / |G|^2 = `scale`, below a part's 8 rows and near the whole batch's 64."""
+    rng = np.random.default_rng(0)
+    deviations = rng.uniform(0.5, 2.0, D)
+    centre = rng.standard_normal(D)
+    centre *= math.sqrt(np.sum(deviations**2) / scale) / np.linalg.norm(centre)
+    graph, params = nnx.split(Point())
+    params, optimizer = nnx.to_pure_dict(params), optax.with_extra_args_support(optax.set_to_zero())
+    gradient = make_gradient(graph, half_square, num_microbatches=PARTS, part_square=noise_scale.part_square)
+    step = jax.jit(make_train_step(gradient, optimizer, lambda step: 0.0, seed=0, num_parts=PARTS))
+    state = TrainState(
+        jnp.int32(0), jnp.uint32(0), params, {}, optimizer.init(params), {}, guard.init(), noise_scale.init()
+    )  # fmt: skip
+    for _ in range(STEPS):
+        points = (centre + deviations * rng.standard_normal((ROWS, D))).astype(np.float32)
+        state, scalars, _ = step(state, {"points": points})
+    assert abs(float(scalars["noise_scale"]) / scale - 1) < 0.1
+
+
+def parts_of(config, together: int) -> list[np.ndarray]:
+    """Return the rows of each part: every M-th row of what `together` neighbouring shards have."""
+    count = config.train.gradient_accumulation
+    shards = config.mesh.data * config.mesh.fsdp // together
+    return [rows[m::count] for rows in np.split(np.arange(BATCH), shards) for m in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "whole_bytes", "together"),
+    [
+        ({"data": 2, "fsdp": 2, "model": 2}, 0, 2),
+        ({"data": 2, "fsdp": 2, "model": 2}, 2**30, 1),
+        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1),
+    ],
+    ids=["copies", "devices of a model", "the compiler"],
+)
+def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together):
+    """Whatever devices hold of a gradient: each part's is computed again, alone."""
+    monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
+    config = small_config(**mesh)
+    config.train.update(gradient_accumulation=2)
+    config.batch.noise_scale = True
+    run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    with mesh_context(run.mesh):
+        state = run.init()
+        params, rows = jax.device_get(state.params), batch()
+        state, _, gradients = run.observed_step(state, placed(rows, run.abstract_batch))
+    parts = [jax.tree.map(lambda array, part=part: array[part], rows) for part in parts_of(config, together)]
+    squares = [alone_square(params, part) for part in parts]
+    weight = sum(w for _, w in squares)
+    small = sum(square for square, _ in squares) / weight
+    big = float(optax.tree.norm(jax.device_get(gradients))) ** 2
+    wanted = noise_scale.update(noise_scale.init(), small, big, BATCH, len(squares))
+    for name, value in wanted.items():
+        assert relative_error(state.noise[name], value) < 1e-4, name  # differences of squares, each good to 1e-5
+
+
+@functools.cache
+def alone() -> assembly.Run:
+    return assembly.assemble(small_config(), devices=jax.devices()[:1])
+
+
+def alone_square(params, rows) -> tuple[float, float]:
+    """Return (|sum of gradients|^2 / weight, weight) of some rows, on one device; rows are filled up with padding."""
+    run = alone()
+    padded = jax.tree.map(lambda a: np.concatenate([a, np.zeros((BATCH - len(a), *a.shape[1:]), a.dtype)]), rows)
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    with mesh_context(run.mesh):
+        _, scalars, gradients = run.observed_step(dataclasses.replace(state, params=params), padded)
+    weight = float(scalars["tokens"])
+    return weight * float(optax.tree.norm(gradients)) ** 2, weight
+
+
+def test_off_by_default_there_is_nothing_of_it():
+    run = alone()
+    assert run.abstract_state.noise == {}
+    with mesh_context(run.mesh):
+        _, scalars = jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
+    assert "noise_scale" not in scalars and "part_square" not in scalars
+
+
+@pytest.mark.parametrize(
+    ("mesh", "microbatches", "parts"),
+    [({"fsdp": 8}, 1, 1), ({"data": 2, "fsdp": 4}, 1, 2), ({"fsdp": 8}, 2, 2)],
+    ids=str,
+)
+def test_a_batch_of_one_part_is_refused_before_it_is_compiled(mesh, microbatches, parts):
+    config = small_config(**mesh)
+    config.train.gradient_accumulation = microbatches
+    config.batch.noise_scale = True
+    if parts > 1:
+        return validate(config, 8)
+    with pytest.raises(ConfigError, match=r"^the noise scale is measured between parts .*$"):
+        validate(config, 8)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As few microbatches as a device's memory allows, by what the compiler says that the step of each number needs."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from configs import ramp
+from configs.base import ConfigError, batch_shards
+
+
+def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
+    """Put the fewest microbatches that fit into `train.gradient_accumulation` of a consistent configuration.
+
+    A single one is tried first, then by bisection: smaller ones need less memory.
+
+    Args:
+      fits: whether the step of a configuration with a number of microbatches fits; it is compiled for that.
+
+    Raises:
+      ConfigError: none does.
+    """
+    rows = config.train.global_batch // batch_shards(config.mesh)
+    candidates = [of_count(config, count) for count in range(1, rows + 1) if rows % count == 0]
+    if ramp.measures_noise(config):
+        candidates = [candidate for candidate in candidates if ramp.num_parts(candidate) > 1]
+    known = not candidates or fits(candidates[0])
+    too_large, fitting = -1 if known else 0, 0 if known else len(candidates)
+    while fitting - too_large > 1:
+        middle = (too_large + fitting) // 2
+        too_large, fitting = (too_large, middle) if fits(candidates[middle]) else (middle, fitting)
+    if fitting == len(candidates):
+        raise ConfigError(
+            f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of one "
+            "sequence a device; try model.remat=full, or split the weights over more devices"
+        )
+    config.train.gradient_accumulation = candidates[fitting].train.gradient_accumulation
+    config.batch.fit = "none"
+
+
+def of_count(config: ConfigDict, num_microbatches: int) -> ConfigDict:
+    """Return a copy of a configuration with so many microbatches."""
+    copy = config.copy_and_resolve_references()
+    copy.train.gradient_accumulation, copy.batch.fit = num_microbatches, "none"
+    return copy

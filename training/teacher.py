@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model that another learns from: what it is, whether it goes with the other, and its weights."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from configs import loading
+from configs.base import ConfigError
+from training.checkpoints import Checkpoints
+from training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A model that is learned from: its `model` section, itself without parameters, and these as shapes in layouts."""
+
+    model: object
+    graph: nnx.GraphDef
+    params: dict
+
+    def given_to(self, loss: Callable) -> Callable:
+        """Return a loss that takes the teacher's parameters in place of the teacher."""
+        return lambda *arguments: loss(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
+
+
+def configuration(config: ConfigDict) -> ConfigDict:
+    """Return the configuration of `distillation.teacher`: a run's folder, or a recipe, which has shapes alone.
+
+    Raises:
+      ConfigError: there is none, or its words or its longest sequence do not go with the student's.
+    """
+    name = config.distillation.teacher
+    if name.endswith(".py"):
+        teacher = loading.load(name, "", {}).config
+    elif (pathlib.Path(name).expanduser() / "config.json").is_file():
+        teacher = loading.load_stored(pathlib.Path(name).expanduser(), {}).config
+    else:
+        raise ConfigError(f"distillation.teacher={name} holds no run (no config.json there); name the folder of one")
+    if teacher.model.name != "decoder_lm":
+        raise ConfigError(f"distillation.teacher={name} is a {teacher.model.name}; only a decoder_lm teaches")
+    if teacher.model.vocab_size != config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size} differs from the {teacher.model.vocab_size} of "
+            f"distillation.teacher={name}; use that, and its tokenizer"
+        )
+    if teacher.model.max_length < config.train.sequence_length:
+        raise ConfigError(
+            f"train.sequence_length={config.train.sequence_length} is longer than the {teacher.model.max_length} "
+            f"tokens of distillation.teacher={name}; use at most that"
+        )
+    teacher.model.dropout = 0.0
+    return teacher
+
+
+def check_tokenizer(config: ConfigDict, tokenizer) -> None:
+    """Raise ConfigError where the tokenizer of a corpus is not the teacher's.
+
+    Args:
+      tokenizer: of the corpus: `model` has its file's content, None of bytes.
+    """
+    folder = pathlib.Path(config.distillation.teacher).expanduser()
+    file = folder / "tokenizer.model"
+    theirs = file.read_bytes() if file.is_file() else None
+    if (tokenizer.model or None) != theirs:
+        raise ConfigError(
+            f"distillation.teacher={folder} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
+            f"use data.tokenizer={file if theirs else 'byte'}"
+        )
+
+
+def restore(config: ConfigDict, abstract_params: dict) -> dict:
+    """Return the parameters of the teacher's newest checkpoint that are evaluated, in the types and layouts asked for.
+
+    Raises:
+      ConfigError: the teacher is a recipe, which has none.
+      CheckpointError: there is no good checkpoint.
+    """
+    name = config.distillation.teacher
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"distillation.teacher={name} is a recipe, without weights: that can be rehearsed, not trained"
+        )
+    averaged = configuration(config).optimizer.ema_decay > 0
+    step, examples = (jax.ShapeDtypeStruct((), int) for _ in range(2))
+    state = TrainState(step, examples, abstract_params, abstract_params if averaged else {}, (), {})
+    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
+        return checkpoints.restore_evaluated(checkpoints.newest_or_error(), state)
