@@ -82,20 +82,25 @@ class DecoderLM(nnx.Module):
     def __init__(self, config, *, dtype, scan: bool, kernel: str, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
+        self.local_rope = (config.local_rope_theta,) if config.local_rope_theta else self.rope
         self.kernel, self.score_cap = kernel, config.attention_soft_cap
         self.logit_cap, self.dropout_rate = config.logit_soft_cap, config.dropout
         self.num_kv_heads, self.num_layers = config.num_kv_heads, config.num_layers
-        self.embed = Embedding(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
+        self.embed = Embedding(
+            vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs, scale=config.embed_scale
+        )
         self.stack = Stack(
             lambda rngs: Block(
                 embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
                 epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
+                query_scale=(self.head_dim / config.query_scalar) ** 0.5 if config.query_scalar else 1.0,
+                activation=config.activation, norm_from_one=config.norm_from_one, post_norms=config.post_norms,
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
         )  # fmt: skip
-        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
+        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
         if not config.tie_embeddings:
             self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
         self.tied = config.tie_embeddings
@@ -146,8 +151,13 @@ class DecoderLM(nnx.Module):
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
         kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
         attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
-        angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
-        return [(angles, attends[window]) for window in self.windows], (key_segments_BS, key_positions_BS)
+        ropes = {window: self.local_rope if window else self.rope for window in self.windows}
+        angles = {
+            rope: rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *rope))
+            for rope in dict.fromkeys(ropes.values())
+        }
+        contexts = [(angles[ropes[window]], attends[window]) for window in self.windows]
+        return contexts, (key_segments_BS, key_positions_BS)
 
     def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
         """Return (queries, keys, values) -> what a layer with this window attends to, a tree of arrays [B, ...]."""
