@@ -38,16 +38,16 @@ class Run:
     """Everything that a run is made of; nothing is allocated or compiled yet.
 
     `abstract_state` and `abstract_batch` carry shapes, types and layouts. `train_step`, `observed_step` (which returns
-    the gradients too, and keeps its arguments) and `eval_step` are jitted; they, `init` and `model` are used inside
-    `mesh_context(run.mesh)`. A run is `slow` where a CPU takes
-    so long for a step that `assemble` cut it into microbatches.
+    the gradients too, and keeps its arguments) and `eval_step` are jitted; they, `init` (the state at the start, with
+    random parameters or given ones) and `model` are used inside `mesh_context(run.mesh)`. A run is `slow` where a CPU
+    takes so long for a step that `assemble` cut it into microbatches.
     """
 
     config: object
     mesh: jax.sharding.Mesh
     objective: object
     graph: nnx.GraphDef
-    init: Callable[[], TrainState]
+    init: Callable[..., TrainState]
     train_step: Callable
     observed_step: Callable
     eval_step: Callable
@@ -113,9 +113,9 @@ def assemble(
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(config, num_chunks=num_chunks)
     batch = _abstract_batch(objective, mesh)
 
-    def make_state():
+    def make_state(params=None):
         model = make_model(nnx.Rngs(config.train.seed))
-        params = nnx.to_pure_dict(nnx.state(model))
+        params = nnx.to_pure_dict(nnx.state(model)) if params is None else params
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},

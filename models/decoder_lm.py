@@ -2,12 +2,13 @@
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2)."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
 from layers.attention import attend, attention_mask, soft_cap
@@ -62,6 +63,35 @@ def flops_per_token(config, length: int) -> float:
     keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
     weights = config.num_layers * block + config.embed_dim * config.vocab_size
     return 6.0 * weights + 12.0 * heads_dim * keys
+
+
+def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:
+    """Yield float32 [T, V] for each row of tokens, one document each; needs a mesh in context.
+
+    Of the weights there is one layer in memory at a time, or the rows of the embedding that are used, or the head.
+
+    Args:
+      graph: of the model without its parameters.
+      params: their tree; of the leaves only the paths are read.
+      read: (dotted path, index in the layers or (), which rows, or None) -> float32 array.
+      tokens_BT: int [B, T].
+    """
+    model = nnx.merge(graph, params)
+    ones_BT = jnp.ones((1, tokens_BT.shape[1]), jnp.int32)
+    contexts, _ = model._contexts(ones_BT, jnp.cumsum(ones_BT, 1) - 1, None)
+    used, places = jnp.unique(tokens_BT, return_inverse=True)
+    embed = nnx.merge(nnx.graphdef(model.embed), {"embedding": read("embed.embedding", (), used)})
+    rows = [embed(row[None], model.dtype) for row in places.reshape(tokens_BT.shape)]
+    blocks, paths = nnx.graphdef(model.stack.blocks), flatten_dict(params["stack"]["blocks"])
+    apply = jax.jit(lambda weights, x_BTD, context: nnx.merge(blocks, weights)(x_BTD, *context, None)[0])
+    for layer in range(model.num_layers):
+        weights = {path: read(".".join(("stack", "blocks", *path)), (layer,), None) for path in paths}
+        context = contexts[layer % len(contexts)]
+        rows = [apply(unflatten_dict(weights), x_BTD, context) for x_BTD in rows]
+    last = {key: leaf for key, leaf in flatten_dict(params, sep=".").items() if not key.startswith("stack.")}
+    read_last = {key: read(key, (), None) for key in last if key != "embed.embedding" or model.tied}
+    end = nnx.merge(graph, params | unflatten_dict(read_last, sep="."))
+    yield from (end.logits(end.norm(x_BTD))[0] for x_BTD in rows)
 
 
 def _keys_seen(window: int, length: int) -> float:

@@ -102,7 +102,9 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
-    changed = differences(record["config"], config, _may_change(config))
+    fixed = {key: value for key, value in config.items() if key.startswith("model.")}
+    now = fixed if record.get("weights_only") else config  # of weights alone all else is free
+    changed = differences(record["config"], now, _may_change(config))
     if record["corpus"] not in (
         None,
         corpus_digest,
