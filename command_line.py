@@ -168,7 +168,7 @@ def parse_configuration(
             bucket.fetch()
         loaded = loading.load_stored(workdir, overrides)
     else:
-        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides, os.environ)
+        loaded = loading.load(_recipe(), FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -219,6 +219,13 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
         raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
+
+
+def _recipe() -> str:
+    """Return the recipe that is asked for; where none is, the one that an import left in the workdir, if it did."""
+    imported = pathlib.Path(FLAGS.workdir).expanduser() / "recipe.py"
+    left = FLAGS.workdir and not FLAGS["config"].present and imported.is_file()
+    return str(imported) if left else FLAGS.config
 
 
 def _print_help(description: str) -> None:

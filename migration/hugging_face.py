@@ -36,7 +36,7 @@ BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "READM
 TOKENIZERS = {"tokenizer.json": ("tokenizer.json", "tokenizer_config.json"), "tokenizer.model": ("tokenizer.model",)}
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
 BLOCK_BYTES = 1 << 26  # of float32 rows in memory at once
-RECIPE = '''"""Imported from {source}: `python train.py --workdir={workdir}` goes on from these weights."""
+RECIPE = '''"""The model that was imported here, and its tokenizer; train.py --workdir=HERE takes it."""
 
 import pathlib
 
@@ -45,7 +45,7 @@ from configs import base
 
 def get_config():
     config = base.get_config()
-    config.model.update({model})
+{model}
     config.train.sequence_length = {length}
     config.data.tokenizer = {tokenizer}
     return config
@@ -153,8 +153,8 @@ class Published:
             self.config.model.update(self.model)
             self.config.train.sequence_length = min(self.config.train.sequence_length, self.model["max_length"])
             validation.validate(self.config, 1)
-        except ConfigError as error:
-            raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+        except (ConfigError, TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError) as error:
+            raise ConfigError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
         if self.tokenizer:
             self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer)
@@ -190,10 +190,8 @@ class Published:
             if name in names:
                 shutil.copyfile(kept / name, part / name)
         here = f'str(pathlib.Path(__file__).parent / "{self.tokenizer}")' if self.tokenizer else '"sentencepiece"'
-        recipe = RECIPE.format(
-            source=self.folder, workdir=self.workdir, model=self.model, length=self.config.train.sequence_length,
-            tokenizer=here,
-        )  # fmt: skip
+        model = "\n".join(f"    config.model.{key} = {self.config.model[key]!r}" for key in self.model)
+        recipe = RECIPE.format(model=model, length=self.config.train.sequence_length, tokenizer=here)
         (part / "recipe.py").write_text(recipe)
 
     def _fill(self, folder: pathlib.Path) -> None:

@@ -132,8 +132,8 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
     """
     (workdir / "summary.txt").unlink(missing_ok=True)
     write_atomically(workdir / "config.json", json.dumps(config, indent=1).encode())
-    if corpus and corpus.tokenizer and corpus.tokenizer.model:
-        write_atomically(workdir / "tokenizer.model", corpus.tokenizer.model)
+    for name, content in (corpus.tokenizer.files if corpus and corpus.tokenizer else {}).items():
+        write_atomically(workdir / name, content)
 
 
 def show_summary(workdir: pathlib.Path) -> bool:
