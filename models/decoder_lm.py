@@ -77,8 +77,8 @@ def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT
       tokens_BT: int [B, T].
     """
     model = nnx.merge(graph, params)
-    ones_BT = jnp.ones((1, tokens_BT.shape[1]), jnp.int32)
-    contexts, _ = model._contexts(ones_BT, jnp.cumsum(ones_BT, 1) - 1, None)
+    ones = jnp.ones((1, tokens_BT.shape[1]), jnp.int32)
+    contexts, _ = model._contexts(ones, jnp.cumsum(ones, 1) - 1, None)
     used, places = jnp.unique(tokens_BT, return_inverse=True)
     embed = nnx.merge(nnx.graphdef(model.embed), {"embedding": read("embed.embedding", (), used)})
     rows = [embed(row[None], model.dtype) for row in places.reshape(tokens_BT.shape)]
