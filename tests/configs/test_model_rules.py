@@ -28,6 +28,13 @@ def validate(**model) -> None:
         ({"global_every": 2}, "model.global_every=2 needs model.sliding_window"),
         ({"sliding_window": 64, "global_every": 1}, "global_every=1 must lie between 2 and model.num_layers=6"),
         ({"sliding_window": 64, "global_every": 7}, "global_every=7 must lie between 2 and model.num_layers=6"),
+        ({"activation": "gelu"}, "model.activation=gelu is unknown; nearest: gelu_tanh"),
+        (
+            {"local_rope_theta": 1e4},
+            "model.local_rope_theta=10000.0 must be greater than 1, and is read by layers with",
+        ),
+        ({"local_rope_theta": 1.0, "sliding_window": 8}, "model.local_rope_theta=1.0 must be greater than 1"),
+        ({"query_scalar": -1.0}, "model.query_scalar=-1.0 must be 0 or greater"),
         ({"dropout": 1.0}, "model.dropout=1.0 must be 0 or greater and less than 1"),
         ({"dropout": -0.1}, "model.dropout=-0.1 must be 0 or greater and less than 1"),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 from migration import safetensors_files
 from parallelism import startup
 
-SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "vocab_size": 500}
+SIZES = {"hidden_size": 384, "intermediate_size": 1056, "num_attention_heads": 8, "vocab_size": 500}
 REST = {
     "model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
@@ -47,7 +47,7 @@ def main() -> None:
     from tests.migration.hugging_face_cases import import_run
 
     place, peaks = pathlib.Path(sys.argv[1]), []
-    for name, layers in (("small", 2), ("large", 60)):
+    for name, layers in (("small", 2), ("large", 27)):
         size = make(place / name, layers)
         import_run(place / name, place / f"{name}_run")
         peaks.append(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -201,7 +201,7 @@ def test_an_older_form_of_the_configuration_is_read_too(runs, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path):
-    """Of a model of 200 MB of which a tensor has 0.7 MB, less than a quarter is ever in memory beside the program."""
+    """Of a model of 200 MB of which a tensor has 1.6 MB, less than a quarter is ever in memory beside the program."""
     program = "from tests.migration import peak_memory; peak_memory.main()"
     status, out, err = finish(command("-c", program, str(tmp_path), cache=tmp_path))
     assert status == 0, err
