@@ -225,7 +225,7 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
 def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):
     """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
     step = record["step"]
-    if record.get("weights_only"):
+    if "weights_only" in record:
         return run.init(checkpoints.restore_weights(step, run.abstract_state))
     if run.config.checkpoint.restore == "broadcast":
         return checkpoints.restore_by_broadcast(step, run.abstract_state, run.mesh)

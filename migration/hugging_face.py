@@ -174,8 +174,9 @@ class Published:
         with new_folder(self.workdir, "workdir") as part:
             self._keep(part)
             open_workdir(part, flat(self.config), None)
+            fixed = ["model.name", *(f"model.{key}" for key in self.model)]
             with Checkpoints(part, Retention(1, 0, 0)) as checkpoints:
-                checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": True})
+                checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": fixed})
 
     def _keep(self, part: pathlib.Path) -> None:
         """Write what is no weight: the recipe, the tokenizer, and all files beside the weights as they are."""

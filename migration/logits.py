@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import assembly
-from configs.base import ConfigError
+from configs.base import MESH_AXES, ConfigError
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context
@@ -28,6 +28,7 @@ def float32_run(config) -> assembly.Run:
     """Return the run of a configuration such that it computes in float32, by the reference, on one device."""
     config = config.copy_and_resolve_references()
     config.model.update(dtype="float32", attention="reference", quantization="none")
+    config.mesh.update(dict.fromkeys(MESH_AXES, 1))
     return assembly.assemble(config, devices=jax.devices()[:1])
 
 

@@ -102,8 +102,8 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
-    fixed = {key: value for key, value in config.items() if key.startswith("model.")}
-    now = fixed if record.get("weights_only") else config  # of weights alone all else is free
+    fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
+    now = {key: config[key] for key in fixed}
     changed = differences(record["config"], now, _may_change(config))
     if record["corpus"] not in (
         None,

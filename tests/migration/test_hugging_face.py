@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 import assembly
+import train
 from configs import base, loading
 from configs.base import ConfigError
 from migration import hugging_face_reader, logits, safetensors_files
@@ -19,9 +20,9 @@ from migration.safetensors_files import WeightsError
 from parallelism.mesh import mesh_context
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, FOLDER, SHARDED
-from tests.support import forward, random_weights
-from tests.test_train import command, finish
-from training.checkpoints import Checkpoints
+from tests.support import forward, packed_batch, random_weights
+from tests.test_train import command, finish, lines_of
+from training.checkpoints import CheckpointError, Checkpoints
 from training.retention import Retention
 
 # Of logits of about 8, float32 sums over three to seven layers in another order; a wrong weight changes them by 0.1.
@@ -198,6 +199,26 @@ def test_an_older_form_of_the_configuration_is_read_too(runs, tmp_path):
     assert config.model == runs("gemma3")[0].model
     tokens, wanted = expected("gemma3")
     assert np.abs(hugging_face_reader.logits(tmp_path / "theirs", tokens) - wanted).max() < TOLERANCE
+
+
+def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(runs, tmp_path):
+    config, imported = runs("llama3")
+    workdir = tmp_path / "run"
+    shutil.copytree(imported, workdir)
+    config = config.copy_and_resolve_references()
+    config.model.dtype, config.mesh.data, config.logging.tensorboard = "float32", 8, False
+    config.optimizer.update(name="lion", warmup_steps=0)
+    config.train.update(steps=1, global_batch=8, sequence_length=12)
+    batch = packed_batch([[12]] * 8, 12, 61)
+    train.train(config, workdir, iter([batch]))
+    logits_BTV = cases.logits_of(config, imported, batch["tokens"])
+    chosen_BT = np.take_along_axis(logits_BTV, batch["targets"][..., None], 2)[..., 0]
+    wanted = (np.log(np.exp(logits_BTV).sum(-1)) - chosen_BT).mean()
+    assert abs(lines_of(workdir, "train")[1]["loss"] - wanted) < TOLERANCE
+    config.model.norm_epsilon = 0.1
+    shutil.copytree(imported, tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"model\.norm_epsilon 1e-06 -> 0\.1"):
+        train.train(config, tmp_path / "other", iter([batch]))
 
 
 def test_memory_does_not_grow_with_the_model(tmp_path):
