@@ -4,7 +4,6 @@
 import json
 import pathlib
 import shutil
-import sys
 
 import jax
 import numpy as np
@@ -293,7 +292,3 @@ def test_a_file_of_logits_is_whole_or_absent(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         logits.write(tmp_path / "out.npy", (2, 3, 5), rows())
     assert not list(tmp_path.iterdir())
-
-
-def test_conversion_needs_neither_torch_nor_transformers():
-    assert not {"torch", "transformers"} & sys.modules.keys()
