@@ -39,8 +39,8 @@ class Run:
 
     `abstract_state` and `abstract_batch` carry shapes, types and layouts. `train_step`, `observed_step` (which returns
     the gradients too, and keeps its arguments) and `eval_step` are jitted; they, `init` (the state at the start, with
-    random parameters or given ones) and `model` are used inside `mesh_context(run.mesh)`. A run is `slow` where a CPU
-    takes so long for a step that `assemble` cut it into microbatches.
+    random parameters or given ones, which it takes over) and `model` are used inside `mesh_context(run.mesh)`. A run is
+    `slow` where a CPU takes so long for a step that `assemble` cut it into microbatches.
     """
 
     config: object
@@ -154,7 +154,7 @@ def assemble(
         mesh=mesh,
         objective=objective,
         graph=graph,
-        init=jax.jit(make_state, out_shardings=shardings),
+        init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
         eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),

@@ -116,7 +116,7 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
     run = logits.float32_run(command.config)
     with Checkpoints(command.workdir) as checkpoints:
         step = checkpoints.newest_or_error()
-        weights = hugging_face.saved(checkpoints, step, run.config)
+        weights = hugging_face.saved(checkpoints, step)
         logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), logits.of_run(run, weights.read, tokens_BT))
     print(f"logits of step {step} of {command.address} are in {file}")
 

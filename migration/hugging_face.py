@@ -22,6 +22,7 @@ import assembly
 from configs import base, validation
 from configs.base import ConfigError
 from configs.loading import flat
+from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import safetensors_files
 from migration.safetensors_files import DTYPES, Stored, WeightsError
@@ -298,10 +299,11 @@ class Saved:
         return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
 
 
-def saved(checkpoints: Checkpoints, step: int, config, tensors: Sequence[Tensor] = (), types: dict | None = None):
+def saved(checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
     """Return the evaluated weights of a checkpoint, to be given out as these tensors."""
-    root = "average" if config.optimizer.ema_decay else "params"
-    return Saved(pathlib.Path(checkpoints.files.path) / str(step) / "state", root, tensors, types or {})
+    folder = pathlib.Path(checkpoints.files.path) / str(step) / "state"
+    root = "average" if any(folder.glob("average.*")) else "params"
+    return Saved(folder, root, tensors, types or {})
 
 
 def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
@@ -353,14 +355,21 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
     values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = checkpoints.newest_or_error()
-        weights = saved(checkpoints, step, run.config, tensors, types)
+        weights = saved(checkpoints, step, tensors, types)
         with new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            if not types:
-                (part / "config.json").write_text(json.dumps(values, indent=2) + "\n")
-            beside = (workdir / KEPT).iterdir() if types else [workdir / name for name in TOKENIZERS]
-            for file in beside:
-                if file.is_file() and file.name != TYPES:
-                    shutil.copyfile(file, part / file.name)
+            beside = [file for file in (workdir / KEPT).iterdir() if file.name != TYPES] if types else []
+            for file in beside or _described(part, workdir, values, run.config.data.tokenizer):
+                shutil.copyfile(file, part / file.name)
             verify(part, run, weights)
     return step
+
+
+def _described(part: pathlib.Path, workdir: pathlib.Path, values: dict, tokenizer: str) -> list[pathlib.Path]:
+    """Write the configuration of a model that was trained here; return the files of its tokenizer."""
+    files = [workdir / name for names in TOKENIZERS.values() for name in names]
+    files = [file for file in files if file.is_file()]
+    end = {"eos_token_id": open_tokenizer(tokenizer).end_of_document} if files or tokenizer == "byte" else {}
+    (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
+    (part / "generation_config.json").write_text(json.dumps(end, indent=2) + "\n")
+    return files
