@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints [bytes of a model in float32, bytes by which importing it raises the peak of this process's memory].
+"""Prints [bytes of a model in float32, bytes by which converting it both ways raises this process's peak of memory].
 
-Its argument is a folder, where the model is made. A small one is imported first, after which all that the import itself
-needs is loaded.
+Its argument is a folder, where the model is made. A small one is converted first, after which all that the conversion
+itself needs is loaded.
 """
 
 import json
@@ -42,13 +42,14 @@ def make(folder: pathlib.Path, layers: int) -> int:
 
 
 def main() -> None:
-    """Make the models, import them and print."""
+    """Make the models, convert them and print."""
     startup.choose_platform(None, "cpu", pathlib.Path(sys.argv[1]) / "cache")
-    from tests.migration.hugging_face_cases import import_run
+    from tests.migration.hugging_face_cases import export, import_run
 
     place, peaks = pathlib.Path(sys.argv[1]), []
     for name, layers in (("small", 2), ("large", 27)):
         size = make(place / name, layers)
-        import_run(place / name, place / f"{name}_run")
+        config = import_run(place / name, place / f"{name}_run")
+        export(config, place / f"{name}_run", place / f"{name}_out")
         peaks.append(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     print(json.dumps([size, peaks[1] - peaks[0]]))
