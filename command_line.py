@@ -41,7 +41,9 @@ LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
 
-flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
+flags.DEFINE_string(
+    "config", "configs/tiny.py", "recipe: a Python file with get_config(); default: of an import, its own"
+)
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")

@@ -8,11 +8,9 @@ configuration and tensors are with us is in hugging_face_families.py.
 import contextlib
 import functools
 import json
-import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +23,7 @@ from configs.loading import flat
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import safetensors_files
+from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError
 from training import array_files
 from training.checkpoints import Checkpoints
@@ -36,7 +35,6 @@ WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # of a published folder
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
 TOKENIZERS = {"tokenizer.json": ("tokenizer.json", "tokenizer_config.json"), "tokenizer.model": ("tokenizer.model",)}
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
-BLOCK_BYTES = 1 << 26  # of float32 rows in memory at once
 RECIPE = '''"""The model that was imported here, and its tokenizer; train.py --workdir=HERE takes it."""
 
 import pathlib
@@ -51,85 +49,6 @@ def get_config():
     config.data.tokenizer = {tokenizer}
     return config
 '''
-
-
-class Tensor(NamedTuple):
-    """A tensor of theirs, and where it stands in ours.
-
-    Attributes:
-        shape: of theirs.
-        ours: dotted name of the array.
-        index: in the leading dims of ours.
-        inner: shape of ours after these.
-        inputs: as of a Rule.
-        factor: ours times this is theirs.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    ours: str
-    index: tuple[int, ...]
-    inner: tuple[int, ...]
-    inputs: int | None
-    factor: float = 1.0
-
-    @property
-    def split(self) -> int:
-        """The dim of `inner` along which blocks are taken."""
-        return self.inputs or 0
-
-    @property
-    def step(self) -> int:
-        """How much of that dim is a block."""
-        return max(1, min(self.inner[self.split], BLOCK_BYTES * self.inner[self.split] // (4 * math.prod(self.inner))))
-
-    def blocks(self) -> Iterator[tuple[tuple, int, int]]:
-        """Yield (where a block is in ours, its first row in theirs, the row after its last)."""
-        size, dim = self.inner[self.split], self.split
-        rows = self.shape[0] // size
-        for start in range(0, size, self.step):
-            stop = min(size, start + self.step)
-            yield (*self.index, *(slice(None),) * dim, slice(start, stop)), start * rows, stop * rows
-
-    def from_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return float32 of ours of rows of theirs."""
-        shape = [*self.inner[: self.split], -1, *self.inner[self.split + 1 :]]
-        return (rows.T if self.inputs else rows).astype(np.float32).reshape(shape)
-
-    def to_rows(self, block: np.ndarray) -> np.ndarray:
-        """Return rows of theirs of a block of ours."""
-        if self.inputs:
-            return block.reshape(self.shape[1], -1).T
-        return block.reshape(-1, *self.shape[1:])
-
-
-def tensors_of(family: families.Family, params: dict) -> list[Tensor]:
-    """Return all tensors of theirs that a model has, those of one array of ours one after the other.
-
-    Args:
-      params: tree of anything with a shape.
-    """
-    shapes, found = {name: leaf.shape for name, leaf in flatten_dict(params, sep=".").items()}, []
-    for rule in families.rules_of(family):
-        if rule.ours in shapes:
-            shape = shapes.pop(rule.ours)
-            stacked = rule.theirs.count("{}")
-            inner = shape[stacked:]
-            theirs = _their_shape(inner, rule.inputs)
-            found += [
-                Tensor(rule.theirs.format(*index), theirs, rule.ours, index, inner, rule.inputs)
-                for index in np.ndindex(shape[:stacked])
-            ]
-    if shapes:
-        raise ConfigError(f"{min(shapes)} has no name in {family.architecture}; export a model of that family")
-    return found
-
-
-def _their_shape(inner: tuple, inputs: int | None) -> tuple:
-    if inputs is None:
-        return inner
-    out = math.prod(inner[inputs:])
-    return (out, math.prod(inner[:inputs])) if inputs else (out,)
 
 
 class Published:
@@ -154,7 +73,9 @@ class Published:
             self.config.model.update(self.model)
             self.config.train.sequence_length = min(self.config.train.sequence_length, self.model["max_length"])
             validation.validate(self.config, 1)
-        except (ConfigError, TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError) as error:
+        except KeyError as error:
+            raise ConfigError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
+        except (ConfigError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise ConfigError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
         if self.tokenizer:
@@ -328,17 +249,6 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
             "its keys of model change, and migration/hugging_face_families.py for what families have"
         )
     return values, folded(model, tensors_of(families.family_of(values), params)), {}
-
-
-def folded(model: dict, tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors of a model whose embedding is not scaled and whose head is apart and not scaled either."""
-    width = model["embed_dim"]
-    embed = next(tensor for tensor in tensors if tensor.ours == "embed.embedding")
-    head = next((tensor for tensor in tensors if tensor.ours == "head.kernel"), embed._replace(name="lm_head.weight"))
-    head_scale = (model["mup_base_dim"] / width) ** 0.5 if model["mup_base_dim"] else 1.0
-    others = [tensor for tensor in tensors if tensor not in (embed, head)]
-    embed = embed._replace(factor=model["embed_scale"] or width**0.5)
-    return [embed, *others, head._replace(factor=head_scale)]
 
 
 def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verify: Callable) -> int:

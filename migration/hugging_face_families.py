@@ -14,7 +14,7 @@ from configs.base import ConfigError
 
 
 class Rule(NamedTuple):
-    """Where tensors stand in our tree.
+    """Where tensors stand in our tree; of a model that has not ours there are none.
 
     Attributes:
         theirs: their name, with {} for each leading dim of ours that counts them (layers).
@@ -196,11 +196,6 @@ def config_json(model: dict) -> dict | None:
         if all(model[key] == value for key, value in found.items()):
             return values
     return None
-
-
-def rules_of(family: Family) -> tuple[Rule, ...]:
-    """Return where all tensors of a family stand; ours that a model lacks are not there."""
-    return (*RULES, *family.rules)
 
 
 def _values(kind: str, family: Family, model: dict) -> dict:
