@@ -267,11 +267,9 @@ def test_the_commands_convert_and_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["import"], "needs --hf=FOLDER or --trm=FILE.safetensors"),
         (["import", "--hf=PLACE/none"], "none: No such file or directory (config.json)"),
         (["import", "--hf=THEIRS", "--config.model.dtype=float32"], "--config.model.dtype is not read here"),
         (["import", "--hf=THEIRS", "--workdir=THEIRS"], "exists; name another folder, or remove it"),
-        (["logits", "--workdir=PLACE/none", "--tokens=a.npy", "--out=b.npy"], "holds no run"),
     ],
 )
 def test_a_mistake_of_the_commands_is_one_line(tmp_path, arguments, message):
