@@ -137,8 +137,8 @@ def read_config(folder: pathlib.Path) -> dict:
         values = json.loads((folder / "config.json").read_bytes())
     except OSError as error:
         raise ConfigError(
-            f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format, after "
-            "`.venv/bin/hf download NAME --local-dir=FOLDER` for one of the hub's"
+            f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format; "
+            "`.venv/bin/hf download NAME --local-dir=FOLDER` brings one from the hub"
         ) from None
     except ValueError as error:
         raise ConfigError(f"{folder / 'config.json'}: is no JSON ({error})") from None
