@@ -40,20 +40,22 @@ rm -rf .venv && mkdir .venv && touch $(unfinished) && \
 $(if $(uv),uv venv --quiet --seed --allow-existing --python $$candidate .venv,$$candidate -m venv .venv) || exit 1
 endef
 
+pip = $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --only-binary :all:
+torch := $(shell sed -n 's/^interop = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+
 define install
 echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
 touch $(unfinished); \
-if $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --require-hashes \
-    --only-binary :all: $(addprefix -r ,$(locks)); \
+if $(pip) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
 then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) \
     $(if $(EXTRAS),&& touch $(addprefix .venv/extra-,$(EXTRAS))); \
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS=huggingface] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface))
+	$(if $(filter-out huggingface interop,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -96,6 +98,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group gpu -c requirements.lock,requirements-gpu.lock)
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
 	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
+	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

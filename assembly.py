@@ -43,7 +43,8 @@ class Run:
 
     `abstract_state`, `abstract_batch` and `abstract_frozen`, a teacher's weights if there is one, carry shapes, types
     and layouts of what steps take. `train_step`, `observed_step` (which returns the gradients too, and keeps its
-    arguments) and `eval_step` are jitted; they, `init` and `model` are used inside `mesh_context(run.mesh)`. A run is
+    arguments) and `eval_step` are jitted; they, `init` (the state at the start, with random parameters or given ones,
+    which it takes over) and `model` are used inside `mesh_context(run.mesh)`. A run is
     `slow` where a CPU takes so long for a step that `assemble` cut it into microbatches.
     """
 
@@ -51,7 +52,7 @@ class Run:
     mesh: jax.sharding.Mesh
     objective: object
     graph: nnx.GraphDef
-    init: Callable[[], TrainState]
+    init: Callable[..., TrainState]
     train_step: Callable
     observed_step: Callable
     eval_step: Callable
@@ -128,9 +129,9 @@ def assemble(
     )
     batch = _abstract_batch(objective, mesh)
 
-    def make_state():
+    def make_state(params=None):
         model = make_model(nnx.Rngs(config.train.seed))
-        params = nnx.to_pure_dict(nnx.state(model))
+        params = nnx.to_pure_dict(nnx.state(model)) if params is None else params
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
@@ -164,7 +165,7 @@ def assemble(
         mesh=mesh,
         objective=objective,
         graph=graph,
-        init=jax.jit(make_state, out_shardings=shardings),
+        init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
         eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),

@@ -41,7 +41,9 @@ LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
 
-flags.DEFINE_string("config", "configs/tiny.py", "recipe: a Python file with get_config()")
+flags.DEFINE_string(
+    "config", "configs/tiny.py", "recipe: a Python file with get_config(); default: of an import, its own"
+)
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")
@@ -168,7 +170,7 @@ def parse_configuration(
             bucket.fetch()
         loaded = loading.load_stored(workdir, overrides)
     else:
-        loaded = loading.load(FLAGS.config, FLAGS.topology, overrides, os.environ)
+        loaded = loading.load(_recipe(), FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -219,6 +221,13 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
         raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
+
+
+def _recipe() -> str:
+    """Return the recipe that is asked for; where none is, the one that an import left in the workdir, if it did."""
+    imported = pathlib.Path(FLAGS.workdir).expanduser() / "recipe.py"
+    left = FLAGS.workdir and not FLAGS["config"].present and imported.is_file()
+    return str(imported) if left else FLAGS.config
 
 
 def _print_help(description: str) -> None:

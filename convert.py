@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of the Tiny Recursive Model's public reference, taken in and given out as safetensors.
+"""Models of others' taken in as the checkpoint of step 0 of a run, runs given out as theirs, and logits to compare.
 
-python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=configs/trm/sudoku.py
+python convert.py import --hf=FOLDER --workdir=runs/mine            # Hugging Face's format: config.json, safetensors
+python convert.py export --workdir=runs/mine --hf=FOLDER
+python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=configs/trm/sudoku.py    # public TRM
 python convert.py export --workdir=runs/mine --trm=FILE.safetensors
+python convert.py logits --workdir=runs/mine --tokens=IN.npy --out=OUT.npy
 
-What is imported is the checkpoint of step 0 of a run, which train.py takes up with the same --config and generate.py
-and train.py --evaluate_only use as it is. What is exported are the parameters that are evaluated.
+What is imported train.py --workdir=runs/mine goes on from (of a TRM with the same --config), and generate.py and
+train.py --evaluate_only use as it is. What is exported are the parameters that are evaluated; an export to Hugging
+Face's format is there only if a second reader of it computes the same logits. `logits` takes int32 [batch, length],
+each row a document, and writes float32 [batch, length, vocabulary].
 """
 
 import sys
@@ -13,12 +18,14 @@ import sys
 import command_line
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
-VERBS = ("import", "export")
+command_line.flags.DEFINE_string("hf", "", "folder in Hugging Face's format, to read from or to write")
+command_line.flags.DEFINE_string("tokens", "", "of logits: file to read, .npy")
+command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
+VERBS = ("import", "export", "logits")
 if __name__ == "__main__":
     VERB = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in VERBS else ""
-    COMMAND = command_line.parse(__doc__, stored=lambda flags: VERB == "export", one_device=True)
+    COMMAND = command_line.parse(__doc__, stored=lambda flags: VERB in ("export", "logits"), one_device=True)
 
-import dataclasses
 import pathlib
 import time
 
@@ -27,7 +34,7 @@ import jax
 import assembly
 from configs.base import ConfigError
 from configs.loading import flat
-from migration import trm_reference
+from migration import hugging_face, logits, trm_reference
 from parallelism.mesh import mesh_context
 from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints
@@ -37,12 +44,45 @@ from training.retention import Retention
 
 
 def main(command: command_line.Command, verb: str) -> None:
-    """Import or export, on one device, and say what was done."""
-    config, file = command.config, pathlib.Path(command_line.FLAGS.trm).expanduser()
+    """Import, export or compute logits, on one device, and say what was done."""
+    flags = command_line.FLAGS
+    formats = [name for name in ("hf", "trm") if flags[name].value]
     if not verb:
-        raise ConfigError(f"convert.py {' or '.join(VERBS)}? Name one of them first, see --help")
-    if not command_line.FLAGS.trm:
-        raise ConfigError(f"convert.py {verb} needs a file of weights, --trm=FILE.safetensors")
+        raise ConfigError(f"convert.py {', '.join(VERBS[:-1])} or {VERBS[-1]}? Name one of them first, see --help")
+    if verb == "logits":
+        write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
+    elif len(formats) != 1:
+        raise ConfigError(f"convert.py {verb} needs --hf=FOLDER or --trm=FILE.safetensors, and one of them")
+    elif verb == "import" and command.bucket:
+        raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy that to the bucket")
+    else:
+        (convert_hugging_face if flags.hf else convert_trm)(command, verb)
+
+
+def convert_hugging_face(command: command_line.Command, verb: str) -> None:
+    """Import or export a folder in Hugging Face's format."""
+    folder = pathlib.Path(command_line.FLAGS.hf).expanduser()
+    if verb == "export":
+        refuse_others(command)
+        step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
+        print(f"step {step} of {command.address} is in {folder}")
+        return
+    typed = [f"config.{key}" for key in command.loaded.typed] + ["config"] * command_line.FLAGS["config"].present
+    if typed:
+        raise ConfigError(
+            f"--{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
+        )
+    published = hugging_face.Published(folder, command.workdir)
+    published.make_run(record_of_start(published.config, command.workdir))
+    print(
+        f"{published.num_parameters:,} parameters of {folder} are the checkpoint of step 0 in {command.workdir}; "
+        f"train.py --workdir={command.workdir} goes on from there"
+    )
+
+
+def convert_trm(command: command_line.Command, verb: str) -> None:
+    """Import or export a file of the Tiny Recursive Model's public reference."""
+    config, file = command.config, pathlib.Path(command_line.FLAGS.trm).expanduser()
     if config.model.name != "trm":
         raise ConfigError(
             f"model.name={config.model.name} is not the model that the reference has; "
@@ -51,11 +91,34 @@ def main(command: command_line.Command, verb: str) -> None:
     if verb == "export":
         step = export_weights(config, command.address, file)
         print(f"step {step} of {command.address} is in {file}")
-    elif command.bucket:
-        raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy that to the bucket")
     else:
         num_parameters = import_weights(config, command.workdir, file)
         print(f"{num_parameters:,} parameters of {file} are the checkpoint of step 0 in {command.workdir}")
+
+
+def refuse_others(command: command_line.Command) -> None:
+    """Raise ConfigError for a run of another kind of model, or one in a bucket."""
+    if command.config.model.name != "decoder_lm":
+        raise ConfigError(f"{command.address} has model.name={command.config.model.name}; this needs a decoder_lm")
+    if command.bucket:
+        raise ConfigError(f"--workdir={command.address}: copy the run from the bucket, and name the copy")
+
+
+def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file: pathlib.Path) -> None:
+    """Write the logits of the evaluated parameters of a run's newest checkpoint to a file that is whole or absent."""
+    refuse_others(command)
+    if not command_line.FLAGS.tokens or not command_line.FLAGS.out:
+        raise ConfigError("convert.py logits needs --tokens=IN.npy and --out=OUT.npy")
+    if file.exists() or not file.parent.is_dir():
+        problem = "exists; name another file, or remove it" if file.exists() else f"there is no folder {file.parent}"
+        raise ConfigError(f"--out={file}: {problem}")
+    tokens_BT = logits.read_tokens(tokens_file, command.config.model)
+    run = logits.float32_run(command.config)
+    with Checkpoints(command.workdir) as checkpoints:
+        step = checkpoints.newest_or_error()
+        weights = hugging_face.saved(checkpoints, step)
+        logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), logits.of_run(run, weights.read, tokens_BT))
+    print(f"logits of step {step} of {command.address} are in {file}")
 
 
 def import_weights(config, workdir: pathlib.Path, file: pathlib.Path) -> int:
@@ -77,7 +140,7 @@ def import_weights(config, workdir: pathlib.Path, file: pathlib.Path) -> int:
     ):
         refuse_checkpoints(checkpoints)
         workdirs.open_workdir(workdir, flat(config), None)
-        checkpoints.save_and_wait(0, state_with(run, weights), record_of_start(config, workdir))
+        checkpoints.save_and_wait(0, run.init(weights), record_of_start(config, workdir))
     return run.num_parameters
 
 
@@ -105,13 +168,6 @@ def refuse_checkpoints(checkpoints: Checkpoints) -> None:
     """Raise CheckpointError where a run has saved anything."""
     if there := checkpoints.files.there():
         raise CheckpointError(f"{checkpoints.address} has checkpoint {there[0]} already; name another --workdir")
-
-
-def state_with(run: assembly.Run, weights: dict):
-    """Return the state at the start of a run that has these weights."""
-    params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), weights, run.abstract_state.params)
-    state = run.init()
-    return dataclasses.replace(state, params=params, average=params if state.average else {})
 
 
 def record_of_start(config, workdir: pathlib.Path) -> dict:

@@ -192,7 +192,7 @@ def train_from(job: Job, record: dict | None):
     start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = restored(job.checkpoints, start, run) if record else run.init()
+    state = restored(job.checkpoints, record, run) if record else run.init()
     replicas.check(state, run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
@@ -241,8 +241,11 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
-def restored(checkpoints: Checkpoints, step: int, run: assembly.Run):
+def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):
     """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
+    step = record["step"]
+    if "weights_only" in record:
+        return run.init(checkpoints.restore_weights(step, run.abstract_state))
     if run.config.checkpoint.restore == "broadcast":
         return checkpoints.restore_by_broadcast(step, run.abstract_state, run.mesh)
     return checkpoints.restore(step, run.abstract_state)

@@ -31,6 +31,7 @@ def get_config() -> ConfigDict:
     model.num_kv_heads = 8  # key and value heads; divides num_heads
     model.head_dim = 0  # width of a head; 0: embed_dim / num_heads
     model.mlp_dim = 1408  # hidden width of the SwiGLU, of each expert where there are some
+    model.activation = "silu"  # of its gate: silu, gelu_tanh
     model.num_experts = 0  # SwiGLUs in each block of which a token goes through a few; 0: one that all go through
     model.experts_per_token = 2  # chosen by a router
     model.shared_experts = 0  # as wide as so many, a SwiGLU that all tokens go through beside
@@ -43,10 +44,15 @@ def get_config() -> ConfigDict:
     model.rope_scaling = "none"  # of positions beyond rope_original_length: none, linear, llama3, yarn
     model.rope_factor = 1.0  # how many times longer sequences get by rope_scaling
     model.rope_original_length = 0  # tokens that the weights were first trained on; for llama3, yarn
+    model.local_rope_theta = 0.0  # base in layers with a window, there without rope_scaling; 0: as elsewhere
     model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
+    model.norm_from_one = False  # the parameter of an RMSNorm is what its scale has more than 1
+    model.post_norms = False  # RMSNorm also over what attention and MLP add to the residual stream
+    model.embed_scale = 0.0  # factor on the embedding of a token; 0: sqrt(embed_dim)
     model.tie_embeddings = False  # the head is the transposed embedding
     model.biases = "none"  # added to products: none, qkv (queries, keys, values), all (but the head)
     model.qk_norm = False  # RMSNorm over the head dim of queries and keys
+    model.query_scalar = 0.0  # scores are divided by its square root; 0: head_dim
     model.logit_soft_cap = 0.0  # cap * tanh(logits / cap) on the output; 0: off
     model.attention_soft_cap = 0.0  # the same on attention scores; 0: off
     model.sliding_window = 0  # tokens a query sees back, itself included; 0: all
@@ -100,7 +106,7 @@ def get_config() -> ConfigDict:
     data.field = "text"  # column or key that holds a document, in jsonl, parquet, tfrecord, csv, huggingface
     data.subset = ""  # of a Hugging Face dataset: its configuration
     data.bad_documents = "error"  # one that cannot be read: error, or skip (counted and reported)
-    data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, or a path of a .model file
+    data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, or a path: .model, tokenizer.json
     data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
     data.holdout_fraction = 0.05  # of the documents, by hash of their content
     data.validation_path = ""  # held-out documents of their own; '': split off by holdout_fraction

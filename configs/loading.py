@@ -174,7 +174,8 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if stored["train.objective"] == "distillation":  # a teacher is needed to train alone
         stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     if stored["data.tokenizer"] != "byte":
-        stored["data.tokenizer"] = str(workdir / "tokenizer.model")
+        files = [workdir / name for name in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
+        stored["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
     typed |= {key: "" for key in others if not typed.get(key)}

@@ -19,6 +19,7 @@ CHOICES = {
     "model.attention": ("auto", "reference"),
     "model.layer_loop": ("auto", "scan", "unroll"),
     "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
+    "model.activation": ("silu", "gelu_tanh"),
     "model.biases": ("none", "qkv", "all"),
     "model.mixer": ("attention", "mlp"),
     "model.positions": ("rope", "learned", "sinusoidal", "none"),
@@ -53,6 +54,7 @@ NOT_NEGATIVE = (
     "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
     "model.num_experts", "model.shared_experts", "model.expert_capacity", "optimizer.bias_step",
     "train.balance_loss", "train.router_z_loss",
+    "model.embed_scale", "model.query_scalar", "model.local_rope_theta",
     "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
     "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
     "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
@@ -264,7 +266,8 @@ def _check_experts(model: ConfigDict) -> None:
         raise ConfigError(
             f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={count}"
         )
-    for key, dense in {"name": "decoder_lm", "quantization": "none", "biases": "none", "mup_base_dim": 0}.items():
+    wanted = {"name": "decoder_lm", "activation": "silu", "quantization": "none", "biases": "none", "mup_base_dim": 0}
+    for key, dense in wanted.items():
         if model[key] != dense:
             raise ConfigError(f"model.{key}={model[key]} does not go with model.num_experts={count}; use {dense}")
 
@@ -285,6 +288,13 @@ def _check_layer_kinds(model: ConfigDict) -> None:
 
 def _check_rope(model: ConfigDict) -> None:
     scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
+    if model.local_rope_theta and (model.local_rope_theta <= 1 or not model.sliding_window):
+        raise ConfigError(
+            f"model.local_rope_theta={model.local_rope_theta} must be greater than 1, and is read by layers with "
+            "model.sliding_window alone; set both, or neither"
+        )
+    if not 1 < model.rope_theta < math.inf:
+        raise ConfigError(f"model.rope_theta={model.rope_theta} must be greater than 1")
     if not 1 <= factor < math.inf:
         raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
     if factor != 1 and scaling == "none":

@@ -14,7 +14,7 @@ from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
 from input_pipeline.shards import FORMAT, load_or_build, open_windows
 from input_pipeline.sources import read_source
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer
+from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
@@ -39,7 +39,7 @@ class Corpus:
         documents: of each part of .train, in stored order; None unless asked for, as they take memory.
     """
 
-    tokenizer: ByteTokenizer | SentencePieceTokenizer | None
+    tokenizer: AnyTokenizer | None
     train: Mixture
     heldout: Windows
     digest: str

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back, without loss: bytes, or SentencePiece trained on the corpus or given.
+"""Text to token ids and back: bytes, SentencePiece trained on the corpus or given, or a tokenizer.json.
 
 The trained tokenizer is a byte-pair encoding with byte fallback that leaves text as it is: no
-normalisation, no space put in front, white space in pieces of its own. Any text comes back exactly.
+normalisation, no space put in front, white space in pieces of its own. Any text comes back exactly. A tokenizer.json
+of others' may normalise, and then text comes back as it does that.
 SentencePiece writes a space as U+2581, so a U+2581 in the text itself is spelt in its three bytes.
 """
 
 import hashlib
 import io
+import json
 import re
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,7 +58,7 @@ class ByteTokenizer:
     vocab_size = 256
     end_of_document = 0
     digest = "byte"
-    model = None
+    files = types.MappingProxyType({})
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -74,7 +77,7 @@ class ByteTokenizer:
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model, its end-of-sentence piece ending documents; `model` is the content of its file.
+    """A SentencePiece model, its end-of-sentence piece ending documents; `files`, {name: content}, open it again.
 
     Raises:
         DataError: `model` is not one, or has no end-of-sentence piece.
@@ -85,7 +88,7 @@ class SentencePieceTokenizer:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise DataError(f"data.tokenizer={name}: not a SentencePiece model") from error
-        self.model = model
+        self.files = {"tokenizer.model": model}
         self.vocab_size = self._model.vocab_size()
         self.end_of_document = self._model.eos_id()
         self.digest = _digest(model)
@@ -124,10 +127,81 @@ class SentencePieceTokenizer:
         return self._model.decode([int(token) for token in tokens if token < self.vocab_size])
 
 
+class HuggingFaceTokenizer:
+    """A tokenizer.json, by the `tokenizers` package; eos_token of the tokenizer_config.json beside it ends documents.
+
+    Its special tokens are found in texts too, as all who read such files find them; none is added.
+
+    Raises:
+        DataError: a file is missing or is none, or no token ends documents.
+    """
+
+    def __init__(self, path: Path):
+        import tokenizers  # late, since few runs need it
+
+        beside = path.with_name("tokenizer_config.json")
+        try:
+            self.files = {"tokenizer.json": path.read_bytes(), "tokenizer_config.json": beside.read_bytes()}
+        except OSError as error:
+            raise DataError(
+                f"data.tokenizer={path}: {error.strerror} ({Path(error.filename).name}); a tokenizer.json needs the "
+                "tokenizer_config.json beside it, whose eos_token ends documents"
+            ) from None
+        try:
+            model, config = (json.loads(content) for content in self.files.values())
+            if not isinstance(model["model"], dict):
+                raise ValueError("its model is no object")
+            eos = config.get("eos_token")
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
+        eos = eos["content"] if isinstance(eos, dict) else eos
+        self._tokenizer = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
+        self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
+        if self.end_of_document is None:
+            raise DataError(
+                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {eos}, which the "
+                "vocabulary lacks); name one of its tokens there"
+            )
+        self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
+        self.vocab_size = max(self._tokens) + 1
+        self.digest = _digest(b"\0".join(self.files.values()))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Return the tokens of a text that is to go on, but for its last one, and which may stand in its place.
+
+        Those are, bool [vocab_size], the tokens that begin as it does. A last token that is a special one stays.
+        """
+        tokens, special = self.encode(text), self._tokenizer.get_added_tokens_decoder()
+        if not tokens or tokens[-1] in special:
+            return tokens, np.ones(self.vocab_size, bool)
+        last = self._tokens[tokens[-1]]
+        begins = [
+            number not in special and self._tokens.get(number, "").startswith(last) for number in range(self.vocab_size)
+        ]
+        return tokens[:-1], np.array(begins)
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Return an int32 array for each text; the texts are encoded in parallel."""
+        return [
+            np.array(found.ids, np.int32) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text, special tokens too; ids that are no token are left out."""
+        known = [int(token) for token in tokens if int(token) in self._tokens]
+        return self._tokenizer.decode(known, skip_special_tokens=False)
+
+
+AnyTokenizer = ByteTokenizer | SentencePieceTokenizer | HuggingFaceTokenizer
+
+
 def make_tokenizer(
     name: str, vocab_size: int, spans: list[Span], cache: Path, announce: Callable[[str], object]
-) -> ByteTokenizer | SentencePieceTokenizer:
-    """Return the tokenizer that data.tokenizer names: `byte`, `sentencepiece`, or the path of a .model file.
+) -> AnyTokenizer:
+    """Return the tokenizer that data.tokenizer names: `byte`, `sentencepiece`, or the path of its file.
 
     Args:
         spans: the training documents, for `sentencepiece`, which may find fewer pieces than vocab_size in them.
@@ -145,15 +219,18 @@ def make_tokenizer(
     return tokenizer
 
 
-def open_tokenizer(name: str) -> ByteTokenizer | SentencePieceTokenizer:
-    """Return `byte`, or the tokenizer in a .model file; DataError where there is none."""
+def open_tokenizer(name: str) -> AnyTokenizer:
+    """Return `byte`, or the tokenizer in a .model file or a tokenizer.json; DataError where there is none."""
     if name == "byte":
         return ByteTokenizer()
+    if name.endswith(".json"):
+        return HuggingFaceTokenizer(Path(name).expanduser())
     try:
         return SentencePieceTokenizer(Path(name).expanduser().read_bytes(), name)
     except OSError as error:
         raise DataError(
-            f"data.tokenizer={name}: {error.strerror}; use byte, sentencepiece, or the path of a .model file"
+            f"data.tokenizer={name}: {error.strerror}; use byte, sentencepiece, or the path of a .model file or a "
+            "tokenizer.json"
         ) from error
 
 

@@ -67,11 +67,14 @@ class Attention(nnx.Module):
       quantization: of the projections, see layers/products.py.
       out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
       declare: how weights are, a function of layers/axes.py.
+      query_scale: factor on queries, beside the 1 / sqrt(H) on scores.
+      norm_from_one: of the norms of queries and keys, see layers/normalization.py.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
         biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs, declare: Callable = weight,
+        query_scale: float = 1.0, norm_from_one: bool = False,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -84,9 +87,10 @@ class Attention(nnx.Module):
         self.key_bias = zeros((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
         self.value_bias = zeros((num_kv_heads, head_dim), kv_heads[1:]) if on_qkv else None
         self.out_bias = zeros((embed_dim,), ("act_embed",)) if on_out else None
-        norm = dict(epsilon=epsilon, axes=("head_dim",))
+        norm = dict(epsilon=epsilon, axes=("head_dim",), from_one=norm_from_one)
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
+        self.query_scale = query_scale
         self.project = functools.partial(project, quantization=quantization)
 
     def __call__(self, x_BTD: jax.Array, angles: tuple | None, attend: Callable, cache: dict | None):
@@ -101,7 +105,8 @@ class Attention(nnx.Module):
         q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
         k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
         v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
-        q_BTNH = checkpoint_name(rotate(self.query_norm(q_BTNH), angles), "query")
+        q_BTNH = rotate(self.query_norm(q_BTNH), angles)
+        q_BTNH = checkpoint_name(q_BTNH if self.query_scale == 1.0 else self.query_scale * q_BTNH, "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
         v_BTKH = checkpoint_name(v_BTKH, "value")
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")

@@ -36,9 +36,13 @@ SUBLAYERS = ("attention", "mlp")  # of a block, as they are used
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """x + attention(norm(x)), then x + mlp(norm(x)); what is added has a norm of its own where `post_norms` is set.
 
     Args:
+      query_scale: see layers/attention.py.
+      activation: see layers/mlp.py.
+      norm_from_one: of all norms, see layers/normalization.py.
+      post_norms: arXiv:2408.00118, section 2.
       experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
       biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
       quantization: of the products with weights, see layers/products.py.
@@ -48,22 +52,27 @@ class Block(nnx.Module):
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
         epsilon: float, biases: str, quantization: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
+        query_scale: float = 1.0, activation: str = "silu", norm_from_one: bool = False, post_norms: bool = False,
         experts: dict | None = None,
     ):  # fmt: skip
-        self.attention_norm = RMSNorm(embed_dim, epsilon=epsilon)
+        norm = functools.partial(RMSNorm, embed_dim, epsilon=epsilon, from_one=norm_from_one)
+        self.attention_norm = norm()
         self.attention = Attention(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
             qk_norm=qk_norm, epsilon=epsilon, biases=biases, quantization=quantization, out_scale=out_scale, rngs=rngs,
+            query_scale=query_scale, norm_from_one=norm_from_one,
         )  # fmt: skip
-        self.mlp_norm = RMSNorm(embed_dim, epsilon=epsilon)
+        self.mlp_norm = norm()
         self.routes = experts is not None
         if self.routes:
             self.mlp = Experts(embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, **experts, rngs=rngs)
         else:
             self.mlp = SwiGLU(
                 embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
-                out_scale=out_scale, rngs=rngs,
+                out_scale=out_scale, rngs=rngs, activation=activation,
             )  # fmt: skip
+        self.attention_post_norm = norm() if post_norms else lambda x: x
+        self.mlp_post_norm = norm() if post_norms else lambda x: x
         self.dropout_rate = dropout_rate
 
     def __call__(
@@ -76,10 +85,11 @@ class Block(nnx.Module):
           counted_BT: which tokens a router counts.
         """
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
+        y_BTD = self.attention_post_norm(y_BTD)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
         h_BTD = self.mlp_norm(x_BTD)
         y_BTD, figures = self.mlp(h_BTD, counted_BT) if self.routes else (self.mlp(h_BTD), {})
-        x_BTD = x_BTD + dropout(y_BTD, self.dropout_rate, key, 1)
+        x_BTD = x_BTD + dropout(self.mlp_post_norm(y_BTD), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache, figures
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SwiGLU feed-forward: (silu(x W_gate) * x W_up) W_down (arXiv:2002.05202, equation 6). D embed, F mlp.
 
-With biases, one is added to each of the three products.
+With biases, one is added to each of the three products; with gelu in place of silu it is GEGLU.
 """
 
 import functools
@@ -16,6 +16,10 @@ from layers.products import plus, project
 from layers.stream import closed, opened
 
 SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
+ACTIVATIONS = {  # what is applied to the gate, and that mean for it
+    "silu": (jax.nn.silu, SILU_PRODUCT_SQUARE),
+    "gelu_tanh": (functools.partial(jax.nn.gelu, approximate=True), 0.425),
+}
 
 
 class SwiGLU(nnx.Module):
@@ -24,6 +28,7 @@ class SwiGLU(nnx.Module):
     Args:
       quantization, out_scale, declare: as in layers/attention.py.
       over: name of the dimension that goes in and comes out.
+      activation: of the gate, a key of ACTIVATIONS.
     """
 
     INTO, OUT = "BTD,DF->BTF", "BTF,FD->BTD"
@@ -31,11 +36,12 @@ class SwiGLU(nnx.Module):
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
-        declare: Callable = weight, over: str = "embed",
+        declare: Callable = weight, over: str = "embed", activation: str = "silu",
     ):  # fmt: skip
+        self.activate, square = ACTIVATIONS[activation]
         self.gate = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
         self.up = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
-        down = out_scale * (SILU_PRODUCT_SQUARE * mlp_dim) ** -0.5
+        down = out_scale * (square * mlp_dim) ** -0.5
         self.down = declare(rngs, (mlp_dim, embed_dim), ("mlp", over), down)
         self.gate_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
         self.up_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
@@ -47,5 +53,5 @@ class SwiGLU(nnx.Module):
         x = opened(x)
         gate = checkpoint_name(plus(self.project(self.INTO, x, self.gate[...]), self.gate_bias), "gate")
         up = checkpoint_name(plus(self.project(self.INTO, x, self.up[...]), self.up_bias), "up")
-        hidden = constrain(jax.nn.silu(gate) * up, *self.HIDDEN)
+        hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
         return plus(closed(self.project(self.OUT, hidden, self.down[...])), self.down_bias)

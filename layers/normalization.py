@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers.axes import scale
+from layers.axes import scale, zeros
 
 
 def normalized(x: jax.Array, epsilon: float, axis: int = -1) -> jax.Array:
@@ -15,11 +15,16 @@ def normalized(x: jax.Array, epsilon: float, axis: int = -1) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-    """Normalise the last dimension in float32; the result has the type of the input."""
+    """Normalise the last dimension in float32; the result has the type of the input.
 
-    def __init__(self, size: int, *, epsilon: float, axes: tuple = ("norm",)):
-        self.scale = scale(size, axes)
-        self.epsilon = epsilon
+    Args:
+      from_one: the parameter is what the scale has more than 1, as in Gemma (arXiv:2403.08295).
+    """
+
+    def __init__(self, size: int, *, epsilon: float, axes: tuple = ("norm",), from_one: bool = False):
+        self.scale = zeros((size,), axes) if from_one else scale(size, axes)
+        self.epsilon, self.from_one = epsilon, from_one
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return (normalized(x, self.epsilon) * self.scale[...]).astype(x.dtype)
+        scale_D = 1 + self.scale[...] if self.from_one else self.scale[...]
+        return (normalized(x, self.epsilon) * scale_D).astype(x.dtype)

@@ -15,14 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import safetensors.numpy
 
+from migration.safetensors_files import WeightsError
+
 PREFIXES = ("_orig_mod.model.", "model.", "")
 TABLE = "inner.puzzle_emb.weights"
-
-
-class WeightsError(ValueError):
-    """A file of weights that does not fit: one line with the file, the tensor and what would work."""
-
-    exit_status = 2
 
 
 class Rule(NamedTuple):

@@ -2,12 +2,13 @@
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2)."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
 from layers.attention import attend, attention_mask, soft_cap
@@ -81,6 +82,35 @@ def flops_per_token(config, length: int) -> float:
     return 6.0 * weights + 12.0 * heads_dim * keys
 
 
+def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:
+    """Yield float32 [T, V] for each row of tokens, one document each; needs a mesh in context.
+
+    Of the weights there is one layer in memory at a time, or the rows of the embedding that are used, or the head.
+
+    Args:
+      graph: of the model without its parameters.
+      params: their tree; of the leaves only the paths are read.
+      read: (dotted path, index in the layers or (), which rows, or None) -> float32 array.
+      tokens_BT: int [B, T].
+    """
+    model = nnx.merge(graph, params)
+    ones = jnp.ones((1, tokens_BT.shape[1]), jnp.int32)
+    contexts, _ = model._contexts(ones, jnp.cumsum(ones, 1) - 1, None)
+    used, places = jnp.unique(tokens_BT, return_inverse=True)
+    embed = nnx.merge(nnx.graphdef(model.embed), {"embedding": read("embed.embedding", (), used)})
+    rows = [embed(row[None], model.dtype) for row in places.reshape(tokens_BT.shape)]
+    blocks, paths = nnx.graphdef(model.stack.blocks), flatten_dict(params["stack"]["blocks"])
+    apply = jax.jit(lambda weights, x_BTD, context: nnx.merge(blocks, weights)(x_BTD, *context, None)[0])
+    for layer in range(model.num_layers):
+        weights = {path: read(".".join(("stack", "blocks", *path)), (layer,), None) for path in paths}
+        context = contexts[layer % len(contexts)]
+        rows = [apply(unflatten_dict(weights), x_BTD, context) for x_BTD in rows]
+    last = {key: leaf for key, leaf in flatten_dict(params, sep=".").items() if not key.startswith("stack.")}
+    read_last = {key: read(key, (), None) for key in last if key != "embed.embedding" or model.tied}
+    end = nnx.merge(graph, params | unflatten_dict(read_last, sep="."))
+    yield from (end.logits(end.norm(x_BTD))[0] for x_BTD in rows)
+
+
 def _keys_seen(window: int, length: int) -> float:
     """Return how many keys a query sees, on average over a sequence."""
     return window * (1 - window / (2 * length)) if 0 < window < length else length / 2
@@ -99,21 +129,26 @@ class DecoderLM(nnx.Module):
     def __init__(self, config, *, dtype, scan: bool, kernel: str, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
+        self.local_rope = (config.local_rope_theta,) if config.local_rope_theta else self.rope
         self.kernel, self.score_cap = kernel, config.attention_soft_cap
         self.logit_cap, self.dropout_rate = config.logit_soft_cap, config.dropout
         self.num_kv_heads, self.num_layers = config.num_kv_heads, config.num_layers
-        self.embed = Embedding(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
+        self.embed = Embedding(
+            vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs, scale=config.embed_scale
+        )
         self.stack = Stack(
             lambda rngs: Block(
                 embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
                 head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
                 epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
+                query_scale=(self.head_dim / config.query_scalar) ** 0.5 if config.query_scalar else 1.0,
+                activation=config.activation, norm_from_one=config.norm_from_one, post_norms=config.post_norms,
                 experts=experts(config),
             ),
             num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
         )  # fmt: skip
-        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
+        self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
         if not config.tie_embeddings:
             self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
         self.tied = config.tie_embeddings
@@ -169,8 +204,13 @@ class DecoderLM(nnx.Module):
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
         kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
         attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
-        angles = rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *self.rope))
-        return [(angles, attends[window]) for window in self.windows], (key_segments_BS, key_positions_BS)
+        ropes = {window: self.local_rope if window else self.rope for window in self.windows}
+        angles = {
+            rope: rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *rope))
+            for rope in dict.fromkeys(ropes.values())
+        }
+        contexts = [(angles[ropes[window]], attends[window]) for window in self.windows]
+        return contexts, (key_segments_BS, key_positions_BS)
 
     def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
         """Return (queries, keys, values) -> what a layer with this window attends to, a tree of arrays [B, ...]."""

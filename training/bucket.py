@@ -9,7 +9,8 @@ import tempfile
 
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
 COPIED = (  # back too, on a host that has them not
-    *GROWING, "config.json", "tokenizer.model", "summary.txt", "submission.json",
+    *GROWING, "config.json", "tokenizer.model", "tokenizer.json",
+    "tokenizer_config.json", "summary.txt", "submission.json",
 )  # fmt: skip
 VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew
 

@@ -91,8 +91,12 @@ class Folder:
         # In the background, folders would be announced under one key for all processes: none would wait for its own.
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         writer = ocp.AsyncCheckpointer(handler, multiprocessing_options=alone, async_options=at_once)
-        writer.save(own / "state", args=ocp.args.PyTreeSave(state))
+        writer.save(self.arrays(step), args=ocp.args.PyTreeSave(state))
         return writer
+
+    def arrays(self, step: int) -> pathlib.Path:
+        """Return the folder of the arrays of a checkpoint that this process is writing."""
+        return self._own(step) / "state"
 
     def write(self, step: int, writer: ocp.AsyncCheckpointer, record: str) -> None:
         """Wait for what was begun, and write the record beside it."""

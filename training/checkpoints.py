@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
 from parallelism import processes
-from training import manifest
+from training import array_files, manifest
 from training.checkpoint_folder import Folder
 from training.interruption import Interrupted
 from training.retention import Retention
@@ -202,7 +202,9 @@ class Checkpoints:
 
     def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
         """Return of `step` the parameters that are evaluated, and nothing else: the average where one is kept."""
-        item = {"average" if abstract_state.average else "params": abstract_state.evaluated}
+        return self._restore_part(step, {"average" if abstract_state.average else "params": abstract_state.evaluated})
+
+    def _restore_part(self, step: int, item: dict) -> dict:
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
@@ -244,6 +246,23 @@ class Checkpoints:
             if not self.failure:
                 return
         raise self.failure
+
+    def save_weights(self, step: int, params: dict, fill: Callable[[pathlib.Path], None], record: dict) -> None:
+        """Save parameters alone, never in memory together, and return when they are on disk; SaveFailed otherwise.
+
+        Args:
+          params: their tree; of the leaves nothing is read.
+          fill: writes every array into a folder, by training/array_files.py, under the name params.PATH.
+        """
+        self.tell = lambda text, **figures: None  # what fails is raised, and ends the command
+        writer = array_files.Filled(self.files.begin(step, array_files.hollow(params)), self.files.arrays(step), fill)
+        self._finish(step, writer, json.dumps(record | {"versions": _versions()}), 0.0)
+        if self.failure:
+            raise self.failure
+
+    def restore_weights(self, step: int, abstract_state: TrainState) -> dict:
+        """Return the parameters of `step` alone, in the shapes and layouts of `abstract_state`."""
+        return self._restore_part(step, {"params": abstract_state.params})
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when the save that goes on is complete on disk, or has failed, or after some seconds."""

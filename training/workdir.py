@@ -103,7 +103,9 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
-    changed = differences(record["config"], config, _may_change(config))
+    fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
+    now = {key: config[key] for key in fixed}
+    changed = differences(record["config"], now, _may_change(config))
     if record["corpus"] not in (
         None,
         corpus_digest,
@@ -131,8 +133,8 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
     """
     (workdir / "summary.txt").unlink(missing_ok=True)
     write_atomically(workdir / "config.json", json.dumps(config, indent=1).encode())
-    if corpus and corpus.tokenizer and corpus.tokenizer.model:
-        write_atomically(workdir / "tokenizer.model", corpus.tokenizer.model)
+    for name, content in (corpus.tokenizer.files if corpus and corpus.tokenizer else {}).items():
+        write_atomically(workdir / name, content)
 
 
 def show_summary(workdir: pathlib.Path) -> bool:

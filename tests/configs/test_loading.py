@@ -116,6 +116,8 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
     assert (loaded.config.data.path, loaded.config.data.validation_path) == ("c", "")
     assert loaded.config.data.tokenizer == str(tmp_path / "tokenizer.model")
     assert loaded.origins["model.num_layers"] == str(tmp_path / "config.json")
+    (tmp_path / "tokenizer.json").touch()  # an imported one
+    assert loading.load_stored(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
         loading.load_stored(tmp_path, {"data.tokenizer": "byte"})
 

@@ -28,6 +28,13 @@ def validate(**model) -> None:
         ({"global_every": 2}, "model.global_every=2 needs model.sliding_window"),
         ({"sliding_window": 64, "global_every": 1}, "global_every=1 must lie between 2 and model.num_layers=6"),
         ({"sliding_window": 64, "global_every": 7}, "global_every=7 must lie between 2 and model.num_layers=6"),
+        ({"activation": "gelu"}, "model.activation=gelu is unknown; nearest: gelu_tanh"),
+        (
+            {"local_rope_theta": 1e4},
+            "model.local_rope_theta=10000.0 must be greater than 1, and is read by layers with",
+        ),
+        ({"local_rope_theta": 1.0, "sliding_window": 8}, "model.local_rope_theta=1.0 must be greater than 1"),
+        ({"query_scalar": -1.0}, "model.query_scalar=-1.0 must be 0 or greater"),
         ({"dropout": 1.0}, "model.dropout=1.0 must be 0 or greater and less than 1"),
         ({"num_experts": 4, "experts_per_token": 5}, "model.experts_per_token=5 must be at most model.num_experts=4"),
         ({"num_experts": 4, "quantization": "int8"}, "model.quantization=int8 does not go with model.num_experts=4"),

@@ -75,14 +75,20 @@ def rms_norm(x, scale, epsilon):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
 
 
-def swiglu(x, w):
+def gelu_tanh(x):
+    """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (arXiv:1606.08415, section 2)."""
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def swiglu(x, w, activation="silu"):
     """(silu(x gate) * x up) down (arXiv:2002.05202, equation 6), each product with its bias where it has one."""
     gated = x @ w["gate"] + w.get("gate_bias", 0)
-    hidden = gated / (1 + np.exp(-gated)) * (x @ w["up"] + w.get("up_bias", 0))
+    activated = gelu_tanh(gated) if activation == "gelu_tanh" else gated / (1 + np.exp(-gated))
+    hidden = activated * (x @ w["up"] + w.get("up_bias", 0))
     return hidden @ w["down"] + w.get("down_bias", 0)
 
 
-def attention_layer(x, w, positions, seen, rope, epsilon, score_cap=0.0):
+def attention_layer(x, w, positions, seen, rope, epsilon, score_cap=0.0, query_scale=1.0):
     """Project, normalise queries and keys where they have a scale, rotate, attend, project.
 
     `rope`: (frequencies, magnitude).
@@ -91,13 +97,18 @@ def attention_layer(x, w, positions, seen, rope, epsilon, score_cap=0.0):
     if "query_norm" in w:
         q = rms_norm(q, w["query_norm"]["scale"], epsilon)
         k = rms_norm(k, w["key_norm"]["scale"], epsilon)
-    q, k = rotary(q, positions, *rope), rotary(k, positions, *rope)
+    q, k = query_scale * rotary(q, positions, *rope), rotary(k, positions, *rope)
     return np.einsum("btnh,nhd->btd", attention(q, k, v, seen, score_cap), w["out"]) + w.get("out_bias", 0)
 
 
-def block(x, w, positions, seen, rope, epsilon, score_cap=0.0):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+def block(x, w, positions, seen, rope, epsilon, score_cap=0.0, query_scale=1.0, activation="silu"):
+    """x + attention(norm(x)), then x + mlp(norm(x)); what is added is normalised too where there is a scale for it."""
+
+    def after(y, name):
+        return rms_norm(y, w[name]["scale"], epsilon) if name in w else y
+
     y = rms_norm(x, w["attention_norm"]["scale"], epsilon)
-    x = x + attention_layer(y, w["attention"], positions, seen, rope, epsilon, score_cap)
+    y = attention_layer(y, w["attention"], positions, seen, rope, epsilon, score_cap, query_scale)
+    x = x + after(y, "attention_post_norm")
     y = rms_norm(x, w["mlp_norm"]["scale"], epsilon)
-    return x + swiglu(y, w["mlp"])
+    return x + after(swiglu(y, w["mlp"], activation), "mlp_post_norm")

@@ -23,6 +23,14 @@ def test_norm_equals_the_formula(dtype):
     assert_close(actual, references.rms_norm(np.asarray(x, np.float64), scale, 0.1), dtype)
 
 
+def test_a_scale_from_one_is_one_and_the_parameter():
+    plain, layer = RMSNorm(D, epsilon=0.1), RMSNorm(D, epsilon=0.1, from_one=True)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)))
+    np.testing.assert_array_equal(layer(x), plain(x))  # at the start
+    layer.scale[...] += 0.5
+    assert_close(layer(x), 1.5 * plain(x))
+
+
 def test_mean_square_of_bfloat16_is_taken_in_float32():
     """In bfloat16 a sum of 4,096 ones stops growing at 256."""
     assert_close(RMSNorm(4096, epsilon=0.0)(jnp.ones((B, 4096), jnp.bfloat16)), np.ones((B, 4096)), "bfloat16")

@@ -36,7 +36,12 @@ VARIANTS = {
     "mup_tied": {"mup_base_dim": 5, "tie_embeddings": True},
     "dropout": {"dropout": 0.5},
     "head_dim": {"head_dim": 0, "num_heads": 10},
-}
+    "gemma": {  # and what it has in common with others above
+        "norm_from_one": True, "post_norms": True, "embed_scale": 3.0, "query_scalar": 3.0, "activation": "gelu_tanh",
+        "qk_norm": True, "sliding_window": 3, "global_every": 2, "local_rope_theta": 100.0, "rope_scaling": "linear",
+        "rope_factor": 8.0,
+    },
+}  # fmt: skip
 TOGETHER = {  # as many of them at once as can be
     "tie_embeddings": True, "qk_norm": True, "biases": "all", "sliding_window": 3, "global_every": 2,
     "attention_soft_cap": 0.5, "logit_soft_cap": 2.0, "mup_base_dim": 5, "dropout": 0.5, **VARIANTS["rope_yarn"],
@@ -59,14 +64,22 @@ def reference_logits(params, batch, config) -> np.ndarray:
     weights = jax.tree.map(lambda w: np.asarray(w, np.float64), params)
     segments, positions, epsilon = batch["segments"], batch["positions"], config.norm_epsilon
     scaling = config.rope_scaling, config.rope_factor, config.rope_original_length
-    rope = references.rotary_frequencies(decoder_lm.head_dim(config), config.rope_theta, *scaling)
+    head_dim = decoder_lm.head_dim(config)
+    rope = local_rope = references.rotary_frequencies(head_dim, config.rope_theta, *scaling)
+    if config.local_rope_theta:
+        local_rope = references.rotary_frequencies(head_dim, config.local_rope_theta)
+    query_scale = np.sqrt(head_dim / config.query_scalar) if config.query_scalar else 1.0
+    if config.norm_from_one:
+        weights = jax.tree_util.tree_map_with_path(lambda path, w: w + (path[-1].key == "scale"), weights)
     table = weights["embed"]["embedding"]
-    x = table[batch["tokens"]] * np.sqrt(config.embed_dim)
+    x = table[batch["tokens"]] * (config.embed_scale or np.sqrt(config.embed_dim))
     for layer in range(config.num_layers):
         block = jax.tree.map(lambda w: w[layer], weights["stack"]["blocks"])  # noqa: B023
         is_global = config.global_every and (layer + 1) % config.global_every == 0
         seen = references.mask(segments, segments, positions, positions, 0 if is_global else config.sliding_window)
-        x = references.block(x, block, positions, seen, rope, epsilon, config.attention_soft_cap)
+        turned = rope if is_global or not config.sliding_window else local_rope
+        options = config.attention_soft_cap, query_scale, config.activation
+        x = references.block(x, block, positions, seen, turned, epsilon, *options)
     x = references.rms_norm(x, weights["norm"]["scale"], epsilon)
     logits = x @ (table.T if config.tie_embeddings else weights["head"]["kernel"])
     cap, base = config.logit_soft_cap, config.mup_base_dim

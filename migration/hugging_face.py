@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in Hugging Face's format taken in as the checkpoint of step 0, and runs of ours given out in it.
+
+Both go through the tensors some rows at a time, so that a model of any size needs little memory. What a family's
+configuration and tensors are with us is in hugging_face_families.py.
+"""
+
+import contextlib
+import functools
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+import assembly
+from configs import base, validation
+from configs.base import ConfigError
+from configs.loading import flat
+from input_pipeline.tokenization import open_tokenizer
+from migration import hugging_face_families as families
+from migration import safetensors_files
+from migration.hugging_face_tensors import Tensor, folded, tensors_of
+from migration.safetensors_files import DTYPES, Stored, WeightsError
+from training import array_files
+from training.checkpoints import Checkpoints
+from training.retention import Retention
+from training.workdir import open_workdir
+
+KEPT = "hugging_face"  # folder in a workdir of what came beside the weights, and is given out again
+WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # of a published folder, what is not kept but written anew
+BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
+TOKENIZERS = {"tokenizer.json": ("tokenizer.json", "tokenizer_config.json"), "tokenizer.model": ("tokenizer.model",)}
+TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
+RECIPE = '''"""The model that was imported here, and its tokenizer; train.py --workdir=HERE takes it."""
+
+import pathlib
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+{model}
+    config.train.sequence_length = {length}
+    config.data.tokenizer = {tokenizer}
+    return config
+'''
+
+
+class Published:
+    """A folder in Hugging Face's format, its configuration and the headers of its files read.
+
+    Attributes:
+      config: of a run with its model, and its tokenizer if it has one.
+      num_parameters: of the model.
+
+    Raises:
+      ConfigError: a configuration that our models do not have; names the key.
+      WeightsError: files that cannot be read, or other tensors than the model has; names the first one.
+    """
+
+    def __init__(self, folder: pathlib.Path, workdir: pathlib.Path):
+        """Read a folder that is to become a run in `workdir`."""
+        self.folder, self.workdir = folder, workdir
+        values = read_config(folder)
+        try:
+            self.model = families.model_section(values)
+            self.config = base.get_config()
+            self.config.model.update(self.model)
+            self.config.train.sequence_length = min(self.config.train.sequence_length, self.model["max_length"])
+            validation.validate(self.config, 1)
+        except KeyError as error:
+            raise ConfigError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
+        except (ConfigError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise ConfigError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
+        self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
+        if self.tokenizer:
+            self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer)
+        run = assembly.assemble(self.config, devices=jax.devices()[:1])
+        self.params, self.num_parameters = run.abstract_state.params, run.num_parameters
+        self.tensors = tensors_of(families.family_of(values), self.params)
+        self.stored = safetensors_files.find(folder)
+        check(self.stored, self.tensors, folder, tied=self.model["tie_embeddings"])
+
+    def make_run(self, record: dict) -> None:
+        """Make the folder of the run, with the weights as the checkpoint of step 0; all of it or nothing.
+
+        Raises:
+          ConfigError: there is such a folder.
+          SaveFailed: it cannot be written.
+        """
+        with new_folder(self.workdir, "workdir") as part:
+            self._keep(part)
+            open_workdir(part, flat(self.config), None)
+            fixed = ["model.name", *(f"model.{key}" for key in self.model)]
+            with Checkpoints(part, Retention(1, 0, 0)) as checkpoints:
+                checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": fixed})
+
+    def _keep(self, part: pathlib.Path) -> None:
+        """Write what is no weight: the recipe, the tokenizer, and all files beside the weights as they are."""
+        kept = part / KEPT
+        kept.mkdir()
+        names = {path.name for pattern in BESIDE for path in self.folder.glob(pattern) if path.is_file()}
+        names -= {path.name for pattern in WRITTEN for path in self.folder.glob(pattern)}
+        for name in names:
+            shutil.copyfile(self.folder / name, kept / name)
+        (kept / TYPES).write_text(json.dumps({tensor.name: self.stored[tensor.name].dtype for tensor in self.tensors}))
+        for name in TOKENIZERS.get(self.tokenizer, ()):
+            if name in names:
+                shutil.copyfile(kept / name, part / name)
+        here = f'str(pathlib.Path(__file__).parent / "{self.tokenizer}")' if self.tokenizer else '"sentencepiece"'
+        model = "\n".join(f"    config.model.{key} = {self.config.model[key]!r}" for key in self.model)
+        recipe = RECIPE.format(model=model, length=self.config.train.sequence_length, tokenizer=here)
+        (part / "recipe.py").write_text(recipe)
+
+    def _fill(self, folder: pathlib.Path) -> None:
+        """Write every array of the checkpoint, of each a block at a time."""
+        shapes, arrays = flatten_dict(self.params, sep="."), {}
+        for tensor in self.tensors:
+            if tensor.ours not in arrays:
+                ones, dim = (1,) * len(tensor.index), tensor.split
+                chunks = (*ones, *tensor.inner[:dim], tensor.step, *tensor.inner[dim + 1 :])
+                name = f"params.{tensor.ours}"
+                arrays = {tensor.ours: array_files.create(folder, name, shapes[tensor.ours].shape, chunks)}
+            for where, first, last in tensor.blocks():
+                rows = self.stored[tensor.name].rows(first, last)
+                arrays[tensor.ours][where].write(tensor.from_rows(rows)).result()
+
+
+def read_config(folder: pathlib.Path) -> dict:
+    """Return the config.json of a folder; ConfigError where there is none."""
+    try:
+        values = json.loads((folder / "config.json").read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format; "
+            "`.venv/bin/hf download NAME --local-dir=FOLDER` brings one from the hub"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{folder / 'config.json'}: is no JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{folder / 'config.json'}: is no JSON object")
+    return values
+
+
+def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path, *, tied: bool) -> None:
+    """Raise WeightsError for the first tensor that is missing, unknown or of another shape."""
+    expected = {tensor.name: tensor.shape for tensor in tensors}
+    unread = (*families.UNREAD, "lm_head.weight") if tied else families.UNREAD
+    missing = [name for name in expected if name not in stored]
+    unknown = [name for name in stored if name not in expected and not name.endswith(unread)]
+    if missing or unknown:
+        said = [f"lacks {missing[0]}{_others(missing)}"] if missing else []
+        said += [f"has {unknown[0]}{_others(unknown)}, for which the model has no place"] if unknown else []
+        raise WeightsError(f"{folder}: {' and '.join(said)}; its config.json describes another model")
+    for name, shape in expected.items():
+        if stored[name].shape != shape:
+            raise WeightsError(
+                f"{stored[name].file}: {name} is {list(stored[name].shape)}, but by config.json it is {list(shape)}"
+            )
+
+
+def _others(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+@contextlib.contextmanager
+def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
+    """Give a folder that gets the name of the target at the end of the block, and is removed where the block fails.
+
+    Raises:
+      ConfigError: there is such a folder with something in it, or it cannot be made.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"--{flag}={target} exists; name another folder, or remove it")
+    part = target.absolute().with_name(f".{target.name}.unfinished")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--{flag}={target}: {error.strerror}; name a folder that can be written") from None
+    try:
+        yield part
+        part.rename(target.absolute())
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+class Saved:
+    """The weights of a checkpoint of ours as they are given out: read in parts, rounded to the type they go out in."""
+
+    def __init__(self, folder: pathlib.Path, root: str, tensors: Sequence[Tensor], types: dict[str, str]):
+        """Read from a folder of arrays; `root` is params or average."""
+        self.opened = functools.cache(lambda ours: array_files.opened(folder, f"{root}.{ours}"))
+        self.tensors, self.last = {tensor.name: tensor for tensor in tensors}, ""
+        self.types = {tensor.name: types.get(tensor.name, "F32") for tensor in tensors}
+        self.type_of = {(tensor.ours, tensor.index): self.types[tensor.name] for tensor in tensors}
+
+    def written(self) -> dict[str, tuple[str, tuple]]:
+        """Return {name: (type, shape)} of all tensors of theirs."""
+        return {name: (self.types[name], tensor.shape) for name, tensor in self.tensors.items()}
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the rows of a tensor of theirs, some at a time."""
+        tensor = self.tensors[name]
+        if tensor.ours != self.last:  # what it kept of files of several layers goes
+            self.opened.cache_clear()
+        self.last, array = tensor.ours, self.opened(tensor.ours)
+        for where, _, _ in tensor.blocks():
+            rows = tensor.to_rows(array[where].read().result())
+            yield rows * np.float32(tensor.factor) if tensor.factor != 1.0 else rows
+
+    def read(self, ours: str, index: tuple = (), rows: np.ndarray | None = None) -> np.ndarray:
+        """Return float32 of an array of ours: of one layer, or some rows of a table."""
+        array = self.opened(ours)[index]
+        values = (array if rows is None else array[rows]).read().result()
+        return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
+
+
+def saved(checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
+    """Return the evaluated weights of a checkpoint, to be given out as these tensors."""
+    folder = pathlib.Path(checkpoints.files.path) / str(step) / "state"
+    root = "average" if any(folder.glob("average.*")) else "params"
+    return Saved(folder, root, tensors, types or {})
+
+
+def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
+    """Return (config.json, tensors, their types) of a run: those of its import, or of the family that its model fits.
+
+    Raises:
+      ConfigError: no family has such a model.
+    """
+    model = dict(config.model) | {"head_dim": config.model.head_dim or config.model.embed_dim // config.model.num_heads}
+    kept = workdir / KEPT
+    if (kept / TYPES).is_file():
+        values = read_config(kept)
+        if all(model[key] == value for key, value in families.model_section(values).items()):
+            return values, tensors_of(families.family_of(values), params), json.loads((kept / TYPES).read_text())
+    if values := families.config_json(model):
+        return values, tensors_of(families.family_of(values), params), {}
+    plain = model | {"embed_scale": 1.0, "tie_embeddings": False, "mup_base_dim": 0}
+    values = families.config_json(plain)
+    if values is None:
+        raise ConfigError(
+            f"no family of {', '.join(families.FAMILIES)} has the model of {workdir}: see configs/base.py for what "
+            "its keys of model change, and migration/hugging_face_families.py for what families have"
+        )
+    return values, folded(model, tensors_of(families.family_of(values), params)), {}
+
+
+def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verify: Callable) -> int:
+    """Write the evaluated weights of a run's newest checkpoint as a folder; return its step.
+
+    Args:
+      verify: (the folder, the run, its weights as they are given out) -> raises where the folder is another model; it
+        is then removed.
+
+    Raises:
+      ConfigError: there is such a folder, or no family has such a model.
+      CheckpointError: the run has no checkpoint.
+    """
+    values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
+    with Checkpoints(workdir) as checkpoints:
+        step = checkpoints.newest_or_error()
+        weights = saved(checkpoints, step, tensors, types)
+        with new_folder(folder, "hf") as part:
+            safetensors_files.write(part, weights.written(), weights.blocks)
+            beside = [file for file in (workdir / KEPT).iterdir() if file.name != TYPES] if types else []
+            for file in beside or _described(part, workdir, values, run.config.data.tokenizer):
+                shutil.copyfile(file, part / file.name)
+            verify(part, run, weights)
+    return step
+
+
+def _described(part: pathlib.Path, workdir: pathlib.Path, values: dict, tokenizer: str) -> list[pathlib.Path]:
+    """Write the configuration of a model that was trained here; return the files of its tokenizer."""
+    files = [workdir / name for names in TOKENIZERS.values() for name in names]
+    files = [file for file in files if file.is_file()]
+    end = {"eos_token_id": open_tokenizer(tokenizer).end_of_document} if files or tokenizer == "byte" else {}
+    (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
+    (part / "generation_config.json").write_text(json.dumps(end, indent=2) + "\n")
+    return files

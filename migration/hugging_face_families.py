@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hugging Face's config.json and tensors of each family of models are with us; the whole of what is known of them.
+
+A family is an entry of FAMILIES. Names and defaults are those of the `transformers` library, where versions from 5 on
+write rotary keys in another form, which `_classic` brings back to the older one that all tools read.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from configs.base import ConfigError
+
+
+class Rule(NamedTuple):
+    """Where tensors stand in our tree; of a model that has not ours there are none.
+
+    Attributes:
+        theirs: their name, with {} for each leading dim of ours that counts them (layers).
+        ours: dotted name.
+        inputs: how many dims of ours, after those, a product sums over: theirs is [out, in]; 0: theirs is ours made
+            flat; None: both have the same array.
+    """
+
+    theirs: str
+    ours: str
+    inputs: int | None = 0
+
+
+LAYER, OURS = "model.layers.{}.", "stack.blocks."
+RULES = (
+    Rule("model.embed_tokens.weight", "embed.embedding", None),
+    Rule(LAYER + "input_layernorm.weight", OURS + "attention_norm.scale"),
+    Rule(LAYER + "self_attn.q_proj.weight", OURS + "attention.query", 1),
+    Rule(LAYER + "self_attn.q_proj.bias", OURS + "attention.query_bias"),
+    Rule(LAYER + "self_attn.k_proj.weight", OURS + "attention.key", 1),
+    Rule(LAYER + "self_attn.k_proj.bias", OURS + "attention.key_bias"),
+    Rule(LAYER + "self_attn.v_proj.weight", OURS + "attention.value", 1),
+    Rule(LAYER + "self_attn.v_proj.bias", OURS + "attention.value_bias"),
+    Rule(LAYER + "self_attn.o_proj.weight", OURS + "attention.out", 2),
+    Rule(LAYER + "self_attn.o_proj.bias", OURS + "attention.out_bias"),
+    Rule(LAYER + "self_attn.q_norm.weight", OURS + "attention.query_norm.scale"),
+    Rule(LAYER + "self_attn.k_norm.weight", OURS + "attention.key_norm.scale"),
+    Rule(LAYER + "mlp.gate_proj.weight", OURS + "mlp.gate", 1),
+    Rule(LAYER + "mlp.gate_proj.bias", OURS + "mlp.gate_bias"),
+    Rule(LAYER + "mlp.up_proj.weight", OURS + "mlp.up", 1),
+    Rule(LAYER + "mlp.up_proj.bias", OURS + "mlp.up_bias"),
+    Rule(LAYER + "mlp.down_proj.weight", OURS + "mlp.down", 1),
+    Rule(LAYER + "mlp.down_proj.bias", OURS + "mlp.down_bias"),
+    Rule("model.norm.weight", "norm.scale"),
+    Rule("lm_head.weight", "head.kernel", 1),
+)
+NORMS_BEFORE = (Rule(LAYER + "post_attention_layernorm.weight", OURS + "mlp_norm.scale"),)
+NORMS_AROUND = (
+    Rule(LAYER + "post_attention_layernorm.weight", OURS + "attention_post_norm.scale"),
+    Rule(LAYER + "pre_feedforward_layernorm.weight", OURS + "mlp_norm.scale"),
+    Rule(LAYER + "post_feedforward_layernorm.weight", OURS + "mlp_post_norm.scale"),
+)
+# In some published files, computed from the configuration or equal to the embedding, and read by nobody.
+UNREAD = (".rotary_emb.inv_freq",)
+
+KEYS = {  # of every family: key of config.json -> key of config.model
+    "hidden_size": "embed_dim", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads", "head_dim": "head_dim", "intermediate_size": "mlp_dim",
+    "vocab_size": "vocab_size", "max_position_embeddings": "max_length", "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings", "rope_theta": "rope_theta",
+}  # fmt: skip
+CAPS = {
+    "final_logit_softcapping": "logit_soft_cap", "attn_logit_softcapping": "attention_soft_cap",
+    "query_pre_attn_scalar": "query_scalar",
+}  # fmt: skip
+MODEL = {  # what other keys of config.model are unless a family or its config.json says otherwise
+    "norm_from_one": False, "post_norms": False, "embed_scale": 1.0, "biases": "none", "qk_norm": False,
+    "query_scalar": 0.0, "logit_soft_cap": 0.0, "attention_soft_cap": 0.0, "local_rope_theta": 0.0, "mup_base_dim": 0,
+}  # fmt: skip
+GEMMA = {"norm_from_one": True, "post_norms": True, "embed_scale": 0.0}
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def every_layer(values: dict, size: int) -> list[bool]:
+    """Return which of so many layers have the sliding window: all, if there is one."""
+    return [bool(values.get("sliding_window"))] * size
+
+
+def upper_layers(values: dict, size: int) -> list[bool]:
+    """Return the same of Qwen: layers from max_window_layers on, where the window is used."""
+    first = values.get("max_window_layers", 28) if values.get("use_sliding_window") else size
+    return [layer >= first for layer in range(size)]
+
+
+def all_but_every_nth(values: dict, size: int) -> list[bool]:
+    """Return the same of Gemma."""
+    every = values["sliding_window_pattern"]
+    return [(layer + 1) % every != 0 for layer in range(size)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A kind of model that `transformers` knows.
+
+    Attributes:
+      architecture: name of its class there.
+      model: keys of config.model that it has whatever its config.json says.
+      keys: of config.json -> of config.model, beside KEYS; null there is 0 here.
+      defaults: values of keys that its config.json may lack.
+      required: {key of config.json: the one value that it may have}, where we have no other.
+      rules: of its norms, beside RULES.
+      activation: its key of config.json for that.
+      windows: config.json and a number of layers -> which have the sliding window, where layer_types do not say.
+    """
+
+    architecture: str
+    model: dict = dataclasses.field(default_factory=dict)
+    keys: dict = dataclasses.field(default_factory=dict)
+    defaults: dict = dataclasses.field(default_factory=dict)
+    required: dict = dataclasses.field(default_factory=dict)
+    rules: tuple[Rule, ...] = NORMS_BEFORE
+    activation: str = "hidden_act"
+    windows: Callable = every_layer
+
+
+NO_BIASES = {"attention_bias": False}
+UNTIED = {"tie_word_embeddings": False, "rope_theta": 10_000.0}
+OF_GEMMA = {"tie_word_embeddings": True, "rope_theta": 10_000.0, "head_dim": 256, "sliding_window_pattern": 2}
+FAMILIES = {  # by model_type
+    "llama": Family(
+        "LlamaForCausalLM", defaults=UNTIED, required=NO_BIASES | {"mlp_bias": False, "sliding_window": None}
+    ),
+    "mistral": Family("MistralForCausalLM", defaults=UNTIED | {"sliding_window": 4096}),
+    "qwen2": Family("Qwen2ForCausalLM", model={"biases": "qkv"}, defaults=UNTIED, windows=upper_layers),
+    "qwen3": Family(
+        "Qwen3ForCausalLM", model={"qk_norm": True}, defaults=UNTIED | {"head_dim": 128}, required=NO_BIASES,
+        windows=upper_layers,
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, required=NO_BIASES, rules=NORMS_AROUND,
+        activation="hidden_activation", windows=all_but_every_nth, defaults=OF_GEMMA,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND, activation="hidden_activation",
+        keys=CAPS | {"rope_local_base_freq": "local_rope_theta"}, windows=all_but_every_nth,
+        required=NO_BIASES | {"use_bidirectional_attention": False},
+        defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+    ),
+}  # fmt: skip
+
+
+def family_of(values: dict) -> Family:
+    """Return the family of a config.json; ConfigError where there is none."""
+    kind = values.get("model_type")
+    if kind not in FAMILIES:
+        raise ConfigError(f"model_type={kind} is none that can be converted: {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
+
+
+def model_section(values: dict) -> dict:
+    """Return the keys of config.model that a config.json determines.
+
+    Raises:
+      ConfigError: names the key whose value is missing, or is one that our models do not have.
+    """
+    family = family_of(values)
+    values = family.defaults | _classic(values)
+    for key, wanted in family.required.items():
+        if values.get(key) not in (None, wanted):
+            raise ConfigError(f"{key}={values[key]} is not supported for {values['model_type']}, only {wanted}")
+    values["num_key_value_heads"] = values.get("num_key_value_heads") or values.get("num_attention_heads")
+    if missing := [key for key in KEYS if values.get(key) is None and key != "head_dim"]:
+        raise ConfigError(f"{missing[0]} is missing")
+    values["head_dim"] = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    activation = values.get(family.activation) or values.get("hidden_act")
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"{family.activation}={activation} is not supported, only {', '.join(ACTIVATIONS)}")
+    model = MODEL | family.model | {ours: values[theirs] for theirs, ours in KEYS.items()}
+    model |= {ours: float(values.get(theirs) or 0) for theirs, ours in family.keys.items()}
+    model["rope_theta"] = float(model["rope_theta"])
+    model |= _window(family, values) | _rope(values)
+    if not model["sliding_window"]:
+        model["local_rope_theta"] = 0.0
+    return model | {"activation": ACTIVATIONS[activation]}
+
+
+def config_json(model: dict) -> dict | None:
+    """Return a config.json of the first family that has such a model; None where none has.
+
+    Args:
+      model: the section of the configuration, head_dim not 0.
+    """
+    for kind, family in FAMILIES.items():
+        values = _values(kind, family, model)
+        try:
+            found = model_section(values)
+        except ConfigError:
+            continue
+        if all(model[key] == value for key, value in found.items()):
+            return values
+    return None
+
+
+def _values(kind: str, family: Family, model: dict) -> dict:
+    values = {"architectures": [family.architecture], "model_type": kind, "torch_dtype": "float32"}
+    values |= {theirs: model[ours] for theirs, ours in KEYS.items()}
+    values |= {theirs: model[ours] or None for theirs, ours in family.keys.items()}
+    values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}
+    values |= family.required
+    window, every, size = model["sliding_window"], model["global_every"], model["num_layers"]
+    if window or "sliding_window" in family.defaults:
+        values["sliding_window"] = window or None
+    if every:
+        values["sliding_window_pattern"] = every
+    if every or family.windows is not every_layer:
+        local = [bool(window) and not (every and (layer + 1) % every == 0) for layer in range(size)]
+        values |= {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local]}
+    if family.windows is upper_layers:
+        values |= {"use_sliding_window": bool(window), "max_window_layers": 0 if window else size}
+    if model["rope_scaling"] != "none":
+        values["rope_scaling"] = {"rope_type": model["rope_scaling"], "factor": model["rope_factor"]}
+        values["rope_scaling"] |= FIXED_OF_ROPE[model["rope_scaling"]]
+    if model["rope_original_length"]:
+        values["rope_scaling"]["original_max_position_embeddings"] = model["rope_original_length"]
+    return values
+
+
+def _classic(values: dict) -> dict:
+    """Return a config.json with rope_theta, rope_scaling and rope_local_base_freq in place of rope_parameters."""
+    if not values.get("rope_parameters"):
+        return values
+    rope, classic = values["rope_parameters"], dict(values)
+    if "full_attention" in rope:
+        local = rope["sliding_attention"]
+        if local.get("rope_type", "default") != "default":
+            raise ConfigError(f"rope_parameters of sliding_attention: rope_type={local['rope_type']} is not supported")
+        rope, classic["rope_local_base_freq"] = rope["full_attention"], local["rope_theta"]
+    classic["rope_theta"] = rope["rope_theta"]
+    classic["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return classic
+
+
+def _window(family: Family, values: dict) -> dict:
+    """Return sliding_window and global_every; ConfigError where layers do not alternate as ours can."""
+    size, kinds = values["num_hidden_layers"], values.get("layer_types")
+    if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
+        raise ConfigError(f"layer_types has {min(unknown)}, which is not supported")
+    local = [kind == "sliding_attention" for kind in kinds] if kinds else family.windows(values, size)
+    if not any(local):
+        return {"sliding_window": 0, "global_every": 0}
+    if all(local):
+        return {"sliding_window": values["sliding_window"], "global_every": 0}
+    every = local.index(False) + 1
+    if every == 1 or local != [(layer + 1) % every != 0 for layer in range(size)]:
+        raise ConfigError("layer_types: only every n-th layer can be full_attention, the others sliding_attention")
+    return {"sliding_window": values["sliding_window"], "global_every": every}
+
+
+FIXED_OF_ROPE = {  # keys of rope_scaling that our layers know one value of
+    "linear": {},
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"beta_fast": 32.0, "beta_slow": 1.0},
+}
+
+
+def _rope(values: dict) -> dict:
+    """Return the scaling of rotary positions; ConfigError names what ours has not."""
+    scaling = dict(values.get("rope_scaling") or {})
+    older = scaling.pop("type", "default")
+    kind = scaling.pop("rope_type", older)
+    if kind == "default":
+        return {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_length": 0}
+    if kind not in FIXED_OF_ROPE:
+        raise ConfigError(f"rope_scaling: rope_type={kind} is not supported, only default, {', '.join(FIXED_OF_ROPE)}")
+    factor, fixed = float(scaling.pop("factor", 1.0)), FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
+    length = scaling.pop("original_max_position_embeddings", None)
+    if kind == "yarn":
+        fixed |= {"attention_factor": 0.1 * math.log(factor) + 1, "truncate": True}
+    for key, value in scaling.items():
+        if value is not None and value != fixed.get(key):
+            raise ConfigError(f"rope_scaling: {key}={value} is not supported for rope_type={kind}")
+    if kind == "linear":
+        return {"rope_scaling": kind, "rope_factor": factor, "rope_original_length": 0}
+    length = length or values["max_position_embeddings"]
+    return {"rope_scaling": kind, "rope_factor": factor, "rope_original_length": length}

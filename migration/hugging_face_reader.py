@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second reading of Hugging Face's format: logits in plain numpy from config.json and the tensors by their names.
+
+It shares nothing with the conversion and serves to check it. Formulas are those of the `transformers` library's models,
+float32; a layer's weights are in memory at a time. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
+"""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import safetensors
+
+WITH_ONE = ("gemma2", "gemma3_text")  # of model_type: norms scale by 1 + weight, and there are two around a sublayer
+
+
+def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
+    """Return float32 [B, T, V] of int [B, T], each row a document."""
+    config = json.loads((folder / "config.json").read_text())
+    return np.stack([_Reader(folder, config).logits(tokens_T) for tokens_T in tokens_BT])
+
+
+class _Reader:
+    def __init__(self, folder: pathlib.Path, config: dict):
+        self.folder, self.config, self.gemma = folder, config, config["model_type"] in WITH_ONE
+        index = folder / "model.safetensors.index.json"
+        self.where = json.loads(index.read_text())["weight_map"] if index.exists() else None
+        self.epsilon = config["rms_norm_eps"]
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a tensor in float32."""
+        file = self.folder / (self.where[name] if self.where else "model.safetensors")
+        with safetensors.safe_open(file, "numpy") as tensors:
+            return tensors.get_tensor(name).astype(np.float32)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        if self.where:
+            return name in self.where
+        with safetensors.safe_open(self.folder / "model.safetensors", "numpy") as tensors:
+            return name in tensors.keys()  # noqa: SIM118
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        scale = self.tensor(name) + (1 if self.gemma else 0)
+        return x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(self.epsilon)) * scale
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        y = x @ self.tensor(f"{name}.weight").T
+        return y + self.tensor(f"{name}.bias") if self.has(f"{name}.bias") else y
+
+    def logits(self, tokens_T: np.ndarray) -> np.ndarray:
+        """Return float32 [T, V]."""
+        embedding = self.tensor("model.embed_tokens.weight")
+        x = embedding[tokens_T] * np.float32(self.config["hidden_size"] ** 0.5 if self.gemma else 1)
+        for number in range(self.config["num_hidden_layers"]):
+            x = self.layer(x, number)
+        head = embedding if self.config.get("tie_word_embeddings", self.gemma) else self.tensor("lm_head.weight")
+        return _capped(self.norm(x, "model.norm.weight") @ head.T, self.config.get("final_logit_softcapping"))
+
+    def layer(self, x: np.ndarray, number: int) -> np.ndarray:
+        at = f"model.layers.{number}."
+        y = self.attention(self.norm(x, at + "input_layernorm.weight"), at + "self_attn.", self.is_local(number))
+        if not self.gemma:
+            x = x + y
+            return x + self.mlp(self.norm(x, at + "post_attention_layernorm.weight"), at + "mlp.")
+        x = x + self.norm(y, at + "post_attention_layernorm.weight")
+        y = self.mlp(self.norm(x, at + "pre_feedforward_layernorm.weight"), at + "mlp.")
+        return x + self.norm(y, at + "post_feedforward_layernorm.weight")
+
+    def mlp(self, x: np.ndarray, at: str) -> np.ndarray:
+        gate = self.linear(x, at + "gate_proj")
+        if (self.config.get("hidden_activation") or self.config.get("hidden_act")) == "silu":
+            gate = gate / (1 + np.exp(-gate))
+        else:
+            gate = 0.5 * gate * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (gate + 0.044715 * gate**3)))
+        return self.linear(gate * self.linear(x, at + "up_proj"), at + "down_proj")
+
+    def attention(self, x: np.ndarray, at: str, is_local: bool) -> np.ndarray:
+        config, length = self.config, len(x)
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        width = config.get("head_dim") or config["hidden_size"] // heads
+        q_TNH = self.linear(x, at + "q_proj").reshape(length, heads, width)
+        k_TKH = self.linear(x, at + "k_proj").reshape(length, kv_heads, width)
+        v_TKH = self.linear(x, at + "v_proj").reshape(length, kv_heads, width)
+        if self.has(at + "q_norm.weight"):
+            q_TNH, k_TKH = self.norm(q_TNH, at + "q_norm.weight"), self.norm(k_TKH, at + "k_norm.weight")
+        cos, sin = _rotations(length, width, self.rope(is_local), config["max_position_embeddings"])
+        q_TNH, k_TKH = _rotated(q_TNH, cos, sin), _rotated(k_TKH, cos, sin)
+        k_TNH, v_TNH = (np.repeat(a, heads // kv_heads, axis=1) for a in (k_TKH, v_TKH))
+        scale = (config.get("query_pre_attn_scalar") or width) ** -0.5
+        scores = np.einsum("tnh,snh->nts", q_TNH, k_TNH) * np.float32(scale)
+        scores = _capped(scores, config.get("attn_logit_softcapping"))
+        back = np.arange(length)[:, None] - np.arange(length)[None]
+        seen = (back >= 0) & (back < config["sliding_window"] if is_local else True)
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y = np.einsum("nts,snh->tnh", weights / weights.sum(-1, keepdims=True), v_TNH)
+        return self.linear(y.reshape(length, -1), at + "o_proj")
+
+    def is_local(self, number: int) -> bool:
+        """Whether a layer has the sliding window."""
+        config = self.config
+        if config.get("layer_types"):
+            return config["layer_types"][number] == "sliding_attention"
+        if config["model_type"].startswith("qwen"):
+            return bool(config.get("use_sliding_window")) and number >= config["max_window_layers"]
+        if self.gemma:
+            every = config.get("sliding_window_pattern", 2 if config["model_type"] == "gemma2" else 6)
+            return (number + 1) % every != 0
+        return bool(config.get("sliding_window"))
+
+    def rope(self, is_local: bool) -> dict:
+        """Return the rotary parameters of a layer, those of both forms that config.json has had."""
+        config = self.config
+        if config.get("rope_parameters"):
+            rope = config["rope_parameters"]
+            return rope["sliding_attention" if is_local else "full_attention"] if "full_attention" in rope else rope
+        if is_local and config["model_type"] == "gemma3_text":
+            return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        theta = config.get("rope_theta", 1e6 if config["model_type"] == "gemma3_text" else 10_000.0)
+        return {"rope_theta": theta} | (config.get("rope_scaling") or {})
+
+
+def _capped(x: np.ndarray, cap: float | None) -> np.ndarray:
+    return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap else x
+
+
+def _rotations(length: int, width: int, rope: dict, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return cos and sin, float32 [T, H / 2]."""
+    theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    original, magnitude = rope.get("original_max_position_embeddings") or longest, 1.0
+    frequencies = []
+    for pair in range(width // 2):
+        frequency = theta ** (-2 * pair / width)
+        turns = original * frequency / (2 * math.pi)
+        slow = frequency / factor
+        if kind == "linear":
+            frequency = slow
+        elif kind == "llama3":
+            smooth = min(max((turns - 1) / 3, 0), 1)
+            frequency = smooth * frequency + (1 - smooth) * slow
+        elif kind == "yarn":
+            first, last = (
+                width * math.log(original / (2 * math.pi * n)) / (2 * math.log(theta)) for n in (32, 1)
+            )  # fmt: skip
+            first, last = max(math.floor(first), 0), min(math.ceil(last), width - 1)
+            ramp = min(max((pair - first) / max(last - first, 1e-3), 0), 1)
+            frequency, magnitude = ramp * slow + (1 - ramp) * frequency, 0.1 * math.log(factor) + 1
+        frequencies.append(frequency)
+    angles = np.arange(length)[:, None] * np.array(frequencies)
+    return (magnitude * np.cos(angles)).astype(np.float32), (magnitude * np.sin(angles)).astype(np.float32)
+
+
+def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

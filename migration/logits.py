@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits of a run's model in float32, a layer in memory at a time: to compare a conversion with its source."""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+import assembly
+from configs.base import MESH_AXES, ConfigError
+from migration import hugging_face_reader
+from models.decoder_lm import logits_by_layer
+from parallelism.mesh import mesh_context
+
+TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order differ by far less, a wrong weight by far more
+PROMPTS, LENGTH = 2, 24  # of the tokens by which an export is checked
+
+
+class Different(ValueError):
+    """What was exported does not compute what the run does."""
+
+    exit_status = 1
+
+
+def float32_run(config) -> assembly.Run:
+    """Return the run of a configuration such that it computes in float32, by the reference, on one device."""
+    config = config.copy_and_resolve_references()
+    config.model.update(dtype="float32", attention="reference", quantization="none")
+    config.mesh.update(dict.fromkeys(MESH_AXES, 1))
+    return assembly.assemble(config, devices=jax.devices()[:1])
+
+
+def of_run(run: assembly.Run, read: Callable, tokens_BT: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield float32 [T, V] for each row of int32 [B, T], a document each; `read` as in models/decoder_lm.py."""
+    with mesh_context(run.mesh), jax.default_matmul_precision("highest"):
+        for logits_TV in logits_by_layer(run.graph, run.abstract_state.params, read, tokens_BT):
+            yield np.asarray(logits_TV)
+
+
+def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
+    """Raise Different unless a second reader of an export computes the run's logits on fixed prompts."""
+    vocab_size = run.config.model.vocab_size
+    tokens_BT = ((np.arange(PROMPTS * LENGTH) ** 2 * 7919 + 3) % vocab_size).astype(np.int32).reshape(PROMPTS, LENGTH)
+    ours = np.stack(list(of_run(run, weights.read, tokens_BT)))
+    theirs = hugging_face_reader.logits(folder, tokens_BT)
+    difference, largest = np.abs(ours - theirs).max(), np.abs(ours).max()
+    if not difference <= TOLERANCE * largest:
+        raise Different(
+            f"the export computes other logits than the run: they differ by {difference:.3g} where the largest is "
+            f"{largest:.3g}; nothing is published"
+        )
+
+
+def read_tokens(file: pathlib.Path, model) -> np.ndarray:
+    """Return int32 [batch, length] of a file; ConfigError for anything else, and for ids that are not the model's."""
+    try:
+        tokens_BT = np.load(file, allow_pickle=False)
+    except OSError as error:
+        raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
+    except (ValueError, EOFError) as error:
+        raise ConfigError(f"--tokens={file}: is no .npy file ({' '.join(str(error).split())})") from None
+    if (
+        not isinstance(tokens_BT, np.ndarray)
+        or tokens_BT.dtype != np.int32
+        or tokens_BT.ndim != 2
+        or not tokens_BT.size
+    ):
+        found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}" if isinstance(tokens_BT, np.ndarray) else "several arrays"
+        raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")
+    wrong = tokens_BT[(tokens_BT < 0) | (tokens_BT >= model.vocab_size)]
+    if wrong.size:
+        raise ConfigError(f"--tokens={file}: has {wrong[0]}; ids must be 0 or greater and less than {model.vocab_size}")
+    if tokens_BT.shape[1] > model.max_length:
+        raise ConfigError(
+            f"--tokens={file}: rows of {tokens_BT.shape[1]} tokens are longer than model.max_length={model.max_length}"
+        )
+    return tokens_BT
+
+
+def write(file: pathlib.Path, shape: tuple[int, ...], rows: Iterator[np.ndarray]) -> None:
+    """Write a float32 array row by row to an .npy file that is whole or absent."""
+    part = file.with_name(file.name + ".part")
+    try:
+        array = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
+        for number, row in enumerate(rows):
+            array[number] = row
+        array.flush()
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of safetensors files, read and written some rows at a time, so that no tensor need be in memory whole.
+
+A file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other, as
+github.com/huggingface/safetensors describes it. Several files have an index that says in which each tensor is.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
+ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000  # of tensors in a file, at most, unless one alone is larger
+METADATA = "__metadata__"  # in a header, beside the tensors
+HEADER_BYTES = 100_000_000  # as large as the format lets a header be
+
+
+class WeightsError(ValueError):
+    """Files of weights that do not fit: one line with the file, the tensor and what would work."""
+
+    exit_status = 2
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies: the file, the first byte, a key of DTYPES and the shape."""
+
+    file: pathlib.Path
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Return rows `first` to `last` of the first dimension, in the type of the file."""
+        dtype, width = DTYPES[self.dtype], math.prod(self.shape[1:])
+        size = (last - first) * width
+        found = np.fromfile(self.file, dtype, size, offset=self.start + first * width * dtype.itemsize)
+        if found.size != size:
+            raise WeightsError(f"{self.file}: ends before its tensors do; copy it again")
+        return found.reshape(last - first, *self.shape[1:])
+
+
+def find(folder: pathlib.Path) -> dict[str, Stored]:
+    """Return {name: where it lies} of all tensors of a folder; only headers are read.
+
+    Raises:
+      WeightsError: there is no such file, one is not safetensors, or the index and the files disagree.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return _header(folder / ONE_FILE)
+    where = _json(index).get("weight_map")
+    if not isinstance(where, dict) or not all(pathlib.Path(str(file)).name == file for file in where.values()):
+        raise WeightsError(f"{index}: has no weight_map from tensors to files beside it")
+    headers = {file: _header(folder / file) for file in sorted(set(where.values()))}
+    for name, file in where.items():
+        if name not in headers[file]:
+            raise WeightsError(f"{folder / file}: lacks {name}, which {INDEX} says is there")
+    unlisted = {name: file for file, header in headers.items() for name in header if where.get(name) != file}
+    if unlisted:
+        name, file = min(unlisted.items())
+        raise WeightsError(f"{folder / file}: has {name}, which {INDEX} does not say is there")
+    return {name: headers[file][name] for name, file in where.items()}
+
+
+def write(
+    folder: pathlib.Path, tensors: dict[str, tuple[str, tuple]], blocks: Callable[[str], Iterator[np.ndarray]]
+) -> None:
+    """Write tensors to a folder, in this order, in as many files as their size asks for.
+
+    Args:
+      tensors: {name: (key of DTYPES, shape)}.
+      blocks: of a name, gives the tensor's rows, some at a time, in any float type.
+    """
+    shards = _shards(tensors)
+    files = [ONE_FILE] if len(shards) == 1 else [
+        f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
+    ]  # fmt: skip
+    for file, names in zip(files, shards, strict=True):
+        _write_file(folder / file, {name: tensors[name] for name in names}, blocks)
+    if len(files) > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        total = sum(_size(*tensor) for tensor in tensors.values())
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=2)
+        (folder / INDEX).write_text(text + "\n")
+
+
+def _write_file(path: pathlib.Path, tensors: dict, blocks: Callable) -> None:
+    header, end = {METADATA: {"format": "pt"}}, 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + _size(dtype, shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, (dtype, _) in tensors.items():
+            for rows in blocks(name):
+                np.ascontiguousarray(rows, DTYPES[dtype]).tofile(file)
+
+
+def _shards(tensors: dict) -> list[list[str]]:
+    shards, room = [[]], SHARD_BYTES
+    for name, tensor in tensors.items():
+        size = _size(*tensor)
+        if size > room and shards[-1]:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def _size(dtype: str, shape: tuple) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def _header(path: pathlib.Path) -> dict[str, Stored]:
+    """Return {name: where it lies} of one file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= HEADER_BYTES else None
+        end = path.stat().st_size
+        return {name: _stored(path, 8 + length, end, **facts) for name, facts in header.items() if name != METADATA}
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from None
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise WeightsError(f"{path}: is no safetensors file ({' '.join(str(error).split())})") from None
+
+
+def _stored(path: pathlib.Path, base: int, file_end: int, *, dtype: str, shape: list, data_offsets: list) -> Stored:
+    if dtype not in DTYPES:
+        raise WeightsError(f"has a tensor of type {dtype}; these are read: {', '.join(DTYPES)}")
+    start, end = data_offsets
+    if start < 0 or end - start != _size(dtype, shape) or base + end > file_end:
+        raise WeightsError("ends before its tensors do, or its header is wrong; copy it again")
+    return Stored(path, base + start, dtype, tuple(shape))
+
+
+def _json(path: pathlib.Path) -> dict:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise WeightsError(f"{path}: is no JSON ({error})") from None

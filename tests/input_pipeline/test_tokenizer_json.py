@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer.json of others' is used for data, for prompts and kept with a run."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from input_pipeline.errors import DataError
+from input_pipeline.tokenization import open_tokenizer
+from training.workdir import open_workdir
+
+TEXT = "".join(f"def name_{k % 7}(value):\n    return value * {k}\n" for k in range(60))
+END = "<|end|>"
+
+
+def write(folder, eos: object = END) -> str:
+    """Write a byte-level BPE of 300 tokens and what ends documents; return its path."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([TEXT], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return str(folder / "tokenizer.json")
+
+
+def test_texts_go_in_and_come_back_and_documents_have_an_end(tmp_path):
+    tokenizer = open_tokenizer(write(tmp_path))
+    assert tokenizer.vocab_size == 300 and tokenizer.decode([tokenizer.end_of_document]) == END
+    for text in ("", TEXT, "\0 \t\r\n😀e\u0301"):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text and tokenizer.end_of_document not in tokens
+    batch = tokenizer.encode_batch([TEXT, "", "def"])
+    assert [tokens.tolist() for tokens in batch] == [tokenizer.encode(text) for text in (TEXT, "", "def")]
+    assert {tokens.dtype for tokens in batch} == {np.dtype(np.int32)}
+
+
+def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path):
+    tokenizer = open_tokenizer(write(tmp_path, {"content": END}))
+    tokens, allowed = tokenizer.encode_open("def name_1(va")
+    whole = tokenizer.encode("def name_1(va")
+    assert tokens == whole[:-1] and allowed[whole[-1]] and not allowed[tokenizer.end_of_document]
+    last = tokenizer.decode(whole[-1:])
+    assert all(tokenizer.decode([number]).startswith(last) for number in np.flatnonzero(allowed))
+
+
+def test_a_run_keeps_what_opens_it_again(tmp_path):
+    tokenizer = open_tokenizer(write(tmp_path))
+    (tmp_path / "run").mkdir()
+    open_workdir(tmp_path / "run", {}, types.SimpleNamespace(tokenizer=tokenizer))
+    assert open_tokenizer(str(tmp_path / "run" / "tokenizer.json")).digest == tokenizer.digest
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (
+            lambda folder: write(folder, "<none>"),
+            "no token ends documents (eos_token of tokenizer_config.json is <none>",
+        ),
+        (lambda folder: write(folder, None), "no token ends documents"),
+        (
+            lambda folder: (folder / "tokenizer_config.json").unlink(),
+            "No such file or directory (tokenizer_config.json)",
+        ),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer ('model')"),
+        (lambda folder: (folder / "tokenizer.json").write_text("["), "is no tokenizer (Expecting value"),
+    ],
+)
+def test_one_that_cannot_be_used_is_told_in_a_line(tmp_path, break_it, message):
+    name = write(tmp_path)
+    break_it(tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_tokenizer(name)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models in Hugging Face's format compute here what transformers recorded, and come out as they went in."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import assembly
+import train
+from configs import base, loading
+from configs.base import ConfigError
+from migration import hugging_face, hugging_face_reader, logits, safetensors_files
+from migration import hugging_face_families as families
+from migration.safetensors_files import WeightsError
+from parallelism.mesh import mesh_context
+from tests.migration import hugging_face_cases as cases
+from tests.migration.record_hugging_face import CASES, FOLDER, SHARDED
+from tests.support import forward, packed_batch, random_weights
+from tests.test_train import command, finish, lines_of
+from training.checkpoints import CheckpointError, Checkpoints
+from training.retention import Retention
+
+# Of logits of about 8, float32 sums over three to seven layers in another order; a wrong weight changes them by 0.1.
+TOLERANCE = 1e-4
+
+
+def expected(case: str) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(FOLDER / case / "expected.npz") as file:
+        return file["tokens"], file["logits"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Each case imported once: case to (configuration, workdir)."""
+    place, made = tmp_path_factory.mktemp("runs"), {}
+
+    def run(case: str) -> tuple:
+        if case not in made:
+            made[case] = cases.import_run(FOLDER / case, place / case), place / case
+        return made[case]
+
+    return run
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_that_transformers_recorded(runs, case):
+    tokens, wanted = expected(case)
+    assert np.abs(cases.logits_of(*runs(case), tokens) - wanted).max() < TOLERANCE
+    assert np.abs(hugging_face_reader.logits(FOLDER / case, tokens) - wanted).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_exported_is_what_was_imported_bit_for_bit(runs, tmp_path, case):
+    cases.export(*runs(case), tmp_path / "out")
+    assert cases.tensors(tmp_path / "out") == cases.tensors(FOLDER / case)
+    for name in ("config.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (FOLDER / case / name).read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_is_described_by_its_family_as_it_was(case):
+    """Also where the configuration that it came with is not kept."""
+    published = hugging_face.read_config(FOLDER / case)
+    model = families.model_section(published)
+    written = families.config_json(model)
+    assert families.model_section(written) == model
+    assert [written[key] for key in ("model_type", "architectures")] == [
+        published[key] for key in ("model_type", "architectures")
+    ]
+
+
+def test_files_are_cut_at_a_size_and_told_by_an_index(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 15_000)
+    cases.export(*runs(SHARDED), tmp_path / "out")
+    assert cases.tensors(tmp_path / "out") == cases.tensors(FOLDER / SHARDED)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
+    assert files == sorted(set(index["weight_map"].values())) and len(files) == 3
+    assert files[0] == "model-00001-of-00003.safetensors"
+    with safetensors.safe_open(tmp_path / "out" / files[0], "numpy") as file:
+        assert set(file.keys()) == {name for name, where in index["weight_map"].items() if where == files[0]}
+
+
+def test_layer_by_layer_is_the_model(runs):
+    """Also as training computes it, from a checkpoint as Orbax restores it."""
+    config, workdir = runs("gemma3")
+    tokens, _ = expected("gemma3")
+    run = logits.float32_run(config)
+    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
+        params = checkpoints.restore_evaluated(0, run.abstract_state)
+        ones = np.ones_like(tokens)
+        whole = forward(run.graph, params, {"tokens": tokens, "segments": ones, "positions": ones.cumsum(1) - 1})
+    np.testing.assert_allclose(cases.logits_of(config, workdir, tokens), whole, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({}, "llama"),  # the embedding, which a Llama does not scale, leaves multiplied
+        ({"tie_embeddings": True, "mup_base_dim": 6, "sliding_window": 8}, "mistral"),  # and beside a head of its own
+        ({"qk_norm": True, "head_dim": 8}, "qwen3"),
+    ],
+)
+def test_a_run_of_ours_goes_out_as_a_family_that_has_its_model(tmp_path, model, kind):
+    config = base.get_config()
+    config.model.update(num_layers=2, embed_dim=24, num_heads=4, num_kv_heads=2, mlp_dim=40, vocab_size=61, **model)
+    config.mesh.fsdp = 1
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    with Checkpoints(tmp_path / "run", Retention(1, 0, 0)) as checkpoints, mesh_context(run.mesh):
+        state = run.init(random_weights(run.abstract_state.params))
+        checkpoints.save_and_wait(7, state, {"step": 7})
+    cases.export(config, tmp_path / "run", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
+    tokens, _ = expected("llama2")
+    again = cases.import_run(tmp_path / "out", tmp_path / "again")
+    back, there = (cases.logits_of(of, tmp_path / where, tokens) for of, where in ((again, "again"), (config, "run")))
+    np.testing.assert_allclose(back, there, atol=TOLERANCE)
+
+
+def test_an_export_that_computes_something_else_is_not_published(runs, tmp_path):
+    def spoil_and_check(folder, run, weights):
+        stored = safetensors_files.find(folder)["model.layers.1.mlp.up_proj.weight"]
+        with stored.file.open("r+b") as file:
+            file.seek(stored.start)
+            file.write(b"\x40" * 200)  # some weights become 3
+        logits.check_same(folder, run, weights)
+
+    with pytest.raises(logits.Different, match="computes other logits than the run"):
+        cases.export(*runs("qwen2"), tmp_path / "out", spoil_and_check)
+    assert not list(tmp_path.iterdir()) and logits.Different.exit_status == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type=gpt2 is none that can be converted: llama, "),
+        ({"attention_bias": True}, "attention_bias=True is not supported for llama, only False"),
+        ({"hidden_act": "relu"}, "hidden_act=relu is not supported, only silu, gelu_pytorch_tanh"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type=longrope is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}}, "beta_fast=16"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types: only every n-th"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types has linear_attention"),
+        ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
+        ({"hidden_size": "wide"}, "config.json: "),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message):
+    shutil.copytree(FOLDER / "llama2", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ConfigError) as caught:
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert message in str(caught.value) and "\n" not in str(caught.value) and str(file) in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def spoiled(folder: pathlib.Path, how: str) -> None:
+    """Change one thing in a file of weights."""
+    file = folder / "model.safetensors"
+    weights, name = safetensors.numpy.load_file(file), "model.layers.2.mlp.up_proj.weight"
+    if how == "missing":
+        del weights[name]
+    elif how == "unknown":
+        weights["model.layers.3.mlp.up_proj.weight"] = weights[name]
+    elif how == "shape":
+        weights[name] = np.ascontiguousarray(weights[name][:-1])
+    elif how == "type":
+        weights[name] = weights[name].astype(np.int32)
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-1])
+        return
+    safetensors.numpy.save_file(weights, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", "lacks model.layers.2.mlp.up_proj.weight"),
+        ("unknown", "has model.layers.3.mlp.up_proj.weight, for which the model has no place"),
+        ("shape", "model.layers.2.mlp.up_proj.weight is [39, 24], but by config.json it is [40, 24]"),
+        ("type", "has a tensor of type I32; these are read: F32, F16, BF16"),
+        ("cut", "ends before its tensors do"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, how, message):
+    shutil.copytree(FOLDER / "mistral", tmp_path / "theirs")
+    spoiled(tmp_path / "theirs", how)
+    with pytest.raises(WeightsError) as caught:
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_an_older_form_of_the_configuration_is_read_too(runs, tmp_path):
+    """With rope_theta, rope_scaling and rope_local_base_freq, as files published before transformers 5 have it."""
+    shutil.copytree(FOLDER / "gemma3", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    values = json.loads(file.read_text())
+    for key in ("rope_parameters", "layer_types"):
+        del values[key]
+    values |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
+    values["rope_scaling"] = {"type": "linear", "factor": 8.0}
+    file.write_text(json.dumps(values))
+    config = cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert config.model == runs("gemma3")[0].model
+    tokens, wanted = expected("gemma3")
+    assert np.abs(hugging_face_reader.logits(tmp_path / "theirs", tokens) - wanted).max() < TOLERANCE
+
+
+def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(runs, tmp_path):
+    config, imported = runs("llama3")
+    workdir = tmp_path / "run"
+    shutil.copytree(imported, workdir)
+    config = config.copy_and_resolve_references()
+    config.model.dtype, config.mesh.data, config.logging.tensorboard = "float32", 8, False
+    config.optimizer.update(name="lion", warmup_steps=0)
+    config.train.update(steps=1, global_batch=8, sequence_length=12)
+    batch = packed_batch([[12]] * 8, 12, 61)
+    train.train(config, workdir, iter([batch]))
+    logits_BTV = cases.logits_of(config, imported, batch["tokens"])
+    chosen_BT = np.take_along_axis(logits_BTV, batch["targets"][..., None], 2)[..., 0]
+    wanted = (np.log(np.exp(logits_BTV).sum(-1)) - chosen_BT).mean()
+    assert abs(lines_of(workdir, "train")[1]["loss"] - wanted) < TOLERANCE
+    config.model.norm_epsilon = 0.1
+    shutil.copytree(imported, tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"model\.norm_epsilon 1e-06 -> 0\.1"):
+        train.train(config, tmp_path / "other", iter([batch]))
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path):
+    """Of a model of 196 MB, its largest tensor 1.6 MB, 41 MB are in memory at most, imported, exported and checked."""
+    program = "from tests.migration import peak_memory; peak_memory.main()"
+    status, out, err = finish(command("-c", program, str(tmp_path), cache=tmp_path))
+    assert status == 0, err
+    model, growth = json.loads(out)
+    assert model > 190e6 and growth < model / 3
+
+
+def test_the_commands_convert_and_say_so(tmp_path):
+    theirs, run = FOLDER / "qwen3", tmp_path / "run"
+    tokens, wanted = expected("qwen3")
+    np.save(tmp_path / "tokens.npy", tokens)
+    given = [f"--workdir={run}"]
+    for arguments, message in (
+        (["import", f"--hf={theirs}", *given], "are the checkpoint of step 0 in"),
+        (["logits", f"--tokens={tmp_path}/tokens.npy", f"--out={tmp_path}/logits.npy", *given], "logits of step 0 of"),
+        (["export", f"--hf={tmp_path}/ours", *given], f"step 0 of {run} is in"),
+        (["--print_config", *given], "model.qk_norm = True"),  # train.py takes the recipe that the import left
+    ):
+        script = "convert.py" if arguments[0].isalpha() else "train.py"
+        status, out, err = finish(command(script, *arguments, cache=tmp_path))
+        assert status == 0 and message in out, err
+    found = np.load(tmp_path / "logits.npy")
+    assert found.dtype == np.float32 and np.abs(found - wanted).max() < TOLERANCE
+    assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)
+    recipe = loading.load(str(run / "recipe.py"), "", {}).config
+    assert loading.flat(recipe) == json.loads((run / "config.json").read_text()) | {"mesh.fsdp": -1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["import", "--hf=PLACE/none"], "none: No such file or directory (config.json)"),
+        (["import", "--hf=THEIRS", "--config.model.dtype=float32"], "--config.model.dtype is not read here"),
+        (["import", "--hf=THEIRS", "--workdir=THEIRS"], "exists; name another folder, or remove it"),
+    ],
+)
+def test_a_mistake_of_the_commands_is_one_line(tmp_path, arguments, message):
+    given = [word.replace("PLACE", str(tmp_path)).replace("THEIRS", str(FOLDER / "qwen2")) for word in arguments]
+    workdir = [] if any("--workdir" in word for word in given) else [f"--workdir={tmp_path}/run"]
+    status, _, err = finish(command("convert.py", *given, *workdir, cache=tmp_path))
+    assert status == 2 and message in err and len(err.strip().splitlines()) == 1, err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.zeros((2, 3), np.int64), r"holds int64 \[2, 3\]; it must be int32 \[batch, length\]"),
+        (np.zeros(3, np.int32), r"holds int32 \[3\]"),
+        (np.full((1, 2), 61, np.int32), "has 61; ids must be 0 or greater and less than 61"),
+        (np.full((1, 2), -1, np.int32), "has -1; ids must be"),
+        (np.zeros((1, 129), np.int32), "rows of 129 tokens are longer than model.max_length=128"),
+        (None, "No such file"),
+    ],
+)
+def test_tokens_that_are_none_are_named(runs, tmp_path, tokens, message):
+    if tokens is not None:
+        np.save(tmp_path / "tokens.npy", tokens)
+    with pytest.raises(ConfigError, match=message):
+        logits.read_tokens(tmp_path / "tokens.npy", runs("llama2")[0].model)
+
+
+def test_a_file_of_logits_is_whole_or_absent(tmp_path):
+    def rows():
+        yield np.zeros((3, 5), np.float32)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        logits.write(tmp_path / "out.npy", (2, 3, 5), rows())
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beside transformers itself, on random models made now: what it writes is read, and what is written it reads."""
+
+import numpy as np
+import pytest
+
+from tests.migration import hugging_face_cases as cases
+from tests.migration.record_hugging_face import CASES, make
+
+torch = pytest.importorskip("torch", reason="the extra `interop` is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra `interop` is not installed")
+
+TOLERANCE = 1e-4  # as in test_hugging_face.py
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_computes_the_same_before_and_after(tmp_path, case):
+    tokens, wanted = make(case, tmp_path / "theirs", seed=1)
+    config = cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert np.abs(cases.logits_of(config, tmp_path / "run", tokens) - wanted).max() < TOLERANCE
+    cases.export(config, tmp_path / "run", tmp_path / "ours")
+    assert np.abs(by_transformers(tmp_path / "ours", tokens) - wanted).max() < TOLERANCE
+
+
+def by_transformers(folder, tokens: np.ndarray) -> np.ndarray:
+    """Return float32 logits of a folder."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
