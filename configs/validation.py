@@ -293,8 +293,6 @@ def _check_rope(model: ConfigDict) -> None:
             f"model.local_rope_theta={model.local_rope_theta} must be greater than 1, and is read by layers with "
             "model.sliding_window alone; set both, or neither"
         )
-    if not 1 < model.rope_theta < math.inf:
-        raise ConfigError(f"model.rope_theta={model.rope_theta} must be greater than 1")
     if not 1 <= factor < math.inf:
         raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
     if factor != 1 and scaling == "none":
