@@ -59,7 +59,7 @@ def _by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> ja
     (S, D), (E, _, F) = x_SD.shape, weights_EDF.shape
     group_of_block = jnp.searchsorted(jnp.cumsum(sizes_E) // BLOCK, jnp.arange(S // BLOCK), side="right")
     blocks = x_SD.reshape(S // BLOCK, BLOCK, D)
-    y = project("nsd,ndf->nsf", blocks, weights_EDF[jnp.minimum(group_of_block, E - 1)])
+    y = project("ECD,EDF->ECF", blocks, weights_EDF[jnp.minimum(group_of_block, E - 1)])
     return y.reshape(S, F)
 
 

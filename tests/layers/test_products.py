@@ -16,7 +16,7 @@ from models.trm import LengthMixer
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, relative_error
 
-SIZES = dict(zip("BTSDEFNKGHV", (3, 11, 16, 20, 24, 28, 6, 2, 5, 8, 37), strict=True))
+SIZES = dict(zip("BTSDFNKGHVEC", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7), strict=True))
 SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
 SPECS = sorted(set(re.findall(r'\b(?:product|project)\(\s*"([^"]+)"', SOURCES)))
 OF_WEIGHTS = sorted(
