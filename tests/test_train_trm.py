@@ -70,8 +70,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(cache, whole, tmp_path, monkeypatch):
     """With what every slot holds: after step 4 of 5 on a puzzle all are at work, and take the next after one more."""
     usual = StepLog.add
 
-    def stopping(log, step, scalars):
-        usual(log, step, scalars)
+    def stopping(log, step, scalars, rows):
+        usual(log, step, scalars, rows)
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
