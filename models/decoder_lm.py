@@ -103,7 +103,7 @@ def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT
     apply = jax.jit(lambda weights, x_BTD, context: nnx.merge(blocks, weights)(x_BTD, *context, None)[0])
     for layer in range(model.num_layers):
         weights = {path: read(".".join(("stack", "blocks", *path)), (layer,), None) for path in paths}
-        context = contexts[layer % len(contexts)]
+        context = (*contexts[layer % len(contexts)], ones > 0)
         rows = [apply(unflatten_dict(weights), x_BTD, context) for x_BTD in rows]
     last = {key: leaf for key, leaf in flatten_dict(params, sep=".").items() if not key.startswith("stack.")}
     read_last = {key: read(key, (), None) for key in last if key != "embed.embedding" or model.tied}

@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from layers import experts
 from layers.distillation import How, distillation_loss
 from objectives.language_modeling import LanguageModeling
 
@@ -33,8 +34,9 @@ def make(config, *, num_chunks: int, teacher) -> "Distillation":
         train.z_loss, model.logit_soft_cap, teacher.logit_soft_cap,
     )  # fmt: skip
     return Distillation(
-        train.global_batch, train.sequence_length, num_chunks, train.z_loss, model.vocab_size, how, keys.hidden_weight
-    )
+        train.global_batch, train.sequence_length, num_chunks, train.z_loss, model.vocab_size, train.balance_loss,
+        train.router_z_loss, how=how, hidden_weight=keys.hidden_weight,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Distillation(LanguageModeling):
     def loss(self, model, carry, batch, key, teacher):
         """The key is of the student's dropout; the teacher has none, and no gradient."""
         inputs = batch["tokens"], batch["positions"], batch["segments"]
-        stream_BTD, _ = model(*inputs, key=key)
+        stream_BTD, _, figures = model.routed(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
         weights_BT = (batch["segments"] > 0).astype(jnp.float32)
         weight = weights_BT.sum()
@@ -59,12 +61,13 @@ class Distillation(LanguageModeling):
             distance = jnp.sum(weights_BT * _distance(model.projection(stream_BTD), teacher_stream))
             total += self.hidden_weight * distance
             scalars["hidden_distance"] = (distance, weight)
-        return (total, weight), (carry, jax.lax.stop_gradient(scalars))
+        penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
 
     def evaluate(self, model, batch) -> dict:
         """The student's cross-entropy, without a teacher."""
         _, (_, scalars) = super().loss(model, {}, batch, None)
-        return scalars
+        return {"loss": scalars["loss"]}
 
 
 def _distance(one: jax.Array, other: jax.Array) -> jax.Array:

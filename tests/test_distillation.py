@@ -150,7 +150,8 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     refused("a recipe, without weights", lambda: teachers.restore(of(distillation__teacher="configs/tiny.py"), {}))
     refused("distillation has a teacher", lambda: validate(of(distillation__teacher=""), 8))
     write_sums(tmp_path / "texts", 20)
-    (tmp_path / "config.json").write_text((teacher / "config.json").read_text())
+    stored = json.loads((teacher / "config.json").read_text()) | {"data.tokenizer": "sentencepiece"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
     (tmp_path / "tokenizer.model").write_bytes(b"another")
     bytes_alone = of(
         data__source="text", data__path=f"{tmp_path}/texts/*.txt", data__cache_dir=str(tmp_path / "cache"),

@@ -34,13 +34,7 @@ def configuration(config: ConfigDict) -> ConfigDict:
     Raises:
       ConfigError: there is none, or its words or its longest sequence do not go with the student's.
     """
-    name = config.distillation.teacher
-    if name.endswith(".py"):
-        teacher = loading.load(name, "", {}).config
-    elif (pathlib.Path(name).expanduser() / "config.json").is_file():
-        teacher = loading.load_stored(pathlib.Path(name).expanduser(), {}).config
-    else:
-        raise ConfigError(f"distillation.teacher={name} holds no run (no config.json there); name the folder of one")
+    name, teacher = config.distillation.teacher, _loaded(config.distillation.teacher)
     if teacher.model.name != "decoder_lm":
         raise ConfigError(f"distillation.teacher={name} is a {teacher.model.name}; only a decoder_lm teaches")
     if teacher.model.vocab_size != config.model.vocab_size:
@@ -57,19 +51,27 @@ def configuration(config: ConfigDict) -> ConfigDict:
     return teacher
 
 
+def _loaded(name: str) -> ConfigDict:
+    if name.endswith(".py"):
+        return loading.load(name, "", {}).config
+    folder = pathlib.Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"distillation.teacher={name} holds no run (no config.json there); name the folder of one")
+    return loading.load_stored(folder, {}).config
+
+
 def check_tokenizer(config: ConfigDict, tokenizer) -> None:
     """Raise ConfigError where the tokenizer of a corpus is not the teacher's.
 
     Args:
-      tokenizer: of the corpus: `model` has its file's content, None of bytes.
+      tokenizer: of the corpus: `files` has the content of each of its files by name, none of bytes.
     """
-    folder = pathlib.Path(config.distillation.teacher).expanduser()
-    file = folder / "tokenizer.model"
-    theirs = file.read_bytes() if file.is_file() else None
-    if (tokenizer.model or None) != theirs:
+    file = pathlib.Path(_loaded(config.distillation.teacher).data.tokenizer)
+    theirs = {file.name: file.read_bytes()} if file.is_file() else {}
+    if tokenizer.files.get(file.name) != theirs.get(file.name) or bool(tokenizer.files) != bool(theirs):
         raise ConfigError(
-            f"distillation.teacher={folder} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
-            f"use data.tokenizer={file if theirs else 'byte'}"
+            f"distillation.teacher={config.distillation.teacher} has another tokenizer than "
+            f"data.tokenizer={config.data.tokenizer}; use data.tokenizer={file if theirs else 'byte'}"
         )
 
 
