@@ -44,7 +44,7 @@ from configs import base
 
 def get_config():
     config = base.get_config()
-{model}
+{settings}
     config.train.sequence_length = {length}
     config.data.tokenizer = {tokenizer}
     return config
@@ -68,9 +68,10 @@ class Published:
         self.folder, self.workdir = folder, workdir
         values = read_config(folder)
         try:
-            self.model = families.model_section(values)
+            self.family, self.model = families.family_of(values), families.model_section(values)
             self.config = base.get_config()
             self.config.model.update(self.model)
+            self.config.update_from_flattened_dict(self.family.settings)
             self.config.train.sequence_length = min(self.config.train.sequence_length, self.model["max_length"])
             validation.validate(self.config, 1)
         except KeyError as error:
@@ -82,7 +83,7 @@ class Published:
             self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer)
         run = assembly.assemble(self.config, devices=jax.devices()[:1])
         self.params, self.num_parameters = run.abstract_state.params, run.num_parameters
-        self.tensors = tensors_of(families.family_of(values), self.params)
+        self.tensors = tensors_of(self.family, self.params)
         self.stored = safetensors_files.find(folder)
         check(self.stored, self.tensors, folder, tied=self.model["tie_embeddings"])
 
@@ -113,8 +114,9 @@ class Published:
             if name in names:
                 shutil.copyfile(kept / name, part / name)
         here = f'str(pathlib.Path(__file__).parent / "{self.tokenizer}")' if self.tokenizer else '"sentencepiece"'
-        model = "\n".join(f"    config.model.{key} = {self.config.model[key]!r}" for key in self.model)
-        recipe = RECIPE.format(model=model, length=self.config.train.sequence_length, tokenizer=here)
+        values = {f"model.{key}": self.config.model[key] for key in self.model} | self.family.settings
+        settings = "\n".join(f"    config.{key} = {value!r}" for key, value in values.items())
+        recipe = RECIPE.format(settings=settings, length=self.config.train.sequence_length, tokenizer=here)
         (part / "recipe.py").write_text(recipe)
 
     def _fill(self, folder: pathlib.Path) -> None:
@@ -129,6 +131,9 @@ class Published:
             for where, first, last in tensor.blocks():
                 rows = self.stored[tensor.name].rows(first, last)
                 arrays[tensor.ours][where].write(tensor.from_rows(rows)).result()
+        for name in self.family.zeros:
+            shape = shapes[name].shape
+            array_files.create(folder, f"params.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
 
 
 def read_config(folder: pathlib.Path) -> dict:
@@ -198,7 +203,7 @@ class Saved:
         self.opened = functools.cache(lambda ours: array_files.opened(folder, f"{root}.{ours}"))
         self.tensors, self.last = {tensor.name: tensor for tensor in tensors}, ""
         self.types = {tensor.name: types.get(tensor.name, "F32") for tensor in tensors}
-        self.type_of = {(tensor.ours, tensor.index): self.types[tensor.name] for tensor in tensors}
+        self.type_of = {(tensor.ours, tensor.index[:1]): self.types[tensor.name] for tensor in tensors}
 
     def written(self) -> dict[str, tuple[str, tuple]]:
         """Return {name: (type, shape)} of all tensors of theirs."""
@@ -215,7 +220,7 @@ class Saved:
             yield rows * np.float32(tensor.factor) if tensor.factor != 1.0 else rows
 
     def read(self, ours: str, index: tuple = (), rows: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 of an array of ours: of one layer, or some rows of a table."""
+        """Return float32 of an array of ours: of one layer, whose experts go out in one type, or rows of a table."""
         array = self.opened(ours)[index]
         values = (array if rows is None else array[rows]).read().result()
         return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
@@ -267,6 +272,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
     with Checkpoints(workdir) as checkpoints:
         step = checkpoints.newest_or_error()
         weights = saved(checkpoints, step, tensors, types)
+        check_zeros(families.family_of(values), weights, step)
         with new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
             beside = [file for file in (workdir / KEPT).iterdir() if file.name != TYPES] if types else []
@@ -274,6 +280,17 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
                 shutil.copyfile(file, part / file.name)
             verify(part, run, weights)
     return step
+
+
+def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
+    """Raise ConfigError where an array for which the family has no place is not 0."""
+    for name in family.zeros:
+        if weights.read(name).any():
+            settings = ", ".join(f"--config.{key}={value}" for key, value in family.settings.items())
+            raise ConfigError(
+                f"{name} of step {step} is not 0, and {family.architecture} has no such tensor; "
+                f"begin the run with {settings}"
+            )
 
 
 def _described(part: pathlib.Path, workdir: pathlib.Path, values: dict, tokenizer: str) -> list[pathlib.Path]:

@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     """Where tensors stand in our tree; of a model that has not ours there are none.
 
     Attributes:
-        theirs: their name, with {} for each leading dim of ours that counts them (layers).
+        theirs: their name, with {} for each leading dim of ours that counts them (layers, experts).
         ours: dotted name.
         inputs: how many dims of ours, after those, a product sums over: theirs is [out, in]; 0: theirs is ours made
             flat; None: both have the same array.
@@ -42,14 +42,22 @@ RULES = (
     Rule(LAYER + "self_attn.o_proj.bias", OURS + "attention.out_bias"),
     Rule(LAYER + "self_attn.q_norm.weight", OURS + "attention.query_norm.scale"),
     Rule(LAYER + "self_attn.k_norm.weight", OURS + "attention.key_norm.scale"),
+    Rule("model.norm.weight", "norm.scale"),
+    Rule("lm_head.weight", "head.kernel", 1),
+)
+SWIGLU = (
     Rule(LAYER + "mlp.gate_proj.weight", OURS + "mlp.gate", 1),
     Rule(LAYER + "mlp.gate_proj.bias", OURS + "mlp.gate_bias"),
     Rule(LAYER + "mlp.up_proj.weight", OURS + "mlp.up", 1),
     Rule(LAYER + "mlp.up_proj.bias", OURS + "mlp.up_bias"),
     Rule(LAYER + "mlp.down_proj.weight", OURS + "mlp.down", 1),
     Rule(LAYER + "mlp.down_proj.bias", OURS + "mlp.down_bias"),
-    Rule("model.norm.weight", "norm.scale"),
-    Rule("lm_head.weight", "head.kernel", 1),
+)
+EXPERTS = (
+    Rule(LAYER + "block_sparse_moe.gate.weight", OURS + "mlp.router", 1),
+    Rule(LAYER + "block_sparse_moe.experts.{}.w1.weight", OURS + "mlp.gate", 1),
+    Rule(LAYER + "block_sparse_moe.experts.{}.w3.weight", OURS + "mlp.up", 1),
+    Rule(LAYER + "block_sparse_moe.experts.{}.w2.weight", OURS + "mlp.down", 1),
 )
 NORMS_BEFORE = (Rule(LAYER + "post_attention_layernorm.weight", OURS + "mlp_norm.scale"),)
 NORMS_AROUND = (
@@ -73,8 +81,10 @@ CAPS = {
 MODEL = {  # what other keys of config.model are unless a family or its config.json says otherwise
     "norm_from_one": False, "post_norms": False, "embed_scale": 1.0, "biases": "none", "qk_norm": False,
     "query_scalar": 0.0, "logit_soft_cap": 0.0, "attention_soft_cap": 0.0, "local_rope_theta": 0.0, "mup_base_dim": 0,
+    "num_experts": 0,
 }  # fmt: skip
 GEMMA = {"norm_from_one": True, "post_norms": True, "embed_scale": 0.0}
+MIXTURE = {"router": "softmax", "gate_scale": 1.0, "shared_experts": 0, "expert_capacity": 0.0}
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -105,7 +115,10 @@ class Family:
       keys: of config.json -> of config.model, beside KEYS; null there is 0 here.
       defaults: values of keys that its config.json may lack.
       required: {key of config.json: the one value that it may have}, where we have no other.
-      rules: of its norms, beside RULES.
+      least: {key of config.json: its least value}, where what we compute with less is something else.
+      rules: of its norms and of its MLP or experts, beside RULES.
+      zeros: arrays of ours that it has not, and that so are 0.
+      settings: other keys of a configuration in which a run begins with it.
       activation: its key of config.json for that.
       windows: config.json and a number of layers -> which have the sliding window, where layer_types do not say.
     """
@@ -115,7 +128,10 @@ class Family:
     keys: dict = dataclasses.field(default_factory=dict)
     defaults: dict = dataclasses.field(default_factory=dict)
     required: dict = dataclasses.field(default_factory=dict)
-    rules: tuple[Rule, ...] = NORMS_BEFORE
+    least: dict = dataclasses.field(default_factory=dict)
+    rules: tuple[Rule, ...] = NORMS_BEFORE + SWIGLU
+    zeros: tuple[str, ...] = ()
+    settings: dict = dataclasses.field(default_factory=dict)
     activation: str = "hidden_act"
     windows: Callable = every_layer
 
@@ -134,14 +150,26 @@ FAMILIES = {  # by model_type
         windows=upper_layers,
     ),
     "gemma2": Family(
-        "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, required=NO_BIASES, rules=NORMS_AROUND,
+        "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, required=NO_BIASES, rules=NORMS_AROUND + SWIGLU,
         activation="hidden_activation", windows=all_but_every_nth, defaults=OF_GEMMA,
     ),
     "gemma3_text": Family(
-        "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND, activation="hidden_activation",
+        "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
         keys=CAPS | {"rope_local_base_freq": "local_rope_theta"}, windows=all_but_every_nth,
+        activation="hidden_activation",
         required=NO_BIASES | {"use_bidirectional_attention": False},
         defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
+    ),
+    "mixtral": Family(
+        "MixtralForCausalLM", model=MIXTURE, rules=NORMS_BEFORE + EXPERTS, zeros=(OURS + "mlp.bias",),
+        keys={"num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token"},
+        defaults={
+            "tie_word_embeddings": False, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "sliding_window": None,
+        },
+        # The gate of one expert alone is 1 there, and its score here (layers/experts.py).
+        least={"num_local_experts": 2, "num_experts_per_tok": 2},
+        settings={"optimizer.bias_step": 0.0},  # a bias that moves could not go out again
     ),
 }  # fmt: skip
 
@@ -165,6 +193,9 @@ def model_section(values: dict) -> dict:
     for key, wanted in family.required.items():
         if values.get(key) not in (None, wanted):
             raise ConfigError(f"{key}={values[key]} is not supported for {values['model_type']}, only {wanted}")
+    for key, least in family.least.items():
+        if (values[key] or 0) < least:
+            raise ConfigError(f"{key}={values[key]} is not supported for {values['model_type']}, only {least} or more")
     values["num_key_value_heads"] = values.get("num_key_value_heads") or values.get("num_attention_heads")
     if missing := [key for key in KEYS if values.get(key) is None and key != "head_dim"]:
         raise ConfigError(f"{missing[0]} is missing")
@@ -173,7 +204,7 @@ def model_section(values: dict) -> dict:
     if activation not in ACTIVATIONS:
         raise ConfigError(f"{family.activation}={activation} is not supported, only {', '.join(ACTIVATIONS)}")
     model = MODEL | family.model | {ours: values[theirs] for theirs, ours in KEYS.items()}
-    model |= {ours: float(values.get(theirs) or 0) for theirs, ours in family.keys.items()}
+    model |= {ours: values.get(theirs) or 0 for theirs, ours in family.keys.items()}
     model["rope_theta"] = float(model["rope_theta"])
     model |= _window(family, values) | _rope(values)
     if not model["sliding_window"]:

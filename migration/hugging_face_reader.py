@@ -63,18 +63,36 @@ class _Reader:
         y = self.attention(self.norm(x, at + "input_layernorm.weight"), at + "self_attn.", self.is_local(number))
         if not self.gemma:
             x = x + y
-            return x + self.mlp(self.norm(x, at + "post_attention_layernorm.weight"), at + "mlp.")
+            x_normed = self.norm(x, at + "post_attention_layernorm.weight")
+            if self.config["model_type"] == "mixtral":
+                return x + self.mixture(x_normed, at + "block_sparse_moe.")
+            return x + self.mlp(x_normed, at + "mlp.")
         x = x + self.norm(y, at + "post_attention_layernorm.weight")
         y = self.mlp(self.norm(x, at + "pre_feedforward_layernorm.weight"), at + "mlp.")
         return x + self.norm(y, at + "post_feedforward_layernorm.weight")
 
-    def mlp(self, x: np.ndarray, at: str) -> np.ndarray:
-        gate = self.linear(x, at + "gate_proj")
+    def mixture(self, x: np.ndarray, at: str) -> np.ndarray:
+        """Return the sum of a token's experts, weighed by the softmax over the logits of these alone."""
+        logits_TE = self.linear(x, at + "gate")
+        chosen_TK = np.argsort(-logits_TE, axis=-1)[:, : self.config["num_experts_per_tok"]]
+        logits_TK = np.take_along_axis(logits_TE, chosen_TK, axis=-1)
+        weights_TK = np.exp(logits_TK - logits_TK.max(-1, keepdims=True))
+        weights_TK /= weights_TK.sum(-1, keepdims=True)
+        y = np.zeros_like(x)
+        for expert in range(self.config["num_local_experts"]):
+            tokens, places = np.nonzero(chosen_TK == expert)
+            out = self.mlp(x[tokens], at + f"experts.{expert}.", ("w1", "w3", "w2"))
+            y[tokens] += weights_TK[tokens, places, None] * out
+        return y
+
+    def mlp(self, x: np.ndarray, at: str, names=("gate_proj", "up_proj", "down_proj")) -> np.ndarray:
+        gate_name, up_name, down_name = names
+        gate = self.linear(x, at + gate_name)
         if (self.config.get("hidden_activation") or self.config.get("hidden_act")) == "silu":
             gate = gate / (1 + np.exp(-gate))
         else:
             gate = 0.5 * gate * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (gate + 0.044715 * gate**3)))
-        return self.linear(gate * self.linear(x, at + "up_proj"), at + "down_proj")
+        return self.linear(gate * self.linear(x, at + up_name), at + down_name)
 
     def attention(self, x: np.ndarray, at: str, is_local: bool) -> np.ndarray:
         config, length = self.config, len(x)

@@ -81,8 +81,8 @@ def tensors_of(family: families.Family, params: dict) -> list[Tensor]:
                 Tensor(rule.theirs.format(*index), theirs, rule.ours, index, inner, rule.inputs)
                 for index in np.ndindex(shape[:stacked])
             ]
-    if shapes:
-        raise ConfigError(f"{min(shapes)} has no name in {family.architecture}; export a model of that family")
+    if unnamed := shapes.keys() - set(family.zeros):
+        raise ConfigError(f"{min(unnamed)} has no name in {family.architecture}; export a model of that family")
     return found
 
 

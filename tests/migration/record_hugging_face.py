@@ -35,6 +35,10 @@ CASES = {  # name: (model_type, what differs from SIZES)
         "head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 5, "num_hidden_layers": 7,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }),
+    "mixtral": ("mixtral", {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 20, "num_hidden_layers": 2,
+        "sliding_window": 5, "router_aux_loss_coef": 0.02,
+    }),
 }  # fmt: skip
 SHARDED = "llama2"  # written in several files
 

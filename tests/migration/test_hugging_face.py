@@ -22,6 +22,7 @@ from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, FOLDER, SHARDED
 from tests.support import forward, packed_batch, random_weights
 from tests.test_train import command, finish, lines_of
+from training import array_files
 from training.checkpoints import CheckpointError, Checkpoints
 from training.retention import Retention
 
@@ -104,22 +105,62 @@ def test_layer_by_layer_is_the_model(runs):
         ({}, "llama"),  # the embedding, which a Llama does not scale, leaves multiplied
         ({"tie_embeddings": True, "mup_base_dim": 6, "sliding_window": 8}, "mistral"),  # and beside a head of its own
         ({"qk_norm": True, "head_dim": 8}, "qwen3"),
+        ({"num_experts": 4, "experts_per_token": 3}, "mixtral"),
     ],
 )
 def test_a_run_of_ours_goes_out_as_a_family_that_has_its_model(tmp_path, model, kind):
     config = base.get_config()
     config.model.update(num_layers=2, embed_dim=24, num_heads=4, num_kv_heads=2, mlp_dim=40, vocab_size=61, **model)
     config.mesh.fsdp = 1
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    with Checkpoints(tmp_path / "run", Retention(1, 0, 0)) as checkpoints, mesh_context(run.mesh):
-        state = run.init(random_weights(run.abstract_state.params))
-        checkpoints.save_and_wait(7, state, {"step": 7})
+    save_random(config, tmp_path / "run", 7, biased=False)
     cases.export(config, tmp_path / "run", tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == kind
     tokens, _ = expected("llama2")
     again = cases.import_run(tmp_path / "out", tmp_path / "again")
     back, there = (cases.logits_of(of, tmp_path / where, tokens) for of, where in ((again, "again"), (config, "run")))
     np.testing.assert_allclose(back, there, atol=TOLERANCE)
+
+
+def save_random(config, workdir: pathlib.Path, step: int, *, biased: bool) -> None:
+    """Save random weights, with biases of routers or without."""
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    weights = random_weights(run.abstract_state.params)
+    if not biased:
+        weights = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * (path[-1].key != "bias"), weights)
+    with Checkpoints(workdir, Retention(2, 0, 0)) as checkpoints, mesh_context(run.mesh):
+        checkpoints.save_and_wait(step, run.init(weights), {"step": step})
+
+
+def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):
+    """From an import on, none moves unless it is asked for; a run goes out in the types that came in."""
+    config, imported = runs("mixtral")
+    assert config.optimizer.bias_step == 0
+    recipe = loading.load(str(imported / "recipe.py"), "", {}).config
+    assert loading.flat(recipe) == loading.flat(config) | {"mesh.fsdp": -1}
+    workdir = tmp_path / "run"
+    shutil.copytree(imported, workdir)
+    config = config.copy_and_resolve_references()
+    config.mesh.fsdp = 1
+    save_random(config, workdir, 1, biased=True)
+    with pytest.raises(
+        ConfigError, match=r"mlp\.bias of step 1 is not 0, .*; begin the run with --config\.optimizer\.bias_step=0"
+    ):
+        cases.export(config, workdir, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    save_random(config, workdir, 2, biased=False)
+    cases.export(config, workdir, tmp_path / "out")
+    found, given = cases.tensors(tmp_path / "out"), cases.tensors(FOLDER / "mixtral")
+    assert {name: each[:2] for name, each in found.items()} == {name: each[:2] for name, each in given.items()}
+    assert all(found[name][2] != given[name][2] for name in given)
+
+
+def test_an_expert_is_written_and_read_alone(runs):
+    config, workdir = runs("mixtral")
+    folder = workdir / "checkpoints" / "0" / "state"
+    for name in ("gate", "up", "down"):
+        array = array_files.opened(folder, f"params.stack.blocks.mlp.{name}")
+        assert array.shape[:2] == (config.model.num_layers, config.model.num_experts)
+        assert array.chunk_layout.read_chunk.shape == (1, 1, *array.shape[2:])
 
 
 def test_an_export_that_computes_something_else_is_not_published(runs, tmp_path):
@@ -149,6 +190,9 @@ def test_an_export_that_computes_something_else_is_not_published(runs, tmp_path)
         ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
         ({"hidden_size": "wide"}, "config.json: "),
+        ({"model_type": "mixtral", "num_experts_per_tok": 1}, "num_experts_per_tok=1 is not supported for mixtral"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts=None is not supported for mixtral"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "must be at most model.num_experts=8"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message):

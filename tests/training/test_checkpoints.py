@@ -19,10 +19,11 @@ from training.retention import Retention
 TWO = Retention(newest=2)
 
 
-def run_on(ema_decay=0.0, **mesh):
+def run_on(ema_decay=0.0, num_experts=0, **mesh):
     config = base.get_config()
     config.optimizer.ema_decay = ema_decay
     config.model.update(dict(num_layers=2, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
+    config.model.num_experts = num_experts
     config.train.update(dict(global_batch=8, sequence_length=16))
     config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
     return assembly.assemble(config)
@@ -57,6 +58,20 @@ def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
         checkpoints.wait()
         restored = checkpoints.restore_evaluated(3, run.abstract_state)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), restored, average)
+
+
+def test_the_bias_of_a_router_is_kept(tmp_path):
+    run = run_on(fsdp=2, expert=4, num_experts=4)
+    state = jax.tree.map(
+        lambda leaf: jax.device_put(np.arange(leaf.size).reshape(leaf.shape).astype(leaf.dtype), leaf.sharding),
+        run.abstract_state,
+    )
+    with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
+        checkpoints.save_and_wait(3, state, RECORD)
+        restored = checkpoints.restore(3, run.abstract_state)
+    bias = restored.params["stack"]["blocks"]["mlp"]["bias"]
+    np.testing.assert_array_equal(bias, np.arange(2 * 4).reshape(2, 4))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), state, restored)
 
 
 def test_only_the_newest_are_kept_and_the_record_stands_beside(tmp_path):
