@@ -12,6 +12,7 @@ import pathlib
 import numpy as np
 import safetensors
 
+MILLION = ("gemma3_text", "mixtral")  # of model_type: the base of rotary positions where config.json has none
 WITH_ONE = ("gemma2", "gemma3_text")  # of model_type: norms scale by 1 + weight, and there are two around a sublayer
 
 
@@ -74,12 +75,12 @@ class _Reader:
     def mixture(self, x: np.ndarray, at: str) -> np.ndarray:
         """Return the sum of a token's experts, weighed by the softmax over the logits of these alone."""
         logits_TE = self.linear(x, at + "gate")
-        chosen_TK = np.argsort(-logits_TE, axis=-1)[:, : self.config["num_experts_per_tok"]]
+        chosen_TK = np.argsort(-logits_TE, axis=-1)[:, : self.config.get("num_experts_per_tok", 2)]
         logits_TK = np.take_along_axis(logits_TE, chosen_TK, axis=-1)
         weights_TK = np.exp(logits_TK - logits_TK.max(-1, keepdims=True))
         weights_TK /= weights_TK.sum(-1, keepdims=True)
         y = np.zeros_like(x)
-        for expert in range(self.config["num_local_experts"]):
+        for expert in range(logits_TE.shape[1]):
             tokens, places = np.nonzero(chosen_TK == expert)
             out = self.mlp(x[tokens], at + f"experts.{expert}.", ("w1", "w3", "w2"))
             y[tokens] += weights_TK[tokens, places, None] * out
@@ -137,7 +138,7 @@ class _Reader:
             return rope["sliding_attention" if is_local else "full_attention"] if "full_attention" in rope else rope
         if is_local and config["model_type"] == "gemma3_text":
             return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-        theta = config.get("rope_theta", 1e6 if config["model_type"] == "gemma3_text" else 10_000.0)
+        theta = config.get("rope_theta", 1e6 if config["model_type"] in MILLION else 10_000.0)
         return {"rope_theta": theta} | (config.get("rope_scaling") or {})
 
 

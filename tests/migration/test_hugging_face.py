@@ -258,6 +258,20 @@ def test_an_older_form_of_the_configuration_is_read_too(runs, tmp_path):
     assert np.abs(hugging_face_reader.logits(tmp_path / "theirs", tokens) - wanted).max() < TOLERANCE
 
 
+def test_what_a_configuration_of_a_mixtral_leaves_out_is_as_in_transformers(tmp_path):
+    shutil.copytree(FOLDER / "mixtral", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    values = json.loads(file.read_text())
+    for key in ("rope_parameters", "num_experts_per_tok", "tie_word_embeddings", "head_dim"):
+        del values[key]
+    file.write_text(json.dumps(values))
+    assert families.model_section(values) == families.model_section(hugging_face.read_config(FOLDER / "mixtral"))
+    tokens, wanted = expected("mixtral")
+    assert np.abs(hugging_face_reader.logits(tmp_path / "theirs", tokens) - wanted).max() < TOLERANCE
+    values["sliding_window"] = None
+    assert families.model_section(values)["sliding_window"] == 0
+
+
 def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(runs, tmp_path):
     config, imported = runs("llama3")
     workdir = tmp_path / "run"
