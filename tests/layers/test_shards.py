@@ -113,9 +113,9 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantiza
 
 def test_rules_for_weights_in_shards_and_for_whole_ones():
     rules = dict(without(BATCH_AXES))
-    assert rules["embed"] == ("fsdp", "context") and rules["batch"] == () and rules["mlp"] == "model"
+    assert rules["embed"] == ("fsdp", "context", "expert") and rules["batch"] == () and rules["mlp"] == "model"
     rules = dict(on_device())
-    assert rules["embed"] == ("fsdp", "context") and rules["vocab"] == "model"
+    assert rules["embed"] == ("fsdp", "context", "expert") and rules["vocab"] == "model"
     assert rules["batch"] is rules["mlp"] is rules["heads"] is rules["kv_heads"] is None
     rules = dict(on_device(weights_whole=True))
     assert rules["embed"] is rules["vocab"] is rules["mlp"] is None and rules["stream"] == "model"
