@@ -45,7 +45,7 @@ class Hub:
         self.left: set[int] = set()
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
-        self.proposal, self.promises = None, {}
+        self.proposal, self.promises, self.blamed = None, {}, ""
         self.said: dict[int, tuple[dict | None, float]] = {}  # the last sign, and when; {}: none yet, None: no more
         self.listener = _listen(host, port)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -109,7 +109,8 @@ class Hub:
             case "sign":
                 self.said[index] = (message["sign"], time.monotonic())
             case "blame":
-                _send(connection, {"kind": "blame", "text": to_blame(self.signs()).text})
+                self.blamed = self.blamed or to_blame(self.signs()).text  # for all: who is to blame may end first
+                _send(connection, {"kind": "blame", "text": self.blamed})
             case "failed":
                 self.left.add(index)  # it says so itself
                 line = (
