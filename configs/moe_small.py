@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do experts learn? `tiny` with 8 experts of which a token goes through 2, and a shared one: as many FLOPs a token.
 
-Expected: not yet run to the end. Cost: up to twice the time of `tiny` on two CPU cores.
+Expected: not yet run to the end. Cost: a third more time a step than `tiny` (benchmarks/moe.py).
 Command: python train.py --config=configs/moe_small.py
 """
 
