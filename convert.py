@@ -109,9 +109,7 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
     refuse_others(command)
     if not command_line.FLAGS.tokens or not command_line.FLAGS.out:
         raise ConfigError("convert.py logits needs --tokens=IN.npy and --out=OUT.npy")
-    if file.exists() or not file.parent.is_dir():
-        problem = "exists; name another file, or remove it" if file.exists() else f"there is no folder {file.parent}"
-        raise ConfigError(f"--out={file}: {problem}")
+    refuse_file("out", file)
     tokens_BT = logits.read_tokens(tokens_file, command.config.model)
     run = logits.float32_run(command.config)
     with Checkpoints(command.workdir) as checkpoints:
@@ -152,16 +150,21 @@ def export_weights(config, address, file: pathlib.Path) -> int:
       WeightsError: the model has weights that the reference does not know.
       CheckpointError: the run has no checkpoint.
     """
-    if file.exists():
-        raise ConfigError(f"--trm={file} exists; name another file, or remove it")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--trm={file}: there is no folder {file.parent}")
+    refuse_file("trm", file)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         params = checkpoints.restore_evaluated(step, run.abstract_state)
     trm_reference.save(file, jax.device_get(params))
     return step
+
+
+def refuse_file(flag: str, file: pathlib.Path) -> None:
+    """Raise ConfigError where a file to be written is there, or has no folder."""
+    if file.exists():
+        raise ConfigError(f"--{flag}={file} exists; name another file, or remove it")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--{flag}={file}: there is no folder {file.parent}")
 
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:

@@ -381,7 +381,7 @@ def _check_sums(config: ConfigDict) -> None:
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
-            " mesh.model divides; elsewhere the compiler sums, use auto"
+            "mesh.model divides; elsewhere the compiler sums, use auto"
         )
 
 

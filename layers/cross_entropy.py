@@ -36,11 +36,11 @@ def cross_entropy(
         (total, loss), _ = _chunk_loss(*chunk, head_DV.astype(x.dtype), z_loss, logit_cap)
         return (sums[0] + total, sums[1] + loss), None
 
-    return jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), _chunks(num_chunks, x, targets, weights))[0]
+    return jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), chunks(num_chunks, x, targets, weights))[0]
 
 
-def _chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
-    """[B, T, ...] to [num_chunks, B, T / num_chunks, ...]."""
+def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
+    """Return each [B, T, ...] as [num_chunks, B, T / num_chunks, ...], with every num_chunks-th token in a chunk."""
 
     def split(a):
         return jnp.moveaxis(a.reshape(a.shape[0], -1, num_chunks, *a.shape[2:]), 2, 0)
@@ -77,7 +77,7 @@ def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
         return (total + chunk_total, loss + chunk_loss, head_gradient_DV), x_gradient_BTD
 
     start = (jnp.float32(0), jnp.float32(0), jnp.zeros(head_DV.shape, jnp.float32))
-    (total, loss, head_gradient_DV), parts = jax.lax.scan(body, start, _chunks(num_chunks, x, targets, weights))
+    (total, loss, head_gradient_DV), parts = jax.lax.scan(body, start, chunks(num_chunks, x, targets, weights))
     x_gradient = jnp.moveaxis(parts, 0, 2).reshape(x.shape)
     return (total, loss), (x_gradient, head_gradient_DV.astype(head_DV.dtype))
 

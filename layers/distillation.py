@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.attention import soft_cap
+from layers.cross_entropy import chunks
 from layers.products import product
 
 
@@ -82,12 +83,7 @@ def distillation_loss(
     def body(sums, chunk):
         return jax.tree.map(jnp.add, sums, _totals(_sums(chunk, parts, how), chunk, how)), None
 
-    return jax.lax.scan(body, (jnp.float32(0),) * 3, _chunks(how.num_chunks, x, teacher_x, targets, weights))[0]
-
-
-def _chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
-    """[B, T, ...] to [num_chunks, B, T / num_chunks, ...]."""
-    return tuple(jnp.moveaxis(a.reshape(a.shape[0], -1, num_chunks, *a.shape[2:]), 2, 0) for a in arrays)
+    return jax.lax.scan(body, (jnp.float32(0),) * 3, chunks(how.num_chunks, x, teacher_x, targets, weights))[0]
 
 
 def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
@@ -172,7 +168,7 @@ def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
 
     start = (jnp.float32(0),) * 3, jnp.zeros(parts[1].shape, jnp.float32)
     (totals, head_gradient), x_gradient = jax.lax.scan(
-        of_chunk, start, _chunks(how.num_chunks, x, teacher_x, targets, weights)
+        of_chunk, start, chunks(how.num_chunks, x, teacher_x, targets, weights)
     )
     head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(head_DV.shape)
     return totals, (jnp.moveaxis(x_gradient, 0, 2).reshape(x.shape), head_gradient.astype(head_DV.dtype))
