@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of others' taken in as the checkpoint of step 0 of a run, runs given out as theirs, and logits to compare.
 
-python convert.py import --hf=FOLDER --workdir=runs/mine            # Hugging Face's format: config.json, safetensors
+python convert.py import --hf=FOLDER_OR_NAME --workdir=runs/mine    # Hugging Face's format, a name: org/name of its hub
 python convert.py export --workdir=runs/mine --hf=FOLDER
 python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=configs/trm/sudoku.py    # public TRM
 python convert.py export --workdir=runs/mine --trm=FILE.safetensors
@@ -18,7 +18,9 @@ import sys
 import command_line
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
-command_line.flags.DEFINE_string("hf", "", "folder in Hugging Face's format, to read from or to write")
+command_line.flags.DEFINE_string(
+    "hf", "", "folder in Hugging Face's format, to read from or to write; a name on its hub, to read from"
+)
 command_line.flags.DEFINE_string("tokens", "", "of logits: file to read, .npy")
 command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
 VERBS = ("import", "export", "logits")
@@ -72,11 +74,11 @@ def convert_hugging_face(command: command_line.Command, verb: str) -> None:
         raise ConfigError(
             f"--{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
         )
-    published = hugging_face.Published(folder, command.workdir)
+    published = hugging_face.Published(hugging_face.fetched(command_line.FLAGS.hf), command.workdir)
     published.make_run(record_of_start(published.config, command.workdir))
     print(
-        f"{published.num_parameters:,} parameters of {folder} are the checkpoint of step 0 in {command.workdir}; "
-        f"train.py --workdir={command.workdir} goes on from there"
+        f"{published.num_parameters:,} parameters of {command_line.FLAGS.hf} are the checkpoint of step 0 "
+        f"in {command.workdir}; train.py --workdir={command.workdir} goes on from there"
     )
 
 

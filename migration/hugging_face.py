@@ -22,7 +22,7 @@ from configs.base import ConfigError
 from configs.loading import flat
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
-from migration import safetensors_files
+from migration import hugging_face_hub, safetensors_files
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError
 from training import array_files
@@ -136,14 +136,19 @@ class Published:
             array_files.create(folder, f"params.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
 
 
+def fetched(name: str) -> pathlib.Path:
+    """Return the folder of a model that is one, or `org/name` on the hub."""
+    return hugging_face_hub.folder_of(name, (*WRITTEN, *BESIDE))
+
+
 def read_config(folder: pathlib.Path) -> dict:
     """Return the config.json of a folder; ConfigError where there is none."""
     try:
         values = json.loads((folder / "config.json").read_bytes())
     except OSError as error:
         raise ConfigError(
-            f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format; "
-            "`.venv/bin/hf download NAME --local-dir=FOLDER` brings one from the hub"
+            f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format, or "
+            "org/name on the hub"
         ) from None
     except ValueError as error:
         raise ConfigError(f"{folder / 'config.json'}: is no JSON ({error})") from None

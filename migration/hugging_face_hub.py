@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model on Hugging Face's hub, brought to this machine: of its files those that an import reads or keeps.
+
+They lie in the hub's own cache (HF_HOME), where other programs look too; a download that was cut off goes on. For a
+gated model the library reads HF_TOKEN, or what `hf auth login` left; nothing here sees the token.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import huggingface_hub
+from huggingface_hub import errors
+from huggingface_hub.utils import disable_progress_bars
+
+from configs.base import ConfigError
+
+
+def folder_of(name: str, patterns: Sequence[str]) -> pathlib.Path:
+    """Return a folder, or where there is none such the copy of what the hub has under this name.
+
+    Args:
+      name: of a folder, or `org/name` on the hub.
+      patterns: of the names of the files to bring.
+
+    Raises:
+      ConfigError: there is no such folder, and the hub has no such model, does not give it out, or does not answer.
+    """
+    folder = pathlib.Path(name).expanduser()
+    if folder.exists() or not _may_be_on_hub(name):
+        return folder
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
+    except errors.GatedRepoError:
+        why = "its owners give it out on request: ask at its page, then set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        why = "the hub has no such model, or not for you: check the name; of a private one set HF_TOKEN"
+    except errors.LocalEntryNotFoundError:
+        why = "the hub does not answer, and it was not fetched before; try again, or name a folder"
+    except (errors.HfHubHTTPError, OSError) as error:
+        why = " ".join(str(error).split())
+    raise ConfigError(f"--hf={name}: there is no such folder; {why}")
+
+
+def _may_be_on_hub(name: str) -> bool:
+    try:
+        huggingface_hub.utils.validate_repo_id(name)
+    except errors.HFValidationError:
+        return False
+    return name.count("/") == 1 and not name.startswith((".", "~"))
