@@ -175,10 +175,15 @@ class Compiler:
         """Remove what processes left that were killed."""
         for folder in self.cache.glob("unfinished-*"):
             with contextlib.suppress(OSError):  # it ended, or is locked by whom it belongs to
-                if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS or (folder / "lock").exists():
-                    with open(folder / "lock", "w") as lock:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(folder)
+                _clear(folder)
+
+
+def _clear(folder: pathlib.Path) -> None:
+    """Remove an unfinished folder, unless it is new and no process has locked it yet; OSError: one holds it."""
+    if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS or (folder / "lock").exists():
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
 
 
 def _is_whole(folder: pathlib.Path) -> bool:

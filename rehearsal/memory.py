@@ -214,16 +214,14 @@ class _Walker:
         trips, backward = self.module.trip_count(loop), "transpose(" in loop.op_name
         root = self.module.root(loop.called["body"][0])
         for array, shape, writer in zip(arrays, loop.shapes, self.module.operands(root), strict=False):
+            of_weight = shape.dims in self.weights
+            copies_weight = of_weight and (not backward or shape.dtype == "bf16")  # in the compute type
+            if shape.dims[:1] != (trips,) or copies_weight:
+                continue
+            kind = "gradients" if of_weight else "temporaries" if backward else "saved activations"
             for buffer in array:
-                if buffer.kind != "temporaries" or buffer.bytes < SMALL or shape.dims[:1] != (trips,):
-                    continue
-                if shape.dims in self.weights:
-                    if not backward or shape.dtype == "bf16":
-                        continue  # a copy of a weight in the compute type
-                    buffer.kind = "gradients"
-                elif not backward:
-                    buffer.kind = "saved activations"
-                buffer.name, buffer.source = self._written(writer, shape.dims)
+                if buffer.kind == "temporaries" and buffer.bytes >= SMALL:
+                    buffer.kind, (buffer.name, buffer.source) = kind, self._written(writer, shape.dims)
 
     def _written(self, writer: Instruction, dims: tuple[int, ...]) -> tuple[str, str]:
         """Return (label, source) of the row that is written into an array of `dims`, by who computed it."""

@@ -7,6 +7,7 @@ functions that draw, so that a rehearsal without a page starts without it.
 
 import html
 import io
+import itertools
 import math
 import re
 
@@ -27,6 +28,7 @@ STYLE = {
 }  # fmt: skip
 INCH = 72  # a unit of an SVG is a point
 WIDE = 10.6  # inches; the page is 1100 units wide
+AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # directions
 CSS = """
 :root { color-scheme: light dark; --ink: #23272e; --soft: #646b75; --rule: #d9dce1; --paper: #fff;
   --panel: #f6f7f9; --bad: #b3261e; }
@@ -258,12 +260,11 @@ def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
     taken = [roof, *((x - r, y - r, x + r, y + r) for _, x, y, r in spots)]
     for text, x, y, radius in spots:
         wide, high, options = 2.9 * len(text) + 2, 5.5, []
-        for away in (1, 10, 20, 32, 46):
-            for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7)):
-                at = x + dx * (radius + away + wide), y + dy * (radius + away + high)
-                box = at[0] - wide, at[1] - high, at[0] + wide, at[1] + high
-                if min(box) > 0 and box[2] < size[0] and box[3] < size[1]:
-                    options.append((at, away > 1, box))
+        for away, (dx, dy) in itertools.product((1, 10, 20, 32, 46), AROUND):
+            at = x + dx * (radius + away + wide), y + dy * (radius + away + high)
+            box = at[0] - wide, at[1] - high, at[0] + wide, at[1] + high
+            if min(box) > 0 and box[2] < size[0] and box[3] < size[1]:
+                options.append((at, away > 1, box))
         free = (o for o in options if not any(meet(o[2], other) for other in taken))
         at, far, box = next(free, options[0])
         taken.append(box)

@@ -87,11 +87,9 @@ def split(
     batches = in_threads(lambda number: make(np.random.default_rng([seed, number]), size), itertools.count())
     with progress(f"making {name}", train + heldout, announce, "puzzles") as advance, closing(batches):
         for batch in batches:
-            added = 0
-            for question, answer, rating, form in zip(*batch, strict=True):
-                hardest = max(hardest, int(rating))
-                if rating >= least_rating:
-                    added += sides[_is_held_out(form, seed, share)].add(question, answer, form)
+            hardest = max([hardest, *map(int, batch.ratings)])
+            rated = (row for row in zip(*batch, strict=True) if row[2] >= least_rating)
+            added = sum(sides[_is_held_out(form, seed, share)].add(*puzzle, form) for *puzzle, _, form in rated)
             advance(added)
             barren = 0 if added else barren + 1
             if all(side.full for side in sides):

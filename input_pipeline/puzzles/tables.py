@@ -112,19 +112,23 @@ def _rows(path: Path, cells: int, advance: Callable[[int], object]) -> Iterator[
     Raises:
         DataError: it cannot be read, a column is missing, or a row has no rating or a text of another length.
     """
+    for number, row in enumerate(_parsed(path, cells), start=1):
+        if number % TOLD_ROWS == 0:
+            advance(TOLD_ROWS)
+        yield row
+
+
+def _parsed(path: Path, cells: int) -> Iterator[Row]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(_parsed(path, csv.reader(file), cells), start=1):
-                if number % TOLD_ROWS == 0:
-                    advance(TOLD_ROWS)
-                yield row
+            yield from _checked(path, csv.reader(file), cells)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
 
 
-def _parsed(path: Path, reader, cells: int) -> Iterator[Row]:
+def _checked(path: Path, reader, cells: int) -> Iterator[Row]:
     header = next(reader, None)
     if header is None:
         raise DataError(f"{path}: is empty; it needs a line of column names, {', '.join(COLUMNS)} among them")

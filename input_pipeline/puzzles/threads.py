@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 MOST_THREADS = 8  # they take turns at Python's lock
 
@@ -13,13 +14,11 @@ def in_threads(function: Callable, items: Iterable) -> Iterator:
     """Yield function(item) of each item, in order; few are begun before they are asked for, none once closed."""
     count = min(os.cpu_count(), MOST_THREADS)
     with ThreadPoolExecutor(count) as threads:
-        begun = deque()
+        begin = (threads.submit(function, item) for item in items)
+        begun = deque(islice(begin, count + 1))
         try:
-            for item in items:
-                begun.append(threads.submit(function, item))
-                if len(begun) > count:
-                    yield begun.popleft().result()
             while begun:
                 yield begun.popleft().result()
+                begun.extend(islice(begin, 1))
         finally:
             threads.shutdown(cancel_futures=True)
