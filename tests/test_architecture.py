@@ -133,6 +133,15 @@ def test_errors_are_caught_by_kind_and_types_are_known():
             assert not (isinstance(node, ast.Name) and node.id == "hasattr"), f"{path}:{node.lineno}"
 
 
+def test_what_the_map_names_is_there():
+    """Every `file.py: name` of WORKSPACE.md, a walk's or a decision's."""
+    named = set(re.findall(r"`([\w/]+\.py):\s+(\w+)`", (ROOT / "WORKSPACE.md").read_text()))
+    assert len(named) > 30
+    for path, name in named:
+        defined = rf"^ *(def|class) {name}\b|^{name}\b.* = |^ *self\.{name} = "
+        assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {name}"
+
+
 def test_shapes_are_checked_by_the_letters_of_the_legend():
     """And every suffix in the checked rooms is made of them."""
     section = (ROOT / "WORKSPACE.md").read_text().partition("## Shapes")[2].partition("##")[0]
