@@ -32,8 +32,13 @@ def small_step():
     typed = {
         "model.remat": "full",
         "model.vocab_size": "512",
-        "train.sequence_length": "512",
+        "train.sequence_length": "128",
         "train.global_batch": "64",
+        "model.num_layers": "32",
+        "model.embed_dim": "128",
+        "model.num_heads": "2",
+        "model.num_kv_heads": "2",
+        "model.mlp_dim": "256",
     }
     loaded = loading.load(f"{ROOT}/configs/tiny.py", "v4-8", typed)
     validation.validate(loaded.config, loaded.topology.chips, loaded)
