@@ -8,6 +8,7 @@ save and evaluation none of them may grow.
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -22,15 +23,15 @@ import time
 import support
 
 STEPS = 1500 if support.QUICK else 5000
-SETTLED = 500  # steps after which nothing may grow
+SETTLED = 500  # steps after which nothing may grow; a half of them shows what is usual, with a save and an evaluation
 INTERVAL_SECONDS = 0.1
 LIMIT_MB = 20.0
 POOL = "ts_pool_worker"  # threads of TensorStore's, as many as it ever had files to write at once
 TEXTS = 40
 KEYS = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
-    "train.global_batch": 8, "train.log_every": 10, "train.eval_every": SETTLED // 2, "train.save_every": SETTLED // 2,
-    "evaluation.sample_tokens": 0, "evaluation.batches": 2, "logging.tensorboard": False,
+    "train.global_batch": 8, "train.log_every": 10, "evaluation.sample_tokens": 0, "evaluation.batches": 2,
+    "logging.tensorboard": False,
 }  # fmt: skip
 TEXT_KEYS = {
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "data.holdout_fraction": 0.3,
@@ -92,57 +93,53 @@ class Watched:
             self.samples.append((step, len(os.listdir(folder / "fd")), threads))
 
 
-def soak(folder: pathlib.Path, steps: int) -> dict:
-    """Train a language model for so many steps in a folder and return what has grown after SETTLED of them."""
+def soak(folder: pathlib.Path, steps: int, settled: int) -> dict:
+    """Train a language model for so many steps in a folder and return what has grown after `settled` of them."""
     (folder / "texts").mkdir()
     for number in range(TEXTS):
         words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
         (folder / "texts" / f"{number}.txt").write_text(words)
-    keys = KEYS | TEXT_KEYS | {"train.steps": steps, "data.path": f"{folder}/texts/*.txt"}
-    return figures_of(folder, Watched(folder, [], keys), steps)
+    keys = KEYS | TEXT_KEYS | {"data.path": f"{folder}/texts/*.txt"}
+    return figures_of(folder, [], keys, steps, settled)
 
 
-def soak_recursive(folder: pathlib.Path, steps: int) -> dict:
+def soak_recursive(folder: pathlib.Path, steps: int, settled: int) -> dict:
     """Do the same with a recursive model that solves Sudokus of 4 x 4."""
-    watched = Watched(folder, ["--config=configs/trm/sudoku_mini.py"], KEYS | PUZZLE_KEYS | {"train.steps": steps})
-    return figures_of(folder, watched, steps)
+    return figures_of(folder, ["--config=configs/trm/sudoku_mini.py"], KEYS | PUZZLE_KEYS, steps, settled)
 
 
-def figures_of(folder: pathlib.Path, watched: Watched, steps: int) -> dict:
-    """Follow a run to its end and return what has grown."""
+def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, settled: int) -> dict:
+    """Train to the end and return what has grown between the half of `settled` after these and that at the end."""
+    often = {"train.eval_every": settled // 2, "train.save_every": settled // 2}
+    watched = Watched(folder, recipe, keys | often | {"train.steps": steps})
     watched.follow()
+    early, late = range(settled, settled + settled // 2), range(steps - settled // 2, steps)  # without the summary
     lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
     compiled = [
-        found.group(1) for step, line in watched.printed if step >= SETTLED and (found := COMPILED.search(line))
+        found.group(1) for step, line in watched.printed if step >= settled and (found := COMPILED.search(line))
     ]
     return {
         "steps": steps,
-        "grown_mb": round(max(late(memory).values()) - max(early(memory).values()), 1),
+        "grown_mb": round(max(of(memory, late)) - max(of(memory, early)), 1),
         "recompilations": len(compiled),
-        "open_files_grown": grown(watched, 1),
-        "threads_grown": grown(watched, 2),
+        "open_files_grown": grown(watched, 1, early, late),
+        "threads_grown": grown(watched, 2, early, late),
     }
 
 
-def early(of_steps: dict) -> dict:
-    """Return what belongs to the half of SETTLED steps after these, in which something is saved and evaluated."""
-    return {step: value for step, value in of_steps.items() if SETTLED <= step < 1.5 * SETTLED}
+def of(values: dict, steps: range) -> list:
+    """Return the values that belong to these steps."""
+    return [value for step, value in values.items() if step in steps]
 
 
-def late(of_steps: dict) -> dict:
-    """Return what belongs to as many steps at the end of the run, its summary left out."""
-    last = max(of_steps)
-    return {step: value for step, value in of_steps.items() if last - SETTLED / 2 <= step < last}
-
-
-def grown(watched: Watched, column: int) -> float:
-    """Return by how much what is usual at the end is more than after SETTLED steps; a save has more for a moment."""
+def grown(watched: Watched, column: int, early: range, late: range) -> float:
+    """Return by how much what is usual of late is more than what was early; a save has more for a moment."""
     seen = collections.defaultdict(list)
     for sample in watched.samples:
         seen[sample[0]].append(sample[column])
-    first, last = ([count for counts in part(seen).values() for count in counts] for part in (early, late))
-    return statistics.median(last) - statistics.median(first)
+    first, last = (statistics.median(itertools.chain(*of(seen, steps))) for steps in (early, late))
+    return last - first
 
 
 def main() -> None:
@@ -150,7 +147,7 @@ def main() -> None:
     found = {}
     for name, train in {"": soak, "recursive_": soak_recursive}.items():
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = train(pathlib.Path(folder), STEPS)
+            found[name] = train(pathlib.Path(folder), STEPS, SETTLED)
     support.finish("soak", {f"{name}{key}": value for name, of in found.items() for key, value in of.items()})
     if any(of["grown_mb"] > LIMIT_MB or of["recompilations"] or of["open_files_grown"] > 0 for of in found.values()):
         sys.exit("a run has grown, or compiled again")

@@ -10,7 +10,7 @@ import train
 from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 
-STEPS = 700
+STEPS, SETTLED = 450, 150
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,11 @@ def soak():
 
 @pytest.mark.parametrize("kind", ["soak", "soak_recursive"])
 def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path):
-    found = getattr(soak, kind)(tmp_path, STEPS)
+    found = getattr(soak, kind)(tmp_path, STEPS, SETTLED)
     assert found["grown_mb"] < soak.LIMIT_MB, found
-    assert found["recompilations"] == 0 and found["open_files_grown"] <= 0 and found["threads_grown"] <= 0, found
+    assert found["recompilations"] == 0, found
+    # A save may be under way in more than half of so few steps; what each of the four saves between left would be 4.
+    assert found["open_files_grown"] <= 2 and found["threads_grown"] <= 2, found
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])
