@@ -75,20 +75,26 @@ def check_tokenizer(config: ConfigDict, tokenizer) -> None:
         )
 
 
-def restore(config: ConfigDict, abstract_params: dict) -> dict:
-    """Return the parameters of the teacher's newest checkpoint that are evaluated, in the types and layouts asked for.
-
-    Raises:
-      ConfigError: the teacher is a recipe, which has none.
-      CheckpointError: there is no good checkpoint.
-    """
+def check_trained(config: ConfigDict) -> None:
+    """Raise ConfigError where the teacher has no weights, before a corpus is made and a folder begun."""
     name = config.distillation.teacher
     if name.endswith(".py"):
         raise ConfigError(
             f"distillation.teacher={name} is a recipe, without weights: that can be rehearsed, not trained"
         )
+    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
+        if not checkpoints.files.there():
+            raise ConfigError(f"distillation.teacher={name} has no checkpoint; train it first, or name another run")
+
+
+def restore(config: ConfigDict, abstract_params: dict) -> dict:
+    """Return the parameters of the teacher's newest checkpoint that are evaluated, in the types and layouts asked for.
+
+    Raises:
+      CheckpointError: there is no good checkpoint.
+    """
     averaged = configuration(config).optimizer.ema_decay > 0
     step, examples = (jax.ShapeDtypeStruct((), int) for _ in range(2))
     state = TrainState(step, examples, abstract_params, abstract_params if averaged else {}, (), {})
-    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
+    with Checkpoints(pathlib.Path(config.distillation.teacher).expanduser()) as checkpoints:
         return checkpoints.restore_evaluated(checkpoints.newest_or_error(), state)
