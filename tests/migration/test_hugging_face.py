@@ -14,7 +14,7 @@ import assembly
 import train
 from configs import base, loading
 from configs.base import ConfigError
-from migration import hugging_face, hugging_face_reader, logits, safetensors_files
+from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
 from tests.migration import hugging_face_cases as cases
@@ -60,6 +60,20 @@ def test_what_is_exported_is_what_was_imported_bit_for_bit(runs, tmp_path, case)
     assert cases.tensors(tmp_path / "out") == cases.tensors(FOLDER / case)
     for name in ("config.json", "generation_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (FOLDER / case / name).read_bytes()
+
+
+@pytest.mark.parametrize("case", ["qwen2", "mixtral"])
+def test_a_tensor_that_goes_in_many_blocks_is_the_same(tmp_path, monkeypatch, case):
+    """As the weights of large models do: with biases, heads apart, experts, and blocks that divide nothing."""
+    monkeypatch.setattr(hugging_face_tensors, "BLOCK_BYTES", 700)
+    config = cases.import_run(FOLDER / case, tmp_path / "run")
+    params = logits.float32_run(config).abstract_state.params
+    blocks = [len(list(t.blocks())) for t in hugging_face.as_published(config, tmp_path / "run", params)[1]]
+    assert max(blocks) > 5
+    tokens, wanted = expected(case)
+    assert np.abs(cases.logits_of(config, tmp_path / "run", tokens) - wanted).max() < TOLERANCE
+    cases.export(config, tmp_path / "run", tmp_path / "out")
+    assert cases.tensors(tmp_path / "out") == cases.tensors(FOLDER / case)
 
 
 @pytest.mark.parametrize("case", CASES)
