@@ -26,8 +26,8 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
         candidates = [candidate for candidate in candidates if ramp.num_parts(candidate) > 1]
     if not candidates:
         raise ConfigError(
-            f"batch.fit=auto: train.global_batch={config.train.global_batch} (of a ramp batch.first) has no two parts on "
-            "a device, between which the noise scale is measured; raise it"
+            f"batch.fit=auto: train.global_batch={config.train.global_batch} (of a ramp batch.first) has no two parts "
+            "on a device, between which the noise scale is measured; raise it"
         )
     known = fits(candidates[0])
     too_large, fitting = -1 if known else 0, 0 if known else len(candidates)
