@@ -164,3 +164,5 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
         model__vocab_size=300, distillation__teacher=str(tmp_path),
     )  # fmt: skip
     refused("has another tokenizer than data.tokenizer=byte", lambda: train.prepare_corpus(bytes_alone, True))
+    (tmp_path / "tokenizer.model").unlink()
+    refused("has no tokenizer, by which it could", lambda: train.prepare_corpus(bytes_alone, True))

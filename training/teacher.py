@@ -66,12 +66,17 @@ def check_tokenizer(config: ConfigDict, tokenizer) -> None:
     Args:
       tokenizer: of the corpus: `files` has the content of each of its files by name, none of bytes.
     """
-    file = pathlib.Path(_loaded(config.distillation.teacher).data.tokenizer)
-    theirs = {file.name: file.read_bytes()} if file.is_file() else {}
-    if tokenizer.files.get(file.name) != theirs.get(file.name) or bool(tokenizer.files) != bool(theirs):
+    name, teacher = _loaded(config.distillation.teacher).data.tokenizer, config.distillation.teacher
+    file = pathlib.Path(name)
+    if name != "byte" and not file.is_file():
         raise ConfigError(
-            f"distillation.teacher={config.distillation.teacher} has another tokenizer than "
-            f"data.tokenizer={config.data.tokenizer}; use data.tokenizer={file if theirs else 'byte'}"
+            f"distillation.teacher={teacher} has no tokenizer, by which it could read texts; name another"
+        )
+    same = not tokenizer.files if name == "byte" else tokenizer.files.get(file.name) == file.read_bytes()
+    if not same:
+        raise ConfigError(
+            f"distillation.teacher={teacher} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
+            f"use data.tokenizer={name}"
         )
 
 
