@@ -101,8 +101,10 @@ def test_files_are_cut_at_a_size_and_told_by_an_index(runs, tmp_path, monkeypatc
 
 
 def test_layer_by_layer_is_the_model(runs):
-    """Also as training computes it, from a checkpoint as Orbax restores it."""
+    """Also as training computes it, from a checkpoint as Orbax restores it, in a run that will keep an average."""
     config, workdir = runs("gemma3")
+    config = config.copy_and_resolve_references()
+    config.optimizer.ema_decay = 0.9
     tokens, _ = expected("gemma3")
     run = logits.float32_run(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
