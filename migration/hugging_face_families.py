@@ -282,6 +282,8 @@ def _window(family: Family, values: dict) -> dict:
     size, kinds = values["num_hidden_layers"], values.get("layer_types")
     if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
         raise ConfigError(f"layer_types has {min(unknown)}, which is not supported")
+    if kinds and len(kinds) != size:
+        raise ConfigError(f"layer_types has {len(kinds)} entries, but num_hidden_layers={size}")
     local = [kind == "sliding_attention" for kind in kinds] if kinds else family.windows(values, size)
     if not any(local):
         return {"sliding_window": 0, "global_every": 0}

@@ -36,6 +36,7 @@ def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_pa
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type=longrope is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}}, "beta_fast=16"),
         ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types: only every n-th"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers=3"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types has linear_attention"),
         ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
