@@ -17,7 +17,7 @@ from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
 BALANCE = "balance"  # names the dimension of a router's bias, which has a rule of its own in training/optimizers.py
-LOG_SCORES = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}  # scores may all be 0 in float32
+LOG_SCORES = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}  # logs, for scores may be 0 in float32
 
 
 class Experts(nnx.Module):
