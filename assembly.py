@@ -225,8 +225,8 @@ def fit_batch(config, announce: Callable[[str], None]) -> None:
     def fits(candidate) -> bool:
         count = candidate.train.gradient_accumulation
         needed = preflight.needed_gib(assemble(candidate).compile)
-        said = "more than there is" if needed == math.inf else f"{needed:.2f} GiB"
-        announce(f"train.gradient_accumulation={count} needs {said} of {available:.2f} GiB a device")
+        said = "more than there is" if needed == math.inf else f"{needed:.3g} GiB"
+        announce(f"train.gradient_accumulation={count} needs {said} of {available:.3g} GiB a device")
         return needed <= available
 
     fit.fit(config, fits)

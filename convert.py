@@ -16,6 +16,7 @@ each row a document, and writes float32 [batch, length, vocabulary].
 import sys
 
 import command_line
+from configs.base import ConfigError
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
 command_line.flags.DEFINE_string(
@@ -23,10 +24,24 @@ command_line.flags.DEFINE_string(
 )
 command_line.flags.DEFINE_string("tokens", "", "of logits: file to read, .npy")
 command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
-VERBS = ("import", "export", "logits")
+VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm"), "logits": ("tokens", "out")}  # the flags of each
+
+
+def reads_run(parsed, verb: str) -> bool:
+    """Whether the configuration is that of the run in --workdir; ConfigError for a flag that the verb does not read."""
+    unread = [flag for flags in VERBS.values() for flag in flags if verb and flag not in VERBS[verb]]
+    if verb == "import" and parsed.hf:
+        unread += ["config", "topology"]
+        if not parsed.workdir:
+            raise ConfigError("convert.py import --hf needs --workdir=FOLDER, in which there is to be a run")
+    if given := [flag for flag in unread if parsed[flag].present]:
+        raise ConfigError(f"--{given[0]} is not read by this convert.py {verb}; leave it out")
+    return verb in ("export", "logits")
+
+
 if __name__ == "__main__":
     VERB = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in VERBS else ""
-    COMMAND = command_line.parse(__doc__, stored=lambda flags: VERB in ("export", "logits"), one_device=True)
+    COMMAND = command_line.parse(__doc__, stored=lambda parsed: reads_run(parsed, VERB), one_device=True)
 
 import pathlib
 import time
@@ -34,7 +49,6 @@ import time
 import jax
 
 import assembly
-from configs.base import ConfigError
 from configs.loading import flat
 from migration import hugging_face, logits, trm_reference
 from parallelism.mesh import mesh_context
@@ -50,7 +64,7 @@ def main(command: command_line.Command, verb: str) -> None:
     flags = command_line.FLAGS
     formats = [name for name in ("hf", "trm") if flags[name].value]
     if not verb:
-        raise ConfigError(f"convert.py {', '.join(VERBS[:-1])} or {VERBS[-1]}? Name one of them first, see --help")
+        raise ConfigError("convert.py import, export or logits? Name one of them first, see --help")
     if verb == "logits":
         write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
     elif len(formats) != 1:
@@ -69,10 +83,9 @@ def convert_hugging_face(command: command_line.Command, verb: str) -> None:
         step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
         print(f"step {step} of {command.address} is in {folder}")
         return
-    typed = [f"config.{key}" for key in command.loaded.typed] + ["config"] * command_line.FLAGS["config"].present
-    if typed:
+    if typed := list(command.loaded.typed):
         raise ConfigError(
-            f"--{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
+            f"--config.{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
         )
     published = hugging_face.Published(hugging_face.fetched(command_line.FLAGS.hf), command.workdir)
     published.make_run(record_of_start(published.config, command.workdir))

@@ -87,6 +87,8 @@ def train(
     """
     clock = Clock(time.monotonic() if started is None else started)
     preflight.check_state_fits(assembly.assemble(config))
+    if config.distillation.teacher:
+        teacher.check_trained(config)
     assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import ramp, topologies
+from configs import ramp, topologies, unread
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -89,6 +89,8 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_recursion(config)
     _check_exchange(config)
     _check_distillation(config)
+    if loaded:
+        unread.check(loaded)
 
 
 def check_keys(config: ConfigDict) -> None:

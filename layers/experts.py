@@ -17,7 +17,7 @@ from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
 BALANCE = "balance"  # names the dimension of a router's bias, which has a rule of its own in training/optimizers.py
-SCORES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+LOG_SCORES = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}  # logs, for scores may be 0 in float32
 
 
 class Experts(nnx.Module):
@@ -30,7 +30,7 @@ class Experts(nnx.Module):
       experts_per_token: chosen of `num_experts` for each token.
       shared_experts: width of the shared SwiGLU, in experts; 0: there is none.
       capacity: places in an expert over its mean load, of each device's tokens; what exceeds them is dropped; 0: none
-      router: a key of SCORES; softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (arXiv:2412.19437).
+      router: a key of LOG_SCORES: softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (2412.19437).
       gate_scale: sum of a token's gates; with one expert a token its gate is its score, as in arXiv:2101.03961.
       out_scale: as in layers/attention.py.
     """
@@ -53,7 +53,7 @@ class Experts(nnx.Module):
                 out_scale=out_scale, rngs=rngs,
             )  # fmt: skip
         self.has_shared, self.num_experts, self.experts_per_token = shared_experts > 0, num_experts, experts_per_token
-        self.scores, self.gate_scale = SCORES[router], gate_scale
+        self.log_scores, self.gate_scale = LOG_SCORES[router], gate_scale
         self.dispatch = dispatch.dropless
         if capacity:
             self.dispatch = functools.partial(dispatch.with_capacity, factor=capacity)
@@ -78,21 +78,20 @@ class Experts(nnx.Module):
         K, E = self.experts_per_token, self.num_experts
         x_BTD = x_BTD.astype(jnp.float32)
         logits_BTE = jnp.einsum("BTD,DE->BTE", x_BTD, self.router[...], precision=jax.lax.Precision.HIGHEST)
-        scores_BTE = self.scores(logits_BTE)
-        _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(scores_BTE + self.bias[...]), K)
-        gates_BTK = jnp.take_along_axis(scores_BTE, experts_BTK, axis=-1)
-        if K > 1:
-            gates_BTK = self.gate_scale * gates_BTK / gates_BTK.sum(axis=-1, keepdims=True)
+        log_scores_BTE = self.log_scores(logits_BTE)
+        _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(jnp.exp(log_scores_BTE) + self.bias[...]), K)
+        chosen_BTK = jnp.take_along_axis(log_scores_BTE, experts_BTK, axis=-1)
+        gates_BTK = self.gate_scale * jax.nn.softmax(chosen_BTK) if K > 1 else jnp.exp(chosen_BTK)
         experts_BTK = jnp.where(counted_BT[..., None], experts_BTK, E)
         load_E = (experts_BTK[..., None] == jnp.arange(E)).sum(axis=(0, 1, 2), dtype=jnp.float32)
         gates_BTK = _balanced(gates_BTK, self.bias[...], load_E)
         load_E = _over_devices(load_E)
-        shares_BTE = scores_BTE / scores_BTE.sum(axis=-1, keepdims=True)
+        log_shares_BTE = jax.nn.log_softmax(log_scores_BTE)
         fractions_E = load_E / jnp.maximum(load_E.sum(), 1)
         figures_BT = {
-            "balance": E * shares_BTE @ fractions_E,
+            "balance": E * jnp.exp(log_shares_BTE) @ fractions_E,
             "z": jax.nn.logsumexp(logits_BTE, axis=-1) ** 2,
-            "entropy": -jax.scipy.special.xlogy(shares_BTE, shares_BTE).sum(axis=-1),
+            "entropy": -(jnp.exp(log_shares_BTE) * log_shares_BTE).sum(axis=-1),
             "tokens": jnp.ones(counted_BT.shape),
         }
         figures = {name: jnp.where(counted_BT, figure, 0).sum() for name, figure in figures_BT.items()}

@@ -256,8 +256,7 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
     values = families.config_json(plain)
     if values is None:
         raise ConfigError(
-            f"no family of {', '.join(families.FAMILIES)} has the model of {workdir}: see configs/base.py for what "
-            "its keys of model change, and migration/hugging_face_families.py for what families have"
+            f"no family of {', '.join(families.FAMILIES)} has the model of {workdir}; {families.nearest(plain)}"
         )
     return values, folded(model, tensors_of(families.family_of(values), params)), {}
 

@@ -5,9 +5,10 @@ A family is an entry of FAMILIES. Names and defaults are those of the `transform
 write rotary keys in another form, which `_classic` brings back to the older one that all tools read.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from configs.base import ConfigError
@@ -218,15 +219,23 @@ def config_json(model: dict) -> dict | None:
     Args:
       model: the section of the configuration, head_dim not 0.
     """
+    return next((values for values, others in _candidates(model) if not others), None)
+
+
+def nearest(model: dict) -> str:
+    """Return which family is most like a model that none has, and what the model would have to be."""
+    values, others = min(_candidates(model), key=lambda found: ("num_experts" in found[1], len(found[1])))
+    wanted = ", ".join(f"model.{key}={value}" for key, value in others.items())
+    return f"nearest: {values['model_type']}, which has {wanted}"
+
+
+def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
+    """Yield a config.json of each family for a model, and the keys of the model that would be others by it."""
     for kind, family in FAMILIES.items():
         values = _values(kind, family, model)
-        try:
+        with contextlib.suppress(ConfigError):
             found = model_section(values)
-        except ConfigError:
-            continue
-        if all(model[key] == value for key, value in found.items()):
-            return values
-    return None
+            yield values, {key: value for key, value in found.items() if model[key] != value}
 
 
 def _values(kind: str, family: Family, model: dict) -> dict:
@@ -273,6 +282,8 @@ def _window(family: Family, values: dict) -> dict:
     size, kinds = values["num_hidden_layers"], values.get("layer_types")
     if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
         raise ConfigError(f"layer_types has {min(unknown)}, which is not supported")
+    if kinds and len(kinds) != size:
+        raise ConfigError(f"layer_types has {len(kinds)} entries, but num_hidden_layers={size}")
     local = [kind == "sliding_attention" for kind in kinds] if kinds else family.windows(values, size)
     if not any(local):
         return {"sliding_window": 0, "global_every": 0}

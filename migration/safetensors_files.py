@@ -54,7 +54,8 @@ def find(folder: pathlib.Path) -> dict[str, Stored]:
     index = folder / INDEX
     if not index.is_file():
         return _header(folder / ONE_FILE)
-    where = _json(index).get("weight_map")
+    found = _json(index)
+    where = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(where, dict) or not all(pathlib.Path(str(file)).name == file for file in where.values()):
         raise WeightsError(f"{index}: has no weight_map from tensors to files beside it")
     headers = {file: _header(folder / file) for file in sorted(set(where.values()))}
@@ -125,9 +126,12 @@ def _header(path: pathlib.Path) -> dict[str, Stored]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= HEADER_BYTES else None
+            if length > HEADER_BYTES:
+                raise WeightsError("is no safetensors file; in a clone, `git lfs pull` brings what it stands for")
+            header = json.loads(file.read(length))
+        header.pop(METADATA, None)
         end = path.stat().st_size
-        return {name: _stored(path, 8 + length, end, **facts) for name, facts in header.items() if name != METADATA}
+        return {name: _stored(name, path, 8 + length, end, **facts) for name, facts in header.items()}
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
     except WeightsError as error:
@@ -136,12 +140,14 @@ def _header(path: pathlib.Path) -> dict[str, Stored]:
         raise WeightsError(f"{path}: is no safetensors file ({' '.join(str(error).split())})") from None
 
 
-def _stored(path: pathlib.Path, base: int, file_end: int, *, dtype: str, shape: list, data_offsets: list) -> Stored:
+def _stored(
+    name: str, path: pathlib.Path, base: int, file_end: int, *, dtype: str, shape: list, data_offsets: list
+) -> Stored:
     if dtype not in DTYPES:
-        raise WeightsError(f"has a tensor of type {dtype}; these are read: {', '.join(DTYPES)}")
+        raise WeightsError(f"{name} is of type {dtype}; these are read: {', '.join(DTYPES)}")
     start, end = data_offsets
     if start < 0 or end - start != _size(dtype, shape) or base + end > file_end:
-        raise WeightsError("ends before its tensors do, or its header is wrong; copy it again")
+        raise WeightsError(f"ends before its tensors do, at {name}, or its header is wrong; copy it again")
     return Stored(path, base + start, dtype, tuple(shape))
 
 

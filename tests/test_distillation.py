@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -147,7 +148,12 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     refused("holds no run", lambda: teachers.configuration(of(distillation__teacher=str(tmp_path))))
     longer = of(train__sequence_length=64, model__max_length=64)
     refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
-    refused("a recipe, without weights", lambda: teachers.restore(of(distillation__teacher="configs/tiny.py"), {}))
+    recipe = of(distillation__teacher="configs/tiny.py", model__vocab_size=4096)
+    refused("a recipe, without weights", lambda: train.train(recipe, tmp_path / "run"))
+    shutil.copy(teacher / "config.json", tmp_path)
+    untrained = of(distillation__teacher=str(tmp_path))
+    refused("has no checkpoint; train it first", lambda: train.train(untrained, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
     refused("distillation has a teacher", lambda: validate(of(distillation__teacher=""), 8))
     write_sums(tmp_path / "texts", 20)
     stored = json.loads((teacher / "config.json").read_text()) | {"data.tokenizer": "sentencepiece"}
@@ -158,3 +164,5 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
         model__vocab_size=300, distillation__teacher=str(tmp_path),
     )  # fmt: skip
     refused("has another tokenizer than data.tokenizer=byte", lambda: train.prepare_corpus(bytes_alone, True))
+    (tmp_path / "tokenizer.model").unlink()
+    refused("has no tokenizer, by which it could", lambda: train.prepare_corpus(bytes_alone, True))

@@ -201,8 +201,9 @@ class Checkpoints:
             return reader.restore(self.files.path / str(step) / "state", args=arguments)
 
     def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
-        """Return of `step` the parameters that are evaluated, and nothing else: the average where one is kept."""
-        return self._restore_part(step, {"average" if abstract_state.average else "params": abstract_state.evaluated})
+        """Return of `step` what is evaluated, nothing else: the average where one is kept, which no import has yet."""
+        averaged = abstract_state.average and "weights_only" not in self.record(step)
+        return self._restore_part(step, {"average" if averaged else "params": abstract_state.evaluated})
 
     def _restore_part(self, step: int, item: dict) -> dict:
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)

@@ -18,13 +18,18 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
       fits: whether the step of a configuration with a number of microbatches fits; it is compiled for that.
 
     Raises:
-      ConfigError: none does.
+      ConfigError: none does, or there is none between whose parts noise can be measured.
     """
     rows = config.train.global_batch // batch_shards(config.mesh)
     candidates = [of_count(config, count) for count in range(1, rows + 1) if rows % count == 0]
     if ramp.measures_noise(config):
         candidates = [candidate for candidate in candidates if ramp.num_parts(candidate) > 1]
-    known = not candidates or fits(candidates[0])
+    if not candidates:
+        raise ConfigError(
+            f"batch.fit=auto: train.global_batch={config.train.global_batch} (of a ramp batch.first) has no two parts "
+            "on a device, between which the noise scale is measured; raise it"
+        )
+    known = fits(candidates[0])
     too_large, fitting = -1 if known else 0, 0 if known else len(candidates)
     while fitting - too_large > 1:
         middle = (too_large + fitting) // 2

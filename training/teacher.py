@@ -66,29 +66,40 @@ def check_tokenizer(config: ConfigDict, tokenizer) -> None:
     Args:
       tokenizer: of the corpus: `files` has the content of each of its files by name, none of bytes.
     """
-    file = pathlib.Path(_loaded(config.distillation.teacher).data.tokenizer)
-    theirs = {file.name: file.read_bytes()} if file.is_file() else {}
-    if tokenizer.files.get(file.name) != theirs.get(file.name) or bool(tokenizer.files) != bool(theirs):
+    name, teacher = _loaded(config.distillation.teacher).data.tokenizer, config.distillation.teacher
+    file = pathlib.Path(name)
+    if name != "byte" and not file.is_file():
         raise ConfigError(
-            f"distillation.teacher={config.distillation.teacher} has another tokenizer than "
-            f"data.tokenizer={config.data.tokenizer}; use data.tokenizer={file if theirs else 'byte'}"
+            f"distillation.teacher={teacher} has no tokenizer, by which it could read texts; name another"
         )
+    same = not tokenizer.files if name == "byte" else tokenizer.files.get(file.name) == file.read_bytes()
+    if not same:
+        raise ConfigError(
+            f"distillation.teacher={teacher} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
+            f"use data.tokenizer={name}"
+        )
+
+
+def check_trained(config: ConfigDict) -> None:
+    """Raise ConfigError where the teacher has no weights, before a corpus is made and a folder begun."""
+    name = config.distillation.teacher
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"distillation.teacher={name} is a recipe, without weights: that can be rehearsed, not trained"
+        )
+    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
+        if not checkpoints.files.there():
+            raise ConfigError(f"distillation.teacher={name} has no checkpoint; train it first, or name another run")
 
 
 def restore(config: ConfigDict, abstract_params: dict) -> dict:
     """Return the parameters of the teacher's newest checkpoint that are evaluated, in the types and layouts asked for.
 
     Raises:
-      ConfigError: the teacher is a recipe, which has none.
       CheckpointError: there is no good checkpoint.
     """
-    name = config.distillation.teacher
-    if name.endswith(".py"):
-        raise ConfigError(
-            f"distillation.teacher={name} is a recipe, without weights: that can be rehearsed, not trained"
-        )
     averaged = configuration(config).optimizer.ema_decay > 0
     step, examples = (jax.ShapeDtypeStruct((), int) for _ in range(2))
     state = TrainState(step, examples, abstract_params, abstract_params if averaged else {}, (), {})
-    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
+    with Checkpoints(pathlib.Path(config.distillation.teacher).expanduser()) as checkpoints:
         return checkpoints.restore_evaluated(checkpoints.newest_or_error(), state)

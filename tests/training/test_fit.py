@@ -50,6 +50,12 @@ def test_where_noise_is_measured_there_is_more_than_one_microbatch():
     config.batch.noise_scale = True
     fit.fit(config, lambda candidate: True)
     assert config.train.gradient_accumulation == 2
+    config = config_of(1)
+    config.batch.noise_scale = True
+    with pytest.raises(
+        ConfigError, match=r"^batch.fit=auto: train.global_batch=1 .* has no two parts on a device, .*$"
+    ):
+        fit.fit(config, lambda candidate: True)
 
 
 def test_a_rehearsal_fits_the_chip_and_what_was_typed():

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with files in Hugging Face's format, or with what was asked of them, is told in a line."""
+
+import json
+import pathlib
+import shutil
+import signal
+import types
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from configs import loading
+from configs.base import ConfigError
+from migration import hugging_face, logits, safetensors_files
+from migration.safetensors_files import WeightsError
+from tests.migration import hugging_face_cases as cases
+from tests.migration.record_hugging_face import FOLDER, SHARDED
+from tests.test_train import command, finish
+
+
+def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_path):
+    config = loading.load("configs/moe_small.py", "", {}).config
+    with pytest.raises(ConfigError, match=r"^no family of .* nearest: mixtral, which has model\.shared_experts=0$"):
+        hugging_face.as_published(config, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type=gpt2 is none that can be converted: llama, "),
+        ({"attention_bias": True}, "attention_bias=True is not supported for llama, only False"),
+        ({"hidden_act": "relu"}, "hidden_act=relu is not supported, only silu, gelu_pytorch_tanh"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type=longrope is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "beta_fast": 16}}, "beta_fast=16"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types: only every n-th"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers=3"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types has linear_attention"),
+        ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
+        ({"hidden_size": "wide"}, "config.json: "),
+        ({"model_type": "mixtral", "num_experts_per_tok": 1}, "num_experts_per_tok=1 is not supported for mixtral"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts=None is not supported for mixtral"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "must be at most model.num_experts=8"),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message):
+    shutil.copytree(FOLDER / "llama2", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ConfigError) as caught:
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert message in str(caught.value) and "\n" not in str(caught.value) and str(file) in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def spoiled(folder: pathlib.Path, how: str) -> None:
+    """Change one thing in a file of weights."""
+    file = folder / "model.safetensors"
+    weights, name = safetensors.numpy.load_file(file), "model.layers.2.mlp.up_proj.weight"
+    if how == "missing":
+        del weights[name]
+    elif how == "unknown":
+        weights["model.layers.3.mlp.up_proj.weight"] = weights[name]
+    elif how == "shape":
+        weights[name] = np.ascontiguousarray(weights[name][:-1])
+    elif how == "type":
+        weights[name] = weights[name].astype(np.int32)
+    elif how in ("cut", "text"):
+        file.write_bytes(file.read_bytes()[:-1] if how == "cut" else b"version https://git-lfs.github.com/spec/v1")
+        return
+    safetensors.numpy.save_file(weights, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", "lacks model.layers.2.mlp.up_proj.weight"),
+        ("unknown", "has model.layers.3.mlp.up_proj.weight, for which the model has no place"),
+        ("shape", "model.layers.2.mlp.up_proj.weight is [39, 24], but by config.json it is [40, 24]"),
+        ("type", "model.layers.2.mlp.up_proj.weight is of type I32; these are read: F32, F16, BF16"),
+        ("cut", "ends before its tensors do"),
+        ("text", "is no safetensors file; in a clone, `git lfs pull`"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, how, message):
+    shutil.copytree(FOLDER / "mistral", tmp_path / "theirs")
+    spoiled(tmp_path / "theirs", how)
+    with pytest.raises(WeightsError) as caught:
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([], "model.safetensors.index.json: has no weight_map from tensors to files beside it"),
+        (
+            {"weight_map": {"lm_head.weight": "../elsewhere.safetensors"}},
+            "has no weight_map from tensors to files beside",
+        ),
+        ({"weight_map": {"lm_head.weight": "gone.safetensors"}}, "gone.safetensors: No such file or directory"),
+        (
+            {"weight_map": {"of.nobody": "model-00001-of-00002.safetensors"}},
+            "lacks of.nobody, which model.safetensors.i",
+        ),
+        ({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}, "does not say is there"),
+    ],
+    ids=str,
+)
+def test_an_index_that_is_not_of_its_files_is_told(tmp_path, index, message):
+    shutil.copytree(FOLDER / SHARDED, tmp_path / "theirs")
+    (tmp_path / "theirs" / safetensors_files.INDEX).write_text(json.dumps(index))
+    with pytest.raises(WeightsError) as caught:
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
+    program = (
+        "import os, pathlib, signal, sys; from migration import safetensors_files; from tests.migration "
+        "import hugging_face_cases as cases;"
+        "safetensors_files.Stored.rows = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
+        "cases.import_run(*map(pathlib.Path, sys.argv[1:]))"
+    )
+    folders = [str(FOLDER / "mistral"), str(tmp_path / "run")]
+    status, _, _ = finish(command("-c", program, *folders, cache=tmp_path / "cache"))
+    assert status == -signal.SIGKILL and (tmp_path / ".run.unfinished").exists() and not (tmp_path / "run").exists()
+    cases.import_run(FOLDER / "mistral", tmp_path / "run")
+    assert not (tmp_path / ".run.unfinished").exists() and (tmp_path / "run" / "recipe.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["import", "--hf=PLACE/none"], "none: No such file or directory (config.json)"),
+        (["import", "--hf=THEIRS", "--config.model.dtype=float32"], "--config.model.dtype is not read here"),
+        (["import", "--hf=THEIRS", "--workdir=THEIRS"], "exists; name another folder, or remove it"),
+        (["import", "--hf=THEIRS", "--workdir="], "import --hf needs --workdir=FOLDER"),
+        (["import", "--hf=THEIRS", "--topology=v4-8"], "--topology is not read by this convert.py import"),
+        (["import", "--hf=THEIRS", "--tokens=in.npy"], "--tokens is not read by this convert.py import"),
+        (["logits", "--hf=PLACE/out"], "--hf is not read by this convert.py logits"),
+    ],
+)
+def test_a_mistake_of_the_commands_is_one_line(tmp_path, arguments, message):
+    given = [word.replace("PLACE", str(tmp_path)).replace("THEIRS", str(FOLDER / "qwen2")) for word in arguments]
+    workdir = [] if any("--workdir" in word for word in given) else [f"--workdir={tmp_path}/run"]
+    status, _, err = finish(command("convert.py", *given, *workdir, cache=tmp_path))
+    assert status == 2 and message in err and len(err.strip().splitlines()) == 1, err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.zeros((2, 3), np.int64), r"holds int64 \[2, 3\]; it must be int32 \[batch, length\]"),
+        (np.zeros(3, np.int32), r"holds int32 \[3\]"),
+        (np.full((1, 2), 61, np.int32), "has 61; ids must be 0 or greater and less than 61"),
+        (np.full((1, 2), -1, np.int32), "has -1; ids must be"),
+        (np.zeros((1, 129), np.int32), "rows of 129 tokens are longer than model.max_length=128"),
+        (None, "No such file"),
+    ],
+)
+def test_tokens_that_are_none_are_named(tmp_path, tokens, message):
+    if tokens is not None:
+        np.save(tmp_path / "tokens.npy", tokens)
+    with pytest.raises(ConfigError, match=message):
+        logits.read_tokens(tmp_path / "tokens.npy", types.SimpleNamespace(vocab_size=61, max_length=128))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objective beside a teacher is what its keys say, each with its own weight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from configs import base
+from layers.projection import Projection
+from objectives import distillation, language_modeling
+from parallelism.mesh import mesh_context
+from tests.support import assert_close, make_model, model_config, one_device_mesh, packed_batch
+
+T, EXPERTS = 16, dict(num_experts=4, experts_per_token=2)
+KEYS = dict(divergence="reverse", temperature=3.0, soft_weight=0.7, hard_weight=0.3, hidden_weight=0.2)
+
+
+def streams(model, batch):
+    return model(batch["tokens"], batch["positions"], batch["segments"])[0]
+
+
+def scaled(x):
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True))
+
+
+def test_the_loss_is_the_sum_of_its_terms_each_by_its_key():
+    """Cross-entropy and z-loss, divergence by temperature squared, distance of the streams, losses of the routers."""
+    config = base.get_config()
+    config.model = model_config(num_layers=1, logit_soft_cap=8.0, **EXPERTS)
+    teacher_config = model_config(num_layers=1, embed_dim=12, logit_soft_cap=9.0)
+    config.train.update(global_batch=2, sequence_length=T, z_loss=0.1, balance_loss=0.05, router_z_loss=0.01)
+    config.distillation.update(KEYS)
+    batch = packed_batch([[9, 4], [12]], T, 37)
+    weights = batch["segments"] > 0
+    student, teacher = (nnx.merge(*make_model(of)) for of in (config.model, teacher_config))
+    student.projection = Projection(embed_dim=20, out_dim=12, rngs=nnx.Rngs(0))
+    objective = distillation.make(config, num_chunks=2, teacher=teacher_config)
+    alone = language_modeling.make(config, num_chunks=1)
+
+    @jax.jit
+    def observed():
+        of_student, of_teacher = streams(student, batch), streams(teacher, batch)
+        logits = student.logits(of_student), teacher.logits(of_teacher)
+        losses = objective.loss(student, {}, batch, None, teacher), alone.loss(student, {}, batch, None)
+        return losses, logits, (student.projection(of_student), of_teacher)
+
+    with mesh_context(one_device_mesh()):
+        losses, (logits, taught), (projected, wanted) = observed()
+    ((total, weight), (_, scalars)), ((whole, _), (_, plain)) = losses
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    loss = log_z - np.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+    q, p = (jax.nn.log_softmax(of / 3.0) for of in (logits, taught))
+    divergence = jnp.sum(jnp.exp(q) * (q - p), axis=-1)
+    distance = jnp.mean((scaled(projected) - scaled(wanted)) ** 2, axis=-1)
+    of_routers = whole - jnp.sum(weights * (loss + 0.1 * log_z**2))
+    per_token = 0.3 * (loss + 0.1 * log_z**2) + 0.7 * 3.0**2 * divergence + 0.2 * distance
+    assert weight == weights.sum() and of_routers > 0.01 * whole
+    assert_close(total, jnp.sum(weights * per_token) + of_routers)
+    told = {"loss": loss, "divergence": divergence, "hidden_distance": distance}
+    for name, of_token in told.items():
+        assert_close(scalars[name], (jnp.sum(weights * of_token), weight))
+    assert scalars.keys() - told.keys() == plain.keys() - {"loss"}
