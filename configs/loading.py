@@ -22,6 +22,7 @@ FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
+LENGTHS = ("train.sequence_length", "model.max_length")  # free too where no weight knows them
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
@@ -167,6 +168,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if unknown:
         raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
     free = [key for key in stored if key.startswith(FREE_OF_STORED) and key != "data.tokenizer"]
+    free += LENGTHS if stored["model.name"] == "decoder_lm" else ()
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
@@ -179,6 +181,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
     typed |= {key: "" for key in others if not typed.get(key)}
+    stored["model.max_length"] = max(stored["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in (stored | typed).items():
         assign(config, key, value)
     origins = dict.fromkeys(stored, str(path)) | dict.fromkeys(typed, "command line")
