@@ -294,9 +294,12 @@ VISHWAMAI = (
     ),
     runs(
         "B8", "a sequence in chunks",
-        "the loss takes chunks of the length; attention goes over all of it",
+        "the loss takes chunks of the length; held-out sequences go through the model in parts of "
+        "evaluation.chunk_tokens, each attending to all before it, their loss that of the whole",
         "tests/layers/test_cross_entropy.py::test_value_and_gradients_equal_the_plain_form",
         "tests/layers/test_cross_entropy.py::test_temporary_memory_is_that_of_a_chunk",
+        "tests/objectives/test_heldout_parts.py::test_the_loss_of_parts_is_that_of_the_whole",
+        "tests/objectives/test_heldout_parts.py::test_memory_falls_with_the_part",
     ),
     runs(
         "B9", "the batch size that suits the device, raised with time",

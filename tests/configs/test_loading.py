@@ -122,6 +122,17 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
         loading.load_stored(tmp_path, {"data.tokenizer": "byte"})
 
 
+def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
+    stored = loading.flat(base.get_config())
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for length, longest in ((4096, 4096), (128, 1024)):
+        config = loading.load_stored(tmp_path, {"train.sequence_length": str(length)}).config
+        assert (config.train.sequence_length, config.model.max_length) == (length, longest)
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"model.name": "trm"}))
+    with pytest.raises(ConfigError, match=r"train\.sequence_length is fixed by the run"):
+        loading.load_stored(tmp_path, {"train.sequence_length": "128"})
+
+
 def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
     recipe = tmp_path / "mixed.py"
     recipe.write_text(

@@ -85,7 +85,6 @@ def test_on_a_mesh_it_is_the_loss_of_one_device(mesh):
 def test_memory_falls_with_the_part():
     """By XLA's count of what the compiled evaluation step needs beside its arguments."""
     whole, parts = (heldout_step(n, 2048, 1)[1].memory_analysis().temp_size_in_bytes for n in (0, 128))
-    print(whole, parts)
     assert whole > 4 * parts
 
 
