@@ -208,7 +208,7 @@ AURA = (
     ),
     runs(
         "A22", "experts split over devices",
-        "model.num_experts and mesh.expert; NUM_EXPERTS of `pod.py launch_optimized`",
+        "model.num_experts and mesh.expert; NUM_EXPERTS of each launch of `pod.py`",
         "tests/layers/test_experts.py::test_experts_on_several_devices_are_the_loop",
         "tests/layers/test_experts.py::test_nothing_is_dropped_where_every_token_goes_to_one_device",
         "tests/layers/test_experts.py::test_balancing_brings_a_skewed_router_near_even_load_in_300_steps",
