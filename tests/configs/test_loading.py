@@ -146,9 +146,17 @@ def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("topology", "typed", "mesh"),
-    [("v4-64", {}, (4, 8)), ("v4-64", {"model.num_experts": "6"}, (16, 2)), ("v4-8", {}, (1, 4)), ("cpu", {}, (1, 1))],
+    ("recipe", "topology", "typed", "mesh"),
+    [
+        ("mixtral_8x7b", "v4-64", {}, (4, 8)),
+        ("mixtral_8x7b", "v4-64", {"model.num_experts": "6"}, (16, 2)),
+        ("mixtral_8x7b", "v4-8", {}, (1, 4)),
+        ("mixtral_8x7b", "cpu", {}, (1, 1)),
+        ("mixtral_8x7b", "v4-8", {"model.mlp_dim": "1024"}, (4, 1)),
+        ("small_moe", "v4-8", {}, (4, 1)),
+        ("small_moe", "v4-8", {"model.num_experts": "128"}, (1, 4)),
+    ],
 )
-def test_a_presets_mesh_splits_experts_where_a_recipe_has_some(topology, typed, mesh):
-    found = loading.load("configs/small_moe.py", topology, typed).config.mesh
+def test_a_presets_mesh_splits_experts_that_are_too_large_to_be_brought_whole(recipe, topology, typed, mesh):
+    found = loading.load(f"configs/{recipe}.py", topology, typed).config.mesh
     assert (found.fsdp, found.expert) == mesh
