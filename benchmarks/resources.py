@@ -3,7 +3,7 @@
 
 Rehearses each recipe as it is on each slice and prints a table: of a step its time, tokens a second, MFU and what of
 communication nothing hides; of a chip its memory; of a host what its chips' state takes while a save is written, and
-what train.offload keeps there; of the recipe's run its tokens and hours, without evaluations, saves and restarts.
+what train.offload keeps there; of the recipe's run its tokens and time, without evaluations, saves and restarts.
 """
 
 import support
@@ -12,6 +12,7 @@ from input_pipeline.cache import cache_folder
 from rehearsal import record
 from rehearsal.compiler import GIB, Compiler
 from rehearsal.estimate import estimate
+from training.display import duration
 
 SIZES, SLICES = ("small", "medium", "large"), ("v4-8", "v4-32", "v4-64")
 CASES = [
@@ -21,7 +22,7 @@ CASES = [
 ]
 COLUMNS = (
     "recipe", "slice", "sequences × tokens", "step", "tokens/s", "MFU", "GiB a chip", "GiB a host", "exposed",
-    "tokens of a run", "hours",
+    "tokens of a run", "its time",
 )  # fmt: skip
 
 
@@ -38,8 +39,8 @@ def cells(loaded, compiled) -> tuple[str, ...]:
     return (
         *begin, f"{1000 * step:.1f} ms", f"{found['tokens_per_second']:,.0f}", f"{found['mfu']:.3f}",
         f"{memory['total']:.1f}", f"{topology.chips_per_host * state / GIB:.1f}",
-        f"{1000 * found['exposed_communication_seconds']:.1f} ms", f"{tokens / 1e9:.2f} G",
-        f"{train.steps * step / 3600:.2f}",
+        f"{1000 * found['exposed_communication_seconds']:.1f} ms", f"{tokens / 1e6:,.0f} M",
+        duration(train.steps * step),
     )  # fmt: skip
 
 
