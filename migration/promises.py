@@ -329,7 +329,12 @@ VISHWAMAI = (
         "both are in metrics.jsonl",
         note="not in that form of a line",
     ),
-    not_yet("B16", "resource profiles of three sizes", "`rehearse.py --compare` of any recipe"),
+    runs(
+        "B16", "resource profiles of three sizes",
+        "`python benchmarks/resources.py`, from what is recorded of rehearsals; `rehearse.py --compare` of any recipe",
+        "tests/rehearsal/test_resources.py::test_each_size_has_a_row_on_each_slice_and_one_with_experts",
+        "tests/rehearsal/test_resources.py::test_a_row_has_what_a_run_and_a_host_need",
+    ),
     answered(
         "B17", "steps against lack of memory and slowness",
         "`rehearse.py` says what would fit, and what would be faster",
