@@ -182,6 +182,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
     typed |= {key: "" for key in others if not typed.get(key)}
+    # Evaluated on longer sequences than it was trained on, a model has room for them.
     stored["model.max_length"] = max(stored["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in (stored | typed).items():
         assign(config, key, value)

@@ -60,9 +60,10 @@ def test_a_part_alone_would_have_another_loss():
 
 
 @functools.cache
-def heldout_step(chunk_tokens: int, length: int = LENGTH, rows: int = 16, **mesh):
+def heldout_step(chunk_tokens: int, length: int = LENGTH, rows: int = 16, num_experts: int = 0, **mesh):
     """Return (run, its compiled evaluation step)."""
     config = small_config(**mesh)
+    config.model.num_experts = num_experts
     config.model.max_length = config.train.sequence_length = length
     config.train.global_batch, config.train.loss_chunk_tokens = rows, 16
     config.evaluation.chunk_tokens = chunk_tokens
@@ -71,10 +72,14 @@ def heldout_step(chunk_tokens: int, length: int = LENGTH, rows: int = 16, **mesh
         return run, run.eval_step.lower(run.abstract_state.params, run.abstract_batch).compile()
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2}], ids=str)
-def test_on_a_mesh_it_is_the_loss_of_one_device(mesh):
-    found = []
-    for run, step in (heldout_step(0), heldout_step(PART, **mesh)):
+@pytest.mark.parametrize(
+    ("mesh", "num_experts"),
+    [({"fsdp": 2, "model": 2}, 0), ({"fsdp": 2, "context": 2}, 0), ({"fsdp": 2, "expert": 2}, 4)],
+    ids=str,
+)
+def test_on_a_mesh_it_is_the_loss_of_one_device(mesh, num_experts):
+    found, how = [], {"num_experts": num_experts}
+    for run, step in (heldout_step(0, **how), heldout_step(PART, **how, **mesh)):
         params = random_weights(run.abstract_state.params)
         inputs = placed((params, batch()), (run.abstract_state.params, run.abstract_batch))
         with mesh_context(run.mesh):
