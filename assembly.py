@@ -196,8 +196,8 @@ def _gradient(
     measures, once = ramp.measures_noise(config), _summed_once(config, abstract_model)
     if not in_parts:
         groups = {} if slow or num_microbatches == 1 else once
-        square = noise_scale.part_square if measures else None
-        gradient = make(groups=groups, part_square=square)
+        square = functools.partial(noise_scale.part_square, optimizers.norm(_weights(config, abstract_model)))
+        gradient = make(groups=groups, part_square=square if measures else None)
         return gradient, measures * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)

@@ -45,8 +45,8 @@ def main() -> None:
         lines = record.changes(before["figures"], now)
         changed += bool(lines)
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
-        if given.renew and now != before["figures"]:
-            record.write(path, given.renew, now, versions())
+        if given.renew and (now != before["figures"] or "beside" not in before):
+            record.write(path, given.renew if lines else before["reason"], found, versions())
     support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:
         sys.exit('figures have changed: mend the cause, or say it: python benchmarks/record.py --renew="why"')

@@ -185,6 +185,7 @@ def get_config() -> ConfigDict:
     evaluation.batches = 8  # of the fixed held-out subset read during the run
     evaluation.every_epochs = 0.0  # instead of train.eval_every: passes over the training examples
     evaluation.pooled_votes = False  # votes of earlier checkpoints count too (ARC), reported beside those of one alone
+    evaluation.chunk_tokens = 0  # of a sequence that are computed at once, with keys and values kept; 0: all
     evaluation.sample_tokens = 120  # length of the sample at the end of the run; 0: none
 
     config.logging = logging = ConfigDict()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A 24-layer, 1024-wide decoder, the size of GPT-2 medium.
 
-Expected: not yet run. Cost: 3.9 G tokens; rehearsed on v4-8 5.6 hours, 25.7 of 32 GiB a chip.
+Expected: not yet run. Cost: 3.9 G tokens; rehearsed on v4-8 5.6 hours, 25.7 of 32 GiB a chip; on v4-32
+1.4 hours, on v4-64 49 min.
 Command: make train CONFIG=configs/large.py TOPOLOGY=v4-8
 """
 

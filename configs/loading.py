@@ -17,11 +17,13 @@ from configs import base, topologies
 from configs.base import MESH_AXES, ConfigError
 
 EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
+WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16, which up to that are brought whole as other weights are
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
+LENGTHS = ("train.sequence_length", "model.max_length")  # free too where no weight knows them
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
@@ -87,9 +89,8 @@ def load(
     config, origins = _run_recipe(recipe_path)
     topology = topologies.get(topology_name) if topology_name else None
     mesh = environment_mesh(environment)
-    text = overrides.get("model.num_experts", str(config.model.num_experts))
-    num_experts = parse_value("model.num_experts", text, flat(config))
-    preset = _with_experts(topology.mesh, num_experts) if topology else {}
+    typed = {key: parse_value(key, text, flat(config)) for key, text in overrides.items()}
+    preset = _with_experts(topology.mesh, flat(config) | typed) if topology else {}
     for axes, origin in ((preset, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
         for axis in MESH_AXES if axes else ():
             assign(config, f"mesh.{axis}", axes.get(axis, 1))
@@ -97,7 +98,6 @@ def load(
     if mesh:
         config.layout.axis_order = ",".join(dict.fromkeys(("dcn_data", *mesh, *MESH_AXES)))
         origins["layout.axis_order"] = "TPU_MESH_CONFIG"
-    typed = {key: parse_value(key, text, flat(config)) for key, text in overrides.items()}
     typed |= _put_out_of_force(typed, flat(config))
     for key, value in typed.items():
         assign(config, key, value)
@@ -105,9 +105,11 @@ def load(
     return Loaded(config, pathlib.Path(recipe_path).stem, recipe_path, topology, typed, origins, mesh)
 
 
-def _with_experts(mesh: dict[str, int], num_experts: int) -> dict[str, int]:
-    """Return a preset's mesh, a part of its fsdp given to experts where there are some."""
-    expert = math.gcd(num_experts, mesh["fsdp"], EXPERT_CHIPS) if num_experts > 0 else 1
+def _with_experts(mesh: dict[str, int], values: dict[str, object]) -> dict[str, int]:
+    """Return a preset's mesh, a part of its fsdp given to experts where these are too large to be brought whole."""
+    experts = values["model.num_experts"]
+    size = 2 * 3 * experts * values["model.embed_dim"] * values["model.mlp_dim"]
+    expert = math.gcd(experts, mesh["fsdp"], EXPERT_CHIPS) if size > WHOLE_EXPERTS_BYTES else 1
     return mesh | {"fsdp": mesh["fsdp"] // expert, "expert": expert}
 
 
@@ -167,6 +169,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if unknown:
         raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
     free = [key for key in stored if key.startswith(FREE_OF_STORED) and key != "data.tokenizer"]
+    free += LENGTHS if stored["model.name"] == "decoder_lm" else ()
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
@@ -179,6 +182,8 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
     others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
     typed |= {key: "" for key in others if not typed.get(key)}
+    # Evaluated on longer sequences than it was trained on, a model has room for them.
+    stored["model.max_length"] = max(stored["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in (stored | typed).items():
         assign(config, key, value)
     origins = dict.fromkeys(stored, str(path)) | dict.fromkeys(typed, "command line")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A 12-layer, 768-wide decoder, the size of GPT-2 small: 134 M parameters, 25 M of them the embedding's.
 
-Expected: not yet run. Cost: 2.6 G tokens; rehearsed on v4-8 1.4 hours, 19.8 of 32 GiB a chip.
+Expected: not yet run. Cost: 2.6 G tokens; rehearsed on v4-8 1.4 hours, 19.8 of 32 GiB a chip; on v4-32
+21 min, on v4-64 11 min.
 Command: make train CONFIG=configs/medium.py TOPOLOGY=v4-8
 """
 

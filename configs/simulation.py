@@ -31,6 +31,7 @@ TARGETS = {  # largest value of each key in a simulation
     "optimizer.warmup_steps": 20,
     "train.eval_every": 100,
     "train.save_every": 100,
+    "evaluation.chunk_tokens": 16,
 }
 ROUNDED = ("train.global_batch", "batch.first")  # up to what the mesh divides, unless typed
 OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import ramp, topologies, unread
+from configs import heldout, ramp, topologies, unread
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -64,7 +64,7 @@ NOT_NEGATIVE = (
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
     "checkpoint.keep_best", "batch.memory_gib", "batch.first",
-    "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
+    "evaluation.chunk_tokens", "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
 )  # fmt: skip
 
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
@@ -91,6 +91,7 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_distillation(config)
     if loaded:
         unread.check(loaded)
+    heldout.check(config)
 
 
 def check_keys(config: ConfigDict) -> None:

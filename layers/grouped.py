@@ -17,6 +17,7 @@ from layers.products import project
 
 BLOCK = 128  # rows; on a CPU a group is so many times a number
 TILE_ROWS, TILE = 512, 1024  # of the kernel: rows, and columns of both kinds
+LANES = 128  # of which a tile's columns are a multiple, since the backward pass takes each kind in the other's place
 
 
 def aligned(sizes_E: jax.Array) -> jax.Array:
@@ -50,7 +51,7 @@ def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.
 def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, interpret: bool = False) -> jax.Array:
     """Return what `grouped` does, by the kernel."""
     _, D, F = weights_EDF.shape
-    tiling = (TILE_ROWS, min(TILE, D), min(TILE, F))
+    tiling = (TILE_ROWS, *(min(TILE, math.ceil(size / LANES) * LANES) for size in (D, F)))
     return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from layers import experts
 from layers.distillation import How, distillation_loss
-from objectives.language_modeling import LanguageModeling
+from objectives.language_modeling import LanguageModeling, heldout_parts
 
 LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
 EPSILON = 1e-6  # added to mean squares
@@ -35,7 +35,7 @@ def make(config, *, num_chunks: int, teacher) -> "Distillation":
     )  # fmt: skip
     return Distillation(
         train.global_batch, train.sequence_length, num_chunks, train.z_loss, model.vocab_size, train.balance_loss,
-        train.router_z_loss, how=how, hidden_weight=keys.hidden_weight,
+        train.router_z_loss, heldout_parts=heldout_parts(config), how=how, hidden_weight=keys.hidden_weight,
     )  # fmt: skip
 
 
@@ -63,11 +63,6 @@ class Distillation(LanguageModeling):
             scalars["hidden_distance"] = (distance, weight)
         penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
-
-    def evaluate(self, model, batch) -> dict:
-        """The student's cross-entropy, without a teacher."""
-        _, (_, scalars) = super().loss(model, {}, batch, None)
-        return {"loss": scalars["loss"]}
 
 
 def _distance(one: jax.Array, other: jax.Array) -> jax.Array:

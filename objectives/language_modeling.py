@@ -30,15 +30,21 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
     train = config.train
     return LanguageModeling(
         train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size,
-        train.balance_loss, train.router_z_loss,
+        train.balance_loss, train.router_z_loss, heldout_parts(config),
     )  # fmt: skip
+
+
+def heldout_parts(config) -> int:
+    """Return into how many parts a held-out sequence is cut."""
+    return config.train.sequence_length // (config.evaluation.chunk_tokens or config.train.sequence_length)
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
     """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
 
-    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds.
+    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds. A held-out sequence is
+    computed in `heldout_parts` parts of its length, one after the other.
     """
 
     rows: int
@@ -48,6 +54,7 @@ class LanguageModeling:
     vocab_size: int = 0  # of random batches
     balance_loss: float = 0.0
     router_z_loss: float = 0.0
+    heldout_parts: int = 1
 
     def batch(self) -> dict[str, tuple]:
         """Segment 0 is padding and weighs 0."""
@@ -82,9 +89,35 @@ class LanguageModeling:
         return (total + penalty, weight), (carry, {"loss": (loss_sum, weight)} | scalars)
 
     def evaluate(self, model, batch) -> dict:
-        """The loss, with nothing random in it."""
-        _, (_, scalars) = self.loss(model, {}, batch, None)
-        return {"loss": scalars["loss"]}
+        """The loss, with nothing random in it.
+
+        Of several parts each attends to those before by a key-value cache, so that the sums are those of the whole but
+        for rounding, in the memory of a part and of the cache.
+        """
+        if self.heldout_parts == 1:
+            return {"loss": self._heldout(model, batch, None)[0]}
+
+        def body(carry, part):
+            cache, sums = carry
+            of_part, cache = self._heldout(model, part, cache)
+            return (cache, jax.tree.map(jnp.add, sums, of_part)), None
+
+        rows, length = batch["tokens"].shape
+        parts = {name: jnp.moveaxis(array.reshape(rows, self.heldout_parts, -1), 1, 0) for name, array in batch.items()}
+        start = model.empty_cache(rows, length), (jnp.float32(0), jnp.float32(0))
+        (_, sums), _ = jax.lax.scan(body, start, parts)
+        return {"loss": sums}
+
+    def _heldout(self, model, batch, cache: dict | None) -> tuple[tuple, dict | None]:
+        """Return ((sum of losses, their weight), the cache with this part of the sequences in it)."""
+        stream_BTD, cache = model(batch["tokens"], batch["positions"], batch["segments"], cache)
+        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        length = weights_BT.shape[1]
+        chunks = next(n for n in range(1, length + 1) if length % n == 0 and n * self.heldout_parts >= self.num_chunks)
+        _, loss_sum = cross_entropy(
+            *model.with_head(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
+        )
+        return (loss_sum, weights_BT.sum()), cache
 
     def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
         """The loss."""

@@ -9,7 +9,7 @@ import tempfile
 from absl import flags
 
 from pods import hosts, recipes, switches, watch
-from pods.settings import Settings
+from pods.settings import Settings, with_experts
 from pods.transports import PodError, Transport, usage_error
 
 CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
@@ -82,7 +82,7 @@ def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[
     length = own["sequence-length"].value or values.get("sequence_length")
     arguments = [] if recipe or own["model-size"].value else list(values.get("arguments", []))
     num_experts = own["num-experts"].value or values.get("num_experts")
-    size = f"{size}_moe" if num_experts else size
+    size = with_experts(size) if num_experts else size
     arguments = arguments or [f"--config={recipe or f'configs/{size}.py'}"]
     keys = [f"--config.{key}={value}" for key, value in resolved.keys.items()]
     keys += [f"--config.model.num_experts={num_experts}"] if num_experts else []

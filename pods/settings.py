@@ -79,7 +79,7 @@ class Settings:
 
     model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
     num_experts: int = variable(
-        0, "in each block, 2 of them for a token: the recipe MODEL_SIZE_moe; 0: none", "training"
+        0, "in each block, 2 of them for a token: the recipe MODEL_SIZE_moe, whatever launches it; 0: none", "training"
     )
     config: str = variable(
         "en", "configuration of DATASET; ending in .py, the recipe in place of MODEL_SIZE", "training"
@@ -140,7 +140,7 @@ class Settings:
     @property
     def recipe(self) -> str:
         """Path of the recipe, from the repository's root."""
-        size = f"{self.model_size}_moe" if self.num_experts else self.model_size
+        size = with_experts(self.model_size) if self.num_experts else self.model_size
         return self.config if self.config.endswith(".py") else f"configs/{size}.py"
 
     @property
@@ -188,6 +188,11 @@ GROUPS = {
     "switches": "optimizations",
     "call": "of one call",
 }
+
+
+def with_experts(size: str) -> str:
+    """Return the recipe of a size that has experts; it may be named itself."""
+    return f"{size.removesuffix('_moe')}_moe"
 
 
 def recipe_names() -> list[str]:

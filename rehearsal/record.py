@@ -95,6 +95,16 @@ def figures(found: dict) -> dict[str, float]:
     return {name: value if isinstance(value, int) else float(f"{value:.5g}") for name, value in sorted(kept.items())}
 
 
+def beside(found: dict) -> dict[str, float]:
+    """Return of an estimate what is kept beside that, and may change unsaid: it is small, or follows from the rest."""
+    memory = found["hbm_gib"]
+    kept = {
+        "exposed_communication_seconds": found["exposed_communication_seconds"],
+        "state_gib": memory["parameters"] + memory["optimizer"] + found["host_gib"],
+    }
+    return {name: float(f"{value:.5g}") for name, value in kept.items()}
+
+
 def changes(recorded: dict[str, float], now: dict[str, float]) -> list[str]:
     """Return a line for each figure that is not what was recorded, 2 % aside."""
     lines = []
@@ -115,7 +125,8 @@ def other_versions(recorded: dict, now: dict[str, str]) -> list[str]:
     ]
 
 
-def write(path: pathlib.Path, reason: str, found: dict[str, float], versions: dict[str, str]) -> None:
-    """Record figures, and why they are not what they were."""
+def write(path: pathlib.Path, reason: str, found: dict, versions: dict[str, str]) -> None:
+    """Record figures of an estimate, and why they are not what they were."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"reason": reason, "versions": versions, "figures": found}, indent=1) + "\n")
+    content = {"reason": reason, "versions": versions, "figures": figures(found), "beside": beside(found)}
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -164,6 +164,16 @@ def test_evaluate_only_repeats_the_loss_and_takes_other_data(place, whole):
         assert status == 2 and "is fixed by the run in" in err
 
 
+def test_evaluate_only_takes_longer_sequences_than_were_trained_also_in_parts(place, whole):
+    typed = ("--evaluate_only", f"--workdir={place / 'whole'}", "--config.train.sequence_length=128")
+    told = []
+    for chunk in (0, 32):
+        status, out, err = finish(command("train.py", *typed, f"--config.evaluation.chunk_tokens={chunk}", cache=place))
+        assert status == 0, err
+        told.append(out[out.index("held-out loss:") :])
+    assert told[0] == told[1] and told[0].splitlines()[0] not in whole
+
+
 def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []

@@ -6,6 +6,8 @@ norms of the gradients of parts of a batch and of the whole batch (appendix A.1)
 the model or devices where these compute each by itself.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -18,13 +20,15 @@ def init() -> dict:
     return {"gradient": jnp.float32(0), "noise": jnp.float32(0)}
 
 
-def part_square(gradients: dict, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def part_square(norm: Callable, gradients: dict, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (|sum of gradients|^2 / weight, weight) of one part; of all parts summed it is a mean square as a pair.
 
     Weighted so, parts of unequal weight count as so many of equal weight.
+
+    Args:
+      norm: gradients -> their norm, that which is taken of the whole batch's.
     """
-    square = sum(jnp.sum(jnp.square(gradient)) for gradient in jax.tree.leaves(gradients))
-    return square / jnp.maximum(weight, 1), weight
+    return norm(gradients) ** 2 / jnp.maximum(weight, 1), weight
 
 
 def update(memory: dict, small: jax.Array, big: jax.Array, rows: int, num_parts: int) -> dict:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from layers.axes import several
 from layers.shards import summed_in, whole
 from parallelism.axis_rules import RULES, on_device
+from training.optimizers import BALANCE
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
 AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
@@ -72,7 +73,8 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -
     """Return (`part_square` of training/noise_scale.py where each device computes for itself, number of parts).
 
     A part is what the devices compute together over whose gradient is summed anyway: those of one `fsdp` and `model`,
-    with `summed_once` of one `model`. `sizes` are those of the mesh axes, other arguments as of `in_shards`.
+    with `summed_once` of one `model`. Routers' biases are left out, as of the whole batch's norm. `sizes` are those of
+    the mesh axes, other arguments as of `in_shards`.
     """
     together = (STREAM_AXIS,) if summed_once else ("fsdp", STREAM_AXIS)
 
@@ -81,6 +83,8 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -
         return {axis for name, of_dim in dims if not (summed_once and name in WHOLE) for axis in several(of_dim)}
 
     def own_square(gradient, names, spec):
+        if BALANCE in names:
+            return 0.0
         missing = tuple(axis for axis in together if axis not in split(names, spec))
         whole_gradient = jax.lax.psum(gradient, missing)
         return jnp.sum(jnp.square(whole_gradient)) / math.prod(sizes[axis] for axis in missing)

@@ -122,6 +122,17 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
         loading.load_stored(tmp_path, {"data.tokenizer": "byte"})
 
 
+def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
+    stored = loading.flat(base.get_config())
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for length, longest in ((4096, 4096), (128, 1024)):
+        config = loading.load_stored(tmp_path, {"train.sequence_length": str(length)}).config
+        assert (config.train.sequence_length, config.model.max_length) == (length, longest)
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"model.name": "trm"}))
+    with pytest.raises(ConfigError, match=r"train\.sequence_length is fixed by the run"):
+        loading.load_stored(tmp_path, {"train.sequence_length": "128"})
+
+
 def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
     recipe = tmp_path / "mixed.py"
     recipe.write_text(
@@ -135,9 +146,17 @@ def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("topology", "typed", "mesh"),
-    [("v4-64", {}, (4, 8)), ("v4-64", {"model.num_experts": "6"}, (16, 2)), ("v4-8", {}, (1, 4)), ("cpu", {}, (1, 1))],
+    ("recipe", "topology", "typed", "mesh"),
+    [
+        ("mixtral_8x7b", "v4-64", {}, (4, 8)),
+        ("mixtral_8x7b", "v4-64", {"model.num_experts": "6"}, (16, 2)),
+        ("mixtral_8x7b", "v4-8", {}, (1, 4)),
+        ("mixtral_8x7b", "cpu", {}, (1, 1)),
+        ("mixtral_8x7b", "v4-8", {"model.mlp_dim": "1024"}, (4, 1)),
+        ("small_moe", "v4-8", {}, (4, 1)),
+        ("small_moe", "v4-8", {"model.num_experts": "128"}, (1, 4)),
+    ],
 )
-def test_a_presets_mesh_splits_experts_where_a_recipe_has_some(topology, typed, mesh):
-    found = loading.load("configs/small_moe.py", topology, typed).config.mesh
+def test_a_presets_mesh_splits_experts_that_are_too_large_to_be_brought_whole(recipe, topology, typed, mesh):
+    found = loading.load(f"configs/{recipe}.py", topology, typed).config.mesh
     assert (found.fsdp, found.expert) == mesh

@@ -41,3 +41,12 @@ def test_every_platforms_product_and_its_gradients_are_the_loops(product):
         return value, of_x[:inside], of_weights
 
     assert_close(jax.jit(lambda sizes: observed(product, sizes))(sizes), observed(by_loop, sizes))
+
+
+def test_tiles_of_a_tpu_are_whole_lanes_whatever_the_width(monkeypatch):
+    """A width of 704, not a multiple of 128, is what the TPU compiler once refused to go back over."""
+    given = []
+    monkeypatch.setattr(grouped, "gmm", lambda x, w, sizes, dtype, tiling, *rest: given.append(tiling))
+    for size in (704, 20, 2816):
+        grouped.kernel(jnp.zeros((512, 512)), jnp.zeros((E, 512, size)), None)
+    assert given == [(512, 512, 768), (512, 512, 128), (512, 512, 1024)]

@@ -201,6 +201,11 @@ def words_of(done) -> list[str]:
              "config.data.subset": ""},
             {"config.data.path"},
         ),
+        *(
+            (name, {"MODEL_SIZE": size, "NUM_EXPERTS": "4"},
+             {"config": "configs/small_moe.py", "config.model.num_experts": "4"}, set())
+            for name, size in (("launch", "small"), ("launch_pretrain_hf", "small"), ("launch_optimized", "small_moe"))
+        ),
     ],
 )  # fmt: skip
 def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, expected, absent):

@@ -70,6 +70,18 @@ def test_what_is_the_same_is_not_a_change(as_it_is):
     assert record.changes({}, {"b: count": 4}) == ["b: count: 0 -> 4"]
 
 
+def test_what_a_plan_needs_is_kept_beside_the_figures(tmp_path):
+    """A chip's state wherever it waits, moments on the host included."""
+    found = {
+        "step_seconds": 0.5, "flops_model": 1e12, "flops_hardware": 2e12, "collectives": [], "host_gib": 0.5,
+        "hbm_gib": {"total": 5.0, "parameters": 1.0, "optimizer": 2.0}, "exposed_communication_seconds": 0.125,
+    }  # fmt: skip
+    record.write(tmp_path / "step.json", "new recipe", found, {})
+    kept = json.loads((tmp_path / "step.json").read_text())
+    assert kept["beside"] == {"exposed_communication_seconds": 0.125, "state_gib": 3.5}
+    assert kept["figures"] == record.figures(found) and kept["reason"] == "new recipe"
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_recipe_is_recorded_on_the_topologies_that_it_names(case):
     recorded = json.loads(case.path.read_text())

@@ -23,6 +23,7 @@ from training.state import TrainState
 from training.step import make_gradient, make_train_step
 
 D, ROWS, PARTS, STEPS = 40, 64, 8, 300
+EXPERTS = (("num_experts", 4), ("mlp_dim", 12))
 
 
 class Point(nnx.Module):
@@ -45,7 +46,12 @@ def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale):
     centre *= math.sqrt(np.sum(deviations**2) / scale) / np.linalg.norm(centre)
     graph, params = nnx.split(Point())
     params, optimizer = nnx.to_pure_dict(params), optax.with_extra_args_support(optax.set_to_zero())
-    gradient = make_gradient(graph, half_square, num_microbatches=PARTS, part_square=noise_scale.part_square)
+    gradient = make_gradient(
+        graph,
+        half_square,
+        num_microbatches=PARTS,
+        part_square=functools.partial(noise_scale.part_square, optax.tree.norm),
+    )
     step = jax.jit(make_train_step(gradient, optimizer, lambda step: 0.0, seed=0, num_parts=PARTS))
     state = TrainState(
         jnp.int32(0), jnp.uint32(0), params, {}, optimizer.init(params), {}, guard.init(), noise_scale.init()
@@ -64,18 +70,21 @@ def parts_of(config, together: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "whole_bytes", "together"),
+    ("mesh", "whole_bytes", "together", "of_model"),
     [
-        ({"data": 2, "fsdp": 2, "model": 2}, 0, 2),
-        ({"data": 2, "fsdp": 2, "model": 2}, 2**30, 1),
-        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1),
+        ({"data": 2, "fsdp": 2, "model": 2}, 0, 2, ()),
+        ({"data": 2, "fsdp": 2, "model": 2}, 2**30, 1, ()),
+        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1, ()),
+        ({"data": 2}, 0, 1, EXPERTS),
+        ({}, 0, 1, EXPERTS),
     ],
-    ids=["copies", "devices of a model", "the compiler"],
+    ids=["copies", "devices of a model", "the compiler", "copies with experts", "one device with experts"],
 )
-def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together):
-    """Whatever devices hold of a gradient: each part's is computed again, alone."""
+def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together, of_model):
+    """Whatever devices hold of a gradient: each part's is computed again, alone. Of a router's bias it is no slope."""
     monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
     config = small_config(**mesh)
+    config.model.update(dict(of_model))
     config.train.update(gradient_accumulation=2)
     config.batch.noise_scale = True
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
@@ -84,29 +93,36 @@ def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes
         params, rows = jax.device_get(state.params), batch()
         state, _, gradients = run.observed_step(state, placed(rows, run.abstract_batch))
     parts = [jax.tree.map(lambda array, part=part: array[part], rows) for part in parts_of(config, together)]
-    squares = [alone_square(params, part) for part in parts]
+    squares = [alone_square(params, part, of_model) for part in parts]
     weight = sum(w for _, w in squares)
     small = sum(square for square, _ in squares) / weight
-    big = float(optax.tree.norm(jax.device_get(gradients))) ** 2
+    big = norm_of_slopes(gradients) ** 2
     wanted = noise_scale.update(noise_scale.init(), small, big, BATCH, len(squares))
     for name, value in wanted.items():
         assert relative_error(state.noise[name], value) < 1e-4, name  # differences of squares, each good to 1e-5
 
 
 @functools.cache
-def alone() -> assembly.Run:
-    return assembly.assemble(small_config(), devices=jax.devices()[:1])
+def alone(of_model: tuple = ()) -> assembly.Run:
+    config = small_config()
+    config.model.update(dict(of_model))
+    return assembly.assemble(config, devices=jax.devices()[:1])
 
 
-def alone_square(params, rows) -> tuple[float, float]:
+def norm_of_slopes(gradients) -> float:
+    gradients["stack"]["blocks"]["mlp"].pop("bias", None)
+    return float(optax.tree.norm(jax.device_get(gradients)))
+
+
+def alone_square(params, rows, of_model: tuple) -> tuple[float, float]:
     """Return (|sum of gradients|^2 / weight, weight) of some rows, on one device; rows are filled up with padding."""
-    run = alone()
+    run = alone(of_model)
     padded = jax.tree.map(lambda a: np.concatenate([a, np.zeros((BATCH - len(a), *a.shape[1:]), a.dtype)]), rows)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     with mesh_context(run.mesh):
         _, scalars, gradients = run.observed_step(dataclasses.replace(state, params=params), padded)
     weight = float(scalars["tokens"])
-    return weight * float(optax.tree.norm(gradients)) ** 2, weight
+    return weight * norm_of_slopes(gradients) ** 2, weight
 
 
 def test_off_by_default_there_is_nothing_of_it():

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What do `small`, `medium` and `large`, dense and with experts, need on the slices that a month is planned with?
+
+A table of what is recorded of their rehearsals, which benchmarks/record.py holds to the code as it is: of a step its
+time, tokens a second, MFU and what of communication nothing hides; of a chip its memory; of a host the state of its
+chips, which it holds while a save is written; of the recipe's run its tokens and time, without evaluations and saves.
+"""
+
+import json
+
+import support
+
+from rehearsal import record
+from training.display import duration
+
+SIZES = ("small", "medium", "large")
+RECIPES = (*SIZES, *(f"{size}_moe" for size in SIZES))
+COLUMNS = (
+    "recipe", "slice", "sequences × tokens", "step", "tokens/s", "MFU", "GiB a chip", "GiB a host", "exposed",
+    "tokens of a run", "its time",
+)  # fmt: skip
+
+
+def cases() -> list[record.Case]:
+    """Return what is recorded of these recipes, by size."""
+    return sorted((case for case in record.cases() if case.recipe in RECIPES), key=lambda c: RECIPES.index(c.recipe))
+
+
+def cells(case: record.Case) -> tuple[str, ...]:
+    """Return a row of the table."""
+    config, topology, recorded = case.load().config, case.load().topology, json.loads(case.path.read_text())
+    figures, beside = recorded["figures"], recorded["beside"]
+    step, tokens = figures["step_seconds"], config.train.global_batch * config.train.sequence_length
+    return (
+        case.recipe, topology.name, f"{config.train.global_batch} × {config.train.sequence_length}",
+        f"{1000 * step:.1f} ms", f"{tokens / step:,.0f}",
+        f"{figures['flops_model'] / step / topology.peak_flops:.3f}", f"{figures['hbm_gib']:.1f}",
+        f"{topology.chips_per_host * beside['state_gib']:.1f}",
+        f"{1000 * beside['exposed_communication_seconds']:.1f} ms", f"{config.train.steps * tokens / 1e6:,.0f} M",
+        duration(config.train.steps * step),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print the table."""
+    rows = [cells(case) for case in cases()]
+    for row in (COLUMNS, ("---",) * len(COLUMNS), *rows):
+        print(f"| {' | '.join(row)} |")
+    told = {f"{row[0]}_{row[1]}": ", ".join(map(" ".join, zip(COLUMNS[2:], row[2:], strict=True))) for row in rows}
+    support.finish("resources", told)
+
+
+if __name__ == "__main__":
+    main()
