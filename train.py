@@ -85,8 +85,9 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
-    for on_mesh in layouts.on_each_mesh(config).values():
-        preflight.check_state_fits(assembly.assemble(on_mesh))
+    for after, on_mesh in layouts.on_each_mesh(config).items():
+        with layouts.named(after):
+            preflight.check_state_fits(assembly.assemble(on_mesh))
     assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh that each step is computed on: `config.mesh`, and from some step on one that `layout.changes` names."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -8,6 +9,7 @@ import math
 from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, ConfigError
+from configs.loading import nearest
 
 EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
 
@@ -25,6 +27,15 @@ def stage_end(config: ConfigDict, step: int) -> int:
 def on_each_mesh(config: ConfigDict) -> dict[int, ConfigDict]:
     """Return {step after which it is: copy of the configuration for that mesh alone}, the first after step 0."""
     return {step: on_mesh(config, tuple(mesh.values())) for step, mesh in meshes(config)}
+
+
+@contextlib.contextmanager
+def named(step: int):
+    """Say in a ConfigError of the block which change it is about, where that is not the first mesh, after step 0."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"layout.changes, after step {step}: {error}" if step else str(error)) from None
 
 
 def on_mesh(config: ConfigDict, sizes: tuple[int, ...]) -> ConfigDict:
@@ -47,7 +58,7 @@ def check(config: ConfigDict) -> None:
         if math.prod(sizes) != num_devices:
             raise ConfigError(
                 f"layout.changes, after step {step}: {text(sizes)} is {math.prod(sizes)} devices, there are "
-                f"{num_devices}; use a product of {num_devices}"
+                f"{num_devices}; use a product of {num_devices}, axes that are not named being 1"
             )
     if config.layout.changes and config.batch.fit == "auto":
         raise ConfigError("batch.fit=auto is of one mesh; with layout.changes set train.gradient_accumulation")
@@ -85,7 +96,8 @@ def _change(said: str) -> tuple[int, tuple[int, ...]]:
         )
     unknown = [axis for axis in named if axis not in MESH_AXES]
     if unknown:
-        raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; use {', '.join(MESH_AXES)}")
+        near = nearest(unknown[0], MESH_AXES)
+        raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; nearest: {near}")
     if len(set(named)) < len(named):
         raise ConfigError(f"layout.changes: {said!r} names an axis twice; name each once")
     sizes = {axis: int(size) for axis, size in pairs}

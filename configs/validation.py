@@ -85,10 +85,8 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     _check_ramp(config)
     _check_distillation(config)
     for step, on_mesh in layouts.on_each_mesh(config).items():
-        try:
+        with layouts.named(step):
             _check_mesh(on_mesh)
-        except ConfigError as error:
-            raise ConfigError(f"layout.changes, after step {step}: {error}" if step else str(error)) from None
 
 
 def _check_mesh(config: ConfigDict) -> None:

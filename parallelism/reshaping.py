@@ -5,7 +5,11 @@ import math
 from typing import NamedTuple
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# From this size on layers are moved one by one: between some layouts the TPU compiler gathers all that it is given, as
+# from fsdp=16 to data=2, fsdp=4, model=2, and on the way back twice.
+LARGE_BYTES = 2**26
 
 
 class Moved(NamedTuple):
@@ -18,9 +22,10 @@ class Moved(NamedTuple):
 def reshape(tree, layouts):
     """Return the arrays of `tree` as `layouts` says; the old ones are deleted.
 
-    An array is moved after the other, and its old shards freed before the next one's turn: beside the state there is
-    at most one array's new shards, and what the compiler needs to bring them, at worst that array whole. No value
-    changes. In several processes each calls it, with the same trees, outside any mesh's context.
+    One array is moved after the other, and its old shards freed before the next one's turn. So beside the state a
+    device holds the new shards of one array at most, twice where devices change their order, and what the compiler
+    gathers to make them, of stacked layers one or two. No value changes. In several processes each calls it, with the
+    same trees.
 
     Args:
       tree: of arrays with NamedShardings, any types; not used again.
@@ -48,16 +53,31 @@ def bytes_moved(tree, layouts) -> Moved:
 def _moved(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     if array.sharding == sharding:
         return array
-    # device_put of arrays that one process holds goes through the host where the order of devices stays the same.
-    same_order = array.sharding.mesh.devices.ravel().tolist() == sharding.mesh.devices.ravel().tolist()
-    moved = jax.jit(_same, out_shardings=sharding)(array) if same_order else jax.device_put(array, sharding)
-    moved.block_until_ready()
+    # First to the new shape of the mesh on devices in the old order, which jit leaves as it is; what is left is whole
+    # shards that change places, where there is another order.
+    old, new = array.sharding.mesh, sharding.mesh
+    mesh = Mesh(old.devices.reshape(new.devices.shape), new.axis_names, axis_types=new.axis_types)
+    between = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+    part = NamedSharding(mesh, PartitionSpec(*sharding.spec[1:])) if _in_parts(array, sharding) else None
+    with jax.set_mesh(mesh):
+        laid = jax.jit(_laid, static_argnums=1, out_shardings=between)(array, part).block_until_ready()
     array.delete()
-    return moved
+    with jax.set_mesh(new):
+        return jax.device_put(laid, sharding).block_until_ready()
 
 
-def _same(array: jax.Array) -> jax.Array:
-    return array
+def _in_parts(array: jax.Array, sharding: NamedSharding) -> bool:
+    """Whether a large array can be moved part by part along its first dimension, which neither layout splits."""
+    whole = array.ndim > 1 and not any((*of.spec, None)[0] for of in (array.sharding, sharding))
+    return whole and array.nbytes >= LARGE_BYTES
+
+
+def _laid(array: jax.Array, part: NamedSharding | None) -> jax.Array:
+    """Return the array, for jit to lay out; `part`: how each part along the first dimension will lie."""
+    array = jax.device_put(array, jax.memory.Space.Device)
+    if part is None:
+        return array
+    return jax.lax.map(lambda one: jax.lax.with_sharding_constraint(one, part), array)
 
 
 def _numbers(one: tuple[slice, ...], other: tuple[slice, ...], shape: tuple[int, ...]) -> int:
