@@ -162,8 +162,8 @@ class Job:
         state = reshaping.reshape(state, self.run.abstract_state)
         seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
         self.log.event(
-            f"step {step}: mesh {mesh} from here on; {moved.most:,} bytes of the state to a device, {moved.total:,} "
-            f"to all, in {seconds:.2f} s", "mesh", step,
+            f"step {step}: mesh {mesh} from here on; {moved.most:,} bytes of the state are new to a device, "
+            f"{moved.total:,} to all, moved in {seconds:.2f} s", "mesh", step,
             mesh=mesh, bytes_to_a_device=moved.most, bytes_to_all=moved.total, seconds=seconds,
         )  # fmt: skip
         return state

@@ -89,16 +89,16 @@ def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
 def _change(said: str) -> tuple[int, tuple[int, ...]]:
     step, colon, axes = said.partition(":")
     pairs = [tuple(map(str.strip, pair.split("="))) for pair in axes.split(",")]
-    named = [pair[0] for pair in pairs]
+    names = [pair[0] for pair in pairs]
     if not colon or not _is_positive(step.strip()) or any(len(p) != 2 or not _is_positive(p[1]) for p in pairs):
         raise ConfigError(
             f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,... in whole numbers greater than 0, as in {EXAMPLE!r}"
         )
-    unknown = [axis for axis in named if axis not in MESH_AXES]
+    unknown = [axis for axis in names if axis not in MESH_AXES]
     if unknown:
         near = nearest(unknown[0], MESH_AXES)
         raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; nearest: {near}")
-    if len(set(named)) < len(named):
+    if len(set(names)) < len(names):
         raise ConfigError(f"layout.changes: {said!r} names an axis twice; name each once")
     sizes = {axis: int(size) for axis, size in pairs}
     return int(step), tuple(sizes.get(axis, 1) for axis in MESH_AXES)

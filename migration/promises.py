@@ -334,7 +334,14 @@ VISHWAMAI = (
         f"{SEARCH}a_remedy_is_the_smallest_change_of_its_kind_that_fits",
         f"{SEARCH}advice_is_what_was_compiled_and_faster_the_best_first",
     ),
-    not_yet("B18", "TPUMeshContext"),
+    answered(
+        "B18", "TPUMeshContext: a mesh that is reshaped live, and the sharding that suits a tensor",
+        "`--topology`, `layout.changes`, `rehearse.py --advise_sharding`",
+        "a run changes its mesh after the steps that it was told, its arrays moved; advice names only what is legal",
+        "tests/test_batch.py::test_a_mesh_that_changes_has_the_losses_of_one_that_stays",
+        "tests/parallelism/test_reshaping.py::test_arrays_are_whole_on_the_other_mesh_and_gone_from_the_old",
+        "tests/rehearsal/test_sharding.py::test_options_are_all_that_jax_can_place_and_hold_what_it_would",
+    ),
     answered(
         "B19", "DistillationTrainer: chunked losses by logits, embeddings and targets, gradient accumulation",
         "`train.objective=distillation`, `distillation.teacher=` the folder of a run",

@@ -13,7 +13,7 @@ LARGE_BYTES = 2**26
 
 
 class Moved(NamedTuple):
-    """Bytes that devices are sent by others: the device that is sent most, and all of them together."""
+    """Bytes that devices get from others: the device that gets most, and all of them together."""
 
     most: int
     total: int
@@ -35,7 +35,9 @@ def reshape(tree, layouts):
 
 
 def bytes_moved(tree, layouts) -> Moved:
-    """Return what a `reshape` has to send: of its new shard each device has what it held already.
+    """Return what is new to devices: all of their new shards but what they held already.
+
+    It is the least that can be sent; the compiler may send more.
 
     Args:
       tree: of arrays, or of shapes with a `sharding`.

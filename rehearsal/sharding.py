@@ -33,7 +33,7 @@ from rehearsal.report import seconds_text
 
 GIB, MIB = 2**30, 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
-BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "int8": 1}
+BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 BROUGHT = {  # by role when, and how many bytes of each number, to be whole on a device
     "weights": ("brought forward and backward", 2 * BFLOAT16),
     "gradients": ("brought after the update", FLOAT32),

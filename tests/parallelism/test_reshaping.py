@@ -83,3 +83,16 @@ def test_what_a_device_misses_is_counted(start, spec, end, new, most, total):
     array = laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(start), spec))
     moved = bytes_moved([array], [laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(end), new))])
     assert moved == (most, total)
+
+
+def test_a_layer_at_a_time_takes_less_memory_by_the_compilers_count():
+    """From all devices on one dimension to two dimensions, and back, the compiler gathers whatever it is given."""
+    shape, one, two = (32, 64, 32), P(None, "fsdp"), P(None, "fsdp", "model")
+    for (before, old), (after, new) in (((FSDP, one), (MIXED, two)), ((MIXED, two), (FSDP, one))):
+        array, to = (NamedSharding(make_mesh(mesh), spec) for mesh, spec in ((before, old), (after, new)))
+        part = NamedSharding(to.mesh, P(*new[1:]))
+        with jax.set_mesh(to.mesh):
+            jitted = jax.jit(reshaping._laid, static_argnums=1, out_shardings=to)
+            compiled = [jitted.lower(laid(shape, jnp.float32, array), how).compile() for how in (part, None)]
+        by_layers, whole = (program.memory_analysis().temp_size_in_bytes for program in compiled)
+        assert by_layers < 0.5 * whole and whole >= 4 * 32 * 64 * 32
