@@ -4,27 +4,29 @@
 import contextlib
 import dataclasses
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
 import assembly
 import inspection
-from configs import ramp
+from configs import layouts, ramp
 from configs.loading import flat
 from evaluation import evaluate_heldout, heldout_lines, sample_lines, vote_and_keep, vote_lines
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from parallelism import processes
+from parallelism import processes, reshaping
+from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, place
 from training import noise_scale, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints
 from training.clock import PARTS, Clock
 from training.interruption import Interrupted, Interruption
-from training.programs import Programs
+from training.programs import Programs, Shape
 from training.step import every, is_finite
 from training.step_log import NonFinite
 
@@ -41,7 +43,8 @@ class Stage(NamedTuple):
 class Job:
     """What a process has at hand while it trains."""
 
-    run: assembly.Run
+    config: object  # as given, whatever mesh the run is on
+    run_of: Callable[[Shape], assembly.Run]
     programs: Programs
     train_step: Callable  # the programs', and what faults do to it
     workdir: pathlib.Path
@@ -52,15 +55,13 @@ class Job:
     clock: Clock
     log: step_log.StepLog
     signals: Interruption
+    context: contextlib.ExitStack  # holds that of the mesh that the state is on
     roll_backs: int  # of the run
+    run: assembly.Run | None = None  # of the whole batch, on that mesh
+    stage_end: int = 0  # the last step of the present shape
     increases: int = 0  # of the size of its batch
     stages: list[Stage] = dataclasses.field(default_factory=list)  # since the run began or went back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
-
-    @property
-    def config(self):
-        """The run's."""
-        return self.run.config
 
     def evaluates(self, step: int) -> bool:
         """Whether held-out documents are evaluated after a step; after the last one they all are, in the end."""
@@ -74,9 +75,10 @@ class Job:
     def training_batches(self, record: dict | None) -> Iterator[dict]:
         """Return an iterator of batches on the devices, from a checkpoint or the beginning to the last step.
 
-        Each is of the size that the ramp has come to when it is asked for; those of one size are read ahead.
+        Each is of the shape that the run has come to when it is asked for; those of one shape are read ahead.
         """
         start, examples, self.increases = place_of(record)
+        self.begin_stage(start)
         if self.corpus:
             train = self.config.train
             pipeline.check_enough(self.corpus.train, train.sequence_length, train.global_batch)
@@ -87,7 +89,7 @@ class Job:
     def _stages(self, step: int, examples: int) -> Iterator[Iterator[dict]]:
         while step < self.config.train.steps:
             stage = Stage(step, examples, self.rows)
-            num_steps = ramp.stage_end(self.config, step, self.increases) - step
+            num_steps = self.stage_end - step
             if not self.stages or self.stages[-1].rows != stage.rows:
                 self.stages.append(stage)
                 self.keep_ledger(stage)
@@ -110,7 +112,7 @@ class Job:
         return place(batches, sharding, stage.rows)
 
     def grow(self, state, step: int) -> None:
-        """Let the batch grow after a step, where the ramp says so, its step compiled before; begin with the next."""
+        """Let the batch grow after a step, where the ramp says so."""
         config, train, rows = self.config, self.config.train, self.rows
         if rows == train.global_batch or step == train.steps or not every(step, config.batch.increase_step):
             return
@@ -122,10 +124,49 @@ class Job:
         if larger > rows:  # and not rounded to the same
             text = f"step {step}: batches of {larger} sequences from here on"
             self.log.event(text, "batch", step, global_batch=larger)
+
+    def go_on(self, state, step: int):
+        """Return the state after a step for the next one: where that is of another mesh, moved there."""
+        if step < self.stage_end or step == self.config.train.steps:
+            return state
+        self.log.flush()
+        before = self.run.mesh
         with self.clock.within("compile"):
-            self.programs.program(larger)
-        self.programs.begin(ramp.rows(config, self.increases + 1))
+            self.programs.program(self.shape(step))
+            self.begin_stage(step)
+            if self.run.mesh != before:
+                state = self.reshaped(state, step)
         self.log.stopwatch.skip()
+        return state
+
+    def shape(self, step: int) -> Shape:
+        """Return what the next step after `step` is compiled for."""
+        return Shape(self.rows, layouts.mesh_after(self.config, step))
+
+    def begin_stage(self, step: int) -> None:
+        """Turn to the mesh of the steps after `step`, and have the program of the stage after theirs compiled."""
+        config, shape = self.config, self.shape(step)
+        self.run = self.run_of(shape._replace(rows=config.train.global_batch))
+        self.context.close()
+        self.context.enter_context(mesh_context(self.run.mesh))
+        self.programs.frozen = reshaping.reshape(self.programs.frozen, self.run.abstract_frozen)
+        ramp_end = ramp.stage_end(config, step, self.increases)
+        self.stage_end = min(ramp_end, layouts.stage_end(config, step))
+        if self.stage_end < config.train.steps:
+            grown = ramp.rows(config, self.increases + (ramp_end == self.stage_end))
+            self.programs.begin(Shape(grown, layouts.mesh_after(config, self.stage_end)))
+
+    def reshaped(self, state, step: int):
+        """Return the state, moved to the present mesh."""
+        moved, began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
+        state = reshaping.reshape(state, self.run.abstract_state)
+        seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
+        self.log.event(
+            f"step {step}: mesh {mesh} from here on; {moved.most:,} bytes of the state are new to a device, "
+            f"{moved.total:,} to all, moved in {seconds:.2f} s", "mesh", step,
+            mesh=mesh, bytes_to_a_device=moved.most, bytes_to_all=moved.total, seconds=seconds,
+        )  # fmt: skip
+        return state
 
     def taken_before(self, step: int) -> int:
         """Return how many examples had been taken before a step."""

@@ -11,6 +11,7 @@ import command_line
 from command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
+ROLES = ("weights", "gradients", "optimizer", "activations")
 flags.DEFINE_string("json", "", "write the report to this file as JSON")
 flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
 flags.DEFINE_string("hlo", "", "write the optimised, scheduled HLO text to this file")
@@ -20,6 +21,8 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_list("compare", [], "rehearse on each of these topologies, with commas: which is the cheapest per token")
 flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: how the rate of a chip holds")
+flags.DEFINE_list("advise_sharding", [], "every way for a tensor of these sizes to lie on the mesh, as in 4096,11008")
+flags.DEFINE_enum("role", "weights", ROLES, "what that tensor is")
 flags.DEFINE_integer(
     "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", lower_bound=0
 )
@@ -40,7 +43,7 @@ from configs import loading, topologies, validation
 from configs.base import ConfigError
 from configs.loading import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, report, search
+from rehearsal import advice, compare, report, search, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
@@ -59,6 +62,9 @@ def main(loaded: Loaded) -> None:
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
+    if FLAGS.advise_sharding:
+        shape = tuple(map(int, FLAGS.advise_sharding))
+        return show(sharding.advise(loaded.config, topology, shape, FLAGS.role), display)
     fit_batch(loaded.config, topology, display)
     if FLAGS.search == "model":
         return show(search.largest_model(loaded, topology, display), display)
@@ -90,7 +96,8 @@ def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for what cannot be rehearsed, before anything is compiled."""
     if FLAGS.workdir:
         raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
-    asked = [name for name in ("search", "compare", "scaling") if FLAGS[name].value]
+    asked = [name for name in ("search", "compare", "scaling", "advise_sharding") if FLAGS[name].value]
+    check_tensor()
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
     if not loaded.topology and not FLAGS.compare:
@@ -110,6 +117,16 @@ def check_flags(loaded: Loaded) -> None:
             raise ConfigError(f"--{name}={path}: there is no folder {path.parent}")
         if FLAGS[name].value and path.is_dir():
             raise ConfigError(f"--{name}={path} is a folder; name a file in it")
+
+
+def check_tensor() -> None:
+    """Raise ConfigError where the sizes of a tensor are none, or its role is given without them."""
+    said = FLAGS.advise_sharding
+    if not said and (FLAGS["advise_sharding"].present or FLAGS["role"].present):
+        raise ConfigError("--advise_sharding and --role want the sizes of a tensor: --advise_sharding=4096,11008")
+    wrong = [part for part in said if not (part.isascii() and part.isdigit() and int(part))]
+    if wrong:
+        raise ConfigError(f"--advise_sharding: {wrong[0]!r} is not a whole number greater than 0, as in 4096,11008")
 
 
 def priced(name: str) -> topologies.Topology:

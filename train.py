@@ -34,7 +34,7 @@ import jax
 
 import assembly
 import inspection
-from configs import ramp, validation
+from configs import layouts, ramp, validation
 from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
@@ -43,7 +43,6 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
-from parallelism.mesh import mesh_context
 from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
@@ -54,7 +53,7 @@ from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
-from training.programs import Programs
+from training.programs import Programs, Shape, shape_of
 from training.recheck import twice
 from training.retention import Retention
 from training.step import every
@@ -86,7 +85,9 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
-    preflight.check_state_fits(assembly.assemble(config))
+    for after, on_mesh in layouts.on_each_mesh(config).items():
+        with layouts.named(after):
+            preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
         teacher.check_trained(config)
     assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
@@ -128,8 +129,10 @@ def run_to_the_end(
     last_step, first = config.train.steps, processes.index() == 0
     goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
     display = Display(last_step, quiet=not first)
-    run_of = functools.cache(lambda rows: assembly.assemble(config, rows=rows, on_microbatch=display.microbatch))
-    run = run_of(config.train.global_batch)
+    step, _, increases = place_of(record)
+    shape = Shape(ramp.rows(config, increases), layouts.mesh_after(config, step))
+    run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
+    run = run_of(shape._replace(rows=config.train.global_batch))
     faults = Faults(faults, workdir, clock)
     hang_seconds = 0 if run.slow else config.train.hang_seconds
     with (
@@ -138,20 +141,17 @@ def run_to_the_end(
         watchdog(clock, hang_seconds, processes.log_file(workdir)),
         interruption() as signals,
         maintenance_notices(signals.ask),
-        mesh_context(run.mesh),
+        contextlib.ExitStack() as context,
     ):
-        clock.enter("compile", record["step"] if record else 0)
+        clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        step, _, increases = place_of(record)
-        rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        frozen = [teacher.restore(config, params) for params in run.abstract_frozen]
-        programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
-        programs.begin(larger)
+        frozen = tuple(teacher.restore(config, params) for params in run.abstract_frozen)
+        programs = Programs(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
-        display.lines(preflight.report(run_of(rows), programs.program(rows), steps, peak))
+        display.lines(preflight.report(run_of(shape), programs.program(shape), steps, peak))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        train_step = faults.wrapped(programs, lambda: spoiled_step(config, frozen))
+        train_step = faults.wrapped(programs, lambda: spoiled_step(config, programs))
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
@@ -160,8 +160,9 @@ def run_to_the_end(
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs
-        )
+            config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
+            context, roll_backs,
+        )  # fmt: skip
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
             tell=lambda text, figures: log.event(text, "blame", **figures),
@@ -172,11 +173,16 @@ def run_to_the_end(
                 log.account()
 
 
-def spoiled_step(config, frozen: Sequence) -> Callable:
-    """Return a train_step whose gradients are not numbers, for batches of any size."""
-    return lambda state, batch: assembly.assemble(
-        config, rows=jax.tree.leaves(batch)[0].shape[0], wrap_gradient=spoiled
-    ).compile()(state, batch, *frozen)
+def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
+    """Return the run for batches of a shape; `options` as in `assemble`."""
+    return assembly.assemble(layouts.on_mesh(config, shape.mesh), rows=shape.rows, **options)
+
+
+def spoiled_step(config, programs: Programs) -> Callable:
+    """Return a train_step whose gradients are not numbers, for batches of any shape."""
+    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=spoiled).compile()(
+        state, batch, *programs.frozen
+    )
 
 
 def train_to_the_end(job: Job, record: dict | None):
@@ -190,16 +196,16 @@ def train_to_the_end(job: Job, record: dict | None):
 
 def train_from(job: Job, record: dict | None):
     """Train from a checkpoint, or from nothing, to the last step; return the state."""
-    train, clock, run = job.config.train, job.clock, job.run
+    train, clock = job.config.train, job.clock
     start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = restored(job.checkpoints, record, run) if record else run.init()
-    replicas.check(state, run.mesh)
+    state = restored(job.checkpoints, record, job.run) if record else job.run.init()
+    replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
         job.evaluate_or_stop(state, start)
-    save_every = 1 if run.slow else train.save_every
+    save_every = 1 if job.run.slow else train.save_every
     job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
@@ -209,7 +215,8 @@ def train_from(job: Job, record: dict | None):
             job.log.flush()
         clock.enter("step")
         recheck_now = every(step, train.recheck_every)
-        state, scalars = twice(job.train_step, state, batch, run.mesh) if recheck_now else job.train_step(state, batch)
+        take_step = functools.partial(twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
+        state, scalars = take_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
         job.grow(state, step)
@@ -220,6 +227,7 @@ def train_from(job: Job, record: dict | None):
             raise Interrupted(step)
         if job.evaluates(step):
             job.evaluate_or_stop(state, step)
+        state = job.go_on(state, step)
     return state
 
 

@@ -98,6 +98,7 @@ def get_config() -> ConfigDict:
 
     config.layout = layout = ConfigDict()
     layout.axis_order = ",".join(MESH_AXES)  # of the mesh, the slowest to change first; dcn_data stays the first
+    layout.changes = ""  # of the mesh during the run: after which step to which, "100: data=4,fsdp=2; 200: fsdp=8"
 
     config.data = data = ConfigDict()
     data.source = "auto"  # a function of input_pipeline/sources.py; auto: by the suffix of path, python without one

@@ -10,6 +10,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from configs import layouts
 from configs.base import batch_shards, by_device
 
 RATES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the rate goes with this power of the size
@@ -83,6 +84,8 @@ def line(config: ConfigDict) -> str:
 
 
 def _unit(config: ConfigDict) -> int:
-    """Return what sizes are a multiple of: a row, or where there are microbatches one of these, on every shard."""
+    """Return what sizes are a multiple of: a row, or a microbatch where there are some, on every shard of any mesh."""
     microbatches = config.train.gradient_accumulation
-    return config.train.global_batch // microbatches if microbatches > 1 else batch_shards(config.mesh)
+    if microbatches > 1:
+        return config.train.global_batch // microbatches
+    return math.lcm(*(batch_shards(mesh) for _, mesh in layouts.meshes(config)))

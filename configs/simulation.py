@@ -10,6 +10,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from configs import layouts
 from configs.base import ConfigError, batch_shards
 from configs.loading import assign, flat
 
@@ -79,7 +80,13 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
 
 
 def _units(config: ConfigDict) -> dict[str, int]:
-    """What each size must be a multiple of, given how the axis rules split it, and the batch into microbatches."""
+    """What each size must be a multiple of on every mesh of the run."""
+    of_meshes = [_units_on(on_mesh) for on_mesh in layouts.on_each_mesh(config).values()]
+    return {key: math.lcm(*(units[key] for units in of_meshes)) for key in of_meshes[0]}
+
+
+def _units_on(config: ConfigDict) -> dict[str, int]:
+    """Given how the axis rules split each size on `config.mesh`, and the batch into microbatches."""
     mesh, microbatches = config.mesh, max(1, config.train.gradient_accumulation)
     return {
         "model.num_heads": mesh.model,

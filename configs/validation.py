@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import heldout, ramp, topologies, unread
+from configs import heldout, layouts, ramp, topologies, unread
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -82,15 +82,21 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
     """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
-    _check_batch(config)
     _check_ramp(config)
+    _check_distillation(config)
+    for step, on_mesh in layouts.on_each_mesh(config).items():
+        with layouts.named(step):
+            _check_mesh(on_mesh)
+    if loaded:
+        unread.check(loaded)
+
+
+def _check_mesh(config: ConfigDict) -> None:
+    _check_batch(config)
     _check_noise_scale(config)
     _check_sums(config)
     _check_recursion(config)
     _check_exchange(config)
-    _check_distillation(config)
-    if loaded:
-        unread.check(loaded)
     heldout.check(config)
 
 
@@ -100,6 +106,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_data(config.data)
     _check_model(config.model)
     _check_axis_order(config.layout.axis_order)
+    layouts.changes(config.layout.changes)
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
@@ -172,7 +179,9 @@ def _check_axis_order(order: str) -> None:
 
 
 def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
-    """Replace the -1 in config.mesh by what the other axes leave; the product must be the device count.
+    """Replace the -1 in config.mesh by what the other axes leave; its product must be the device count.
+
+    So must those of the meshes that layout.changes names.
 
     Args:
       loaded: where the configuration is from, for an error to say so.
@@ -195,6 +204,7 @@ def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = N
         )
     if free:
         mesh[free[0]] = num_devices // product
+    layouts.check(config)
 
 
 def _environment_misfit(loaded: Loaded, num_devices: int) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run as one process of several: prints, as JSON, the rows of a batch that each process reads on some meshes, and what
-is said of a copy of a parameter that differs in one bit on a device of process 2."""
+"""Run as one process of several: prints, as JSON, the rows of a batch that each process reads on some meshes, what
+is said of a copy of a parameter that differs in one bit on a device of process 2, and whether an array comes whole
+through its moves between meshes."""
 
 import os
 import pathlib
@@ -23,6 +24,7 @@ from configs.base import MESH_AXES  # noqa: E402
 from parallelism.axis_rules import batch_sharding  # noqa: E402
 from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
 from parallelism.placement import local_rows  # noqa: E402
+from parallelism.reshaping import reshape  # noqa: E402
 from training import replicas  # noqa: E402
 
 MESHES = {"fsdp": (1, 1, 8, 1, 1, 1), "data, fsdp": (1, 2, 4, 1, 1, 1), "slices": (2, 2, 2, 1, 1, 1)}
@@ -53,6 +55,21 @@ def difference() -> str:
     return ""
 
 
+def moved() -> bool:
+    """Whether this process's parts of an array are right on each mesh that it is moved to, devices turned round too."""
+    whole, right = np.arange(64, dtype=np.float32).reshape(8, 8), []
+    onto = [
+        NamedSharding(make_mesh({"fsdp": 8}), PartitionSpec("fsdp")),
+        NamedSharding(make_mesh({"data": 2, "fsdp": 4}), PartitionSpec(None, "fsdp")),
+        NamedSharding(make_mesh({"fsdp": 4, "data": 2}, jax.devices()[::-1]), PartitionSpec("data", "fsdp")),
+    ]
+    array = jax.make_array_from_callback(whole.shape, onto[0], lambda part: whole[part])
+    for sharding in onto[1:]:
+        array = reshape(array, jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding))
+        right += [np.array_equal(shard.data, whole[shard.index]) for shard in array.addressable_shards]
+    return all(right)
+
+
 rows_of = {name: [part[name] for part in of_processes] for name in MESHES}
-print(json.dumps({"rows": rows_of, "difference": difference()}))
+print(json.dumps({"rows": rows_of, "difference": difference(), "moved": moved()}))
 processes.leave()

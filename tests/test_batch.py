@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that grows while it trains: the examples in order, each size compiled once, a resume within it exact."""
+"""A batch that grows and a mesh that changes while it trains: the examples in order, each program compiled once, the
+losses of a run that stays on its mesh, a resume within exact."""
 
+import json
 import types
 
+import jax
 import numpy as np
 import pytest
 
 import assembly
 import job
 import train
+from configs.base import MESH_AXES
 from configs.validation import validate
 from input_pipeline import batches as pipeline
 from input_pipeline import ledger
@@ -17,6 +21,10 @@ from tests.test_train import in_process, lines_of
 
 SIZES = {step: 8 if step <= 3 else 16 if step <= 6 else 32 for step in range(1, 10)}
 EXAMPLES = 3 * (8 + 16 + 32)
+CHANGES = "4: data=2,fsdp=2,model=2; 6: data=8"  # the second as the batch grows
+FIRST, SECOND, THIRD = (1, 1, 8, 1, 1, 1), (1, 2, 2, 1, 1, 2), (1, 8, 1, 1, 1, 1)  # of MESH_AXES
+EXACT = 1e-5  # float32 sums in another order differ by some 1e-7 a step
+KEYS = ("loss", "gradient_norm", "learning_rate", "global_batch", "total_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +38,7 @@ def ramped(texts, **changes):
     config = in_process(
         train__steps=9, train__global_batch=32, train__eval_every=0, batch__ramp="steps", batch__first=8,
         batch__increase_step=3, batch__increase_factor=2.0, batch__learning_rate="sqrt", evaluation__sample_tokens=0,
+        model__dtype="float32", optimizer__ema_decay=0.9,
         data__path=f"{texts}/texts/*.txt", data__cache_dir=str(texts / "cache"),
     )  # fmt: skip
     for key, value in changes.items():
@@ -42,27 +51,49 @@ def ramped(texts, **changes):
 
 @pytest.fixture(scope="module")
 def whole(texts) -> types.SimpleNamespace:
-    """A ramp that was not stopped: its folder, the sizes that were compiled, and the tokens that steps were given."""
-    found = types.SimpleNamespace(workdir=texts / "whole", compiled=[], fed=[])
+    """A ramp that was not stopped."""
+    return watched(ramped(texts), texts / "whole")
+
+
+@pytest.fixture(scope="module")
+def moved(texts) -> types.SimpleNamespace:
+    """The same on three meshes."""
+    return watched(ramped(texts, layout__changes=CHANGES), texts / "moved")
+
+
+def sizes(mesh) -> tuple[int, ...]:
+    return tuple(mesh.shape[axis] for axis in MESH_AXES)
+
+
+def watched(config, workdir) -> types.SimpleNamespace:
+    """Train; return the folder, what was compiled, the tokens that steps were given, and the meshes that all was on."""
+    found = types.SimpleNamespace(workdir=workdir, compiled=[], fed=[], meshes=[])
     compile_step, take_step = assembly.Run.compile, job.Programs.__call__
 
     def counted(run):
-        found.compiled.append(run.config.train.global_batch)
+        found.compiled.append((run.config.train.global_batch, sizes(run.mesh)))
         return compile_step(run)
 
     def recorded(programs, state, batch):
         found.fed.append(np.asarray(batch["tokens"]))
+        found.meshes.append({sizes(leaf.sharding.mesh) for leaf in jax.tree.leaves((state, batch))})
         return take_step(programs, state, batch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly.Run, "compile", counted)
         patch.setattr(job.Programs, "__call__", recorded)
-        train.train(ramped(texts), found.workdir)
+        train.train(config, workdir)
     return found
 
 
+def assert_same_steps(workdir, expected) -> None:
+    found, wanted = (lines_of(folder, "train").values() for folder in (workdir, expected))
+    for key in KEYS:
+        assert [line[key] for line in found] == [line[key] for line in wanted], key
+
+
 def test_a_batch_grows_and_each_size_is_compiled_once(whole):
-    assert whole.compiled == [8, 16, 32]
+    assert whole.compiled == [(8, FIRST), (16, FIRST), (32, FIRST)]
     lines = lines_of(whole.workdir, "train")
     assert {step: line["global_batch"] for step, line in lines.items()} == SIZES
     rates = [lines[step]["learning_rate"] / (0.003 * (step - 1) / 20) for step in range(2, 10)]
@@ -91,9 +122,40 @@ def test_a_ramp_that_is_stopped_goes_on_bit_for_bit(whole, texts, tmp_path, monk
             with pytest.raises(train.Interrupted, match=f"saved at step {step}"):
                 train.train(ramped(texts), tmp_path)
     train.train(ramped(texts), tmp_path)
-    expected, stopped = (lines_of(workdir, "train") for workdir in (whole.workdir, tmp_path))
-    for key in ("loss", "gradient_norm", "learning_rate", "global_batch", "total_tokens"):
-        assert [line[key] for line in stopped.values()] == [line[key] for line in expected.values()], key
+    assert_same_steps(tmp_path, whole.workdir)
+
+
+def test_a_mesh_that_changes_has_the_losses_of_one_that_stays(whole, moved):
+    """And gives the average of the parameters that is evaluated in the end."""
+    for kind, keys, steps in (("train", KEYS, range(1, 10)), ("eval", ("eval_loss",), [9])):
+        stayed, changed = (lines_of(run.workdir, kind) for run in (whole, moved))
+        for key in keys:
+            values = ([lines[step][key] for step in steps] for lines in (changed, stayed))
+            np.testing.assert_allclose(*values, rtol=EXACT, err_msg=key)
+    np.testing.assert_array_equal(np.concatenate(moved.fed), np.concatenate(whole.fed))
+
+
+def test_each_step_is_made_on_its_mesh_by_a_program_compiled_once(moved):
+    assert moved.compiled == [(8, FIRST), (16, FIRST), (16, SECOND), (32, THIRD)]
+    assert moved.meshes == [{FIRST}] * 4 + [{SECOND}] * 2 + [{THIRD}] * 3
+
+
+def test_what_was_moved_is_told(moved):
+    lines = [json.loads(line) for line in (moved.workdir / "metrics.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line.get("event") == "mesh"]
+    assert [(line["step"], line["mesh"]) for line in told] == [(4, "data=2 * fsdp=2 * model=2"), (6, "data=8")]
+    assert all(line["bytes_to_all"] >= line["bytes_to_a_device"] > 0 for line in told)
+
+
+def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, texts, tmp_path, monkeypatch):
+    config = ramped(texts, layout__changes=CHANGES)
+    stops = iter([False] * 4 + [True])
+    with monkeypatch.context() as patch:
+        patch.setattr("training.interruption.Interruption.agreed", lambda _: next(stops))
+        with pytest.raises(train.Interrupted, match="saved at step 5"):
+            train.train(config, tmp_path)
+    train.train(config, tmp_path)
+    assert_same_steps(tmp_path, moved.workdir)
 
 
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):

@@ -110,10 +110,13 @@ def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_four, count, 
 
 @pytest.mark.parametrize(
     ("count", "devices", "mesh"),
-    [(1, 1, {"mesh.data": 1, "mesh.fsdp": 1}), (4, 8, {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2})],
+    [
+        (1, 1, {"mesh.data": 1, "mesh.fsdp": 1}),
+        (4, 8, {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2, "layout.changes": "5: data=8"}),
+    ],
 )
 def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_four, count, devices, mesh):
-    """With the same examples, so that the losses are the same but for rounding."""
+    """With the same examples, so that the losses are the same but for rounding; on a third mesh while it runs."""
     copy = place / f"elastic-{count}"
     shutil.copytree(place / "four", copy, ignore=shutil.ignore_patterns("metrics.jsonl", "summary.txt"))
     shutil.rmtree(copy / "checkpoints" / "6")
@@ -214,3 +217,7 @@ def test_copies_of_a_parameter_that_differ_between_processes_are_named_everywher
     for said in parts:
         assert said["difference"].startswith("params is not the same on device ")
         assert f"of process 0 ({host})" in said["difference"] and f"of process 2 ({host})" in said["difference"]
+
+
+def test_an_array_moves_between_the_meshes_of_four_processes(parts):
+    assert all(said["moved"] for said in parts)

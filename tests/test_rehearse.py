@@ -176,6 +176,8 @@ def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
         (["--topology=v4-8", "--price=-1"], "--price=-1.0 must be 0 or greater"),
         (["--topology=v4-8", "--price=nan"], "--price=nan must be 0 or greater"),
         (["--topology=v4-8", "--compare="], "--compare wants topologies"),
+        (["--topology=v4-8", "--advise_sharding=8,x"], "--advise_sharding: 'x' is not a whole number"),
+        (["--topology=v4-8", "--role=weights"], "--advise_sharding and --role want the sizes of a tensor"),
         (["--topology=v4-8", "--json=/tmp"], "--json=/tmp is a folder; name a file in it"),
         (["--topology=cpu-8", "--search"], "layouts are searched for slices of TPUs and GPUs alone"),
         (["--topology=v4-8", "--json=/nowhere/r.json"], "--json=/nowhere/r.json: there is no folder /nowhere"),

@@ -81,8 +81,13 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_p
 
 
 def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches(texts, tmp_path):
-    """The result is, bit for bit, that of a run that was given the other batches from the start."""
-    config = on_texts(texts, train__steps=12, train__bad_steps=1, train__save_every=5)
+    """The result is, bit for bit, that of a run that was given the other batches from the start.
+
+    Both change their mesh on the way, the one twice, since it goes back to before.
+    """
+    config = on_texts(
+        texts, train__steps=12, train__bad_steps=1, train__save_every=5, layout__changes="6: data=2,fsdp=4"
+    )
     trained = run(config, tmp_path / "back", "nan@7")
     (event,) = events(tmp_path / "back", "roll_back")
     assert (event["step"], event["first_step"], event["last_step"]) == (5, 7, 7)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from configs import layouts
 from training import throughput
 from training.display import duration
 
@@ -105,6 +106,9 @@ def notes(config) -> list[str]:
             f"Note: the {steps} steps end within optimizer.warmup_steps={optimizer.warmup_steps}, before the learning "
             "rate reaches its peak"
         )
+    late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
+    if late:
+        lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
     initial = optimizer.ema_decay**steps if optimizer.ema_decay else 0.0
     if initial > LARGE_INITIAL_PART:
         lines.append(

@@ -1,35 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled step of each size that a batch takes, made in a thread while the steps before it run."""
+"""The compiled step of each size of the batch and each mesh, made in a thread while the steps before it run."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 
+from configs.base import MESH_AXES
+
+
+class Shape(NamedTuple):
+    """What a step is compiled for: rows of the global batch, and the sizes of MESH_AXES."""
+
+    rows: int
+    mesh: tuple[int, ...]
+
 
 class Programs:
-    """A train_step(state, batch) for batches of several sizes, each compiled once."""
+    """A train_step(state, batch) for batches of several shapes, each compiled once."""
 
-    def __init__(self, compile_size: Callable[[int], Callable], rows: int, frozen: Sequence = ()):
-        """Compile the step of the first size, here and now.
+    def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: Sequence = ()):
+        """Compile the step of the first shape, here and now.
 
         Args:
-          compile_size: number of rows -> compiled train_step(state, batch, *frozen).
+          compile_step: shape -> compiled train_step(state, batch, *frozen).
+          frozen: on the mesh of the steps that are made; who moves a state to another moves these too.
         """
-        self.compile_size, self.frozen, self.of_size = compile_size, frozen, {rows: Future()}
+        self.compile_step, self.frozen, self.of_shape = compile_step, frozen, {shape: Future()}
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self.of_size[rows].set_result(compile_size(rows))
+        self.of_shape[shape].set_result(compile_step(shape))
 
-    def begin(self, rows: int) -> None:
-        """Have the step of a size compiled in the thread, unless it is already."""
-        if rows not in self.of_size:
-            self.of_size[rows] = self.executor.submit(self.compile_size, rows)
+    def begin(self, shape: Shape) -> None:
+        """Have the step of a shape compiled in the thread, unless it is already."""
+        if shape not in self.of_shape:
+            self.of_shape[shape] = self.executor.submit(self.compile_step, shape)
 
-    def program(self, rows: int) -> Callable:
-        """Return the step of a size when it is compiled."""
-        self.begin(rows)
-        return self.of_size[rows].result()
+    def program(self, shape: Shape) -> Callable:
+        """Return the step of a shape when it is compiled."""
+        self.begin(shape)
+        return self.of_shape[shape].result()
 
     def __call__(self, state, batch):
-        """Make a step of the batch's size."""
-        return self.program(jax.tree.leaves(batch)[0].shape[0])(state, batch, *self.frozen)
+        """Make a step of the batch's shape."""
+        return self.program(shape_of(batch))(state, batch, *self.frozen)
+
+
+def shape_of(batch: dict) -> Shape:
+    """Return the shape of a batch on its devices."""
+    array = jax.tree.leaves(batch)[0]
+    return Shape(array.shape[0], tuple(array.sharding.mesh.shape[axis] for axis in MESH_AXES))

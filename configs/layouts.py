@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh that each step is computed on: `config.mesh`, and from some step on one that `layout.changes` names."""
+
+import contextlib
+import functools
+import itertools
+import math
+
+from ml_collections import ConfigDict
+
+from configs.base import MESH_AXES, ConfigError
+from configs.loading import nearest
+
+EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
+
+
+def mesh_after(config: ConfigDict, step: int) -> tuple[int, ...]:
+    """Return the size of each of MESH_AXES for the steps after `step`, until the next change."""
+    return next(tuple(mesh.values()) for change, mesh in reversed(meshes(config)) if change <= step)
+
+
+def stage_end(config: ConfigDict, step: int) -> int:
+    """Return the last step on the same mesh as the next step after `step`."""
+    return min(next((change for change, _ in meshes(config) if change > step), math.inf), config.train.steps)
+
+
+def on_each_mesh(config: ConfigDict) -> dict[int, ConfigDict]:
+    """Return {step after which it is: copy of the configuration for that mesh alone}, the first after step 0."""
+    return {step: on_mesh(config, tuple(mesh.values())) for step, mesh in meshes(config)}
+
+
+@contextlib.contextmanager
+def named(step: int):
+    """Say in a ConfigError of the block which change it is about, where that is not the first mesh, after step 0."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"layout.changes, after step {step}: {error}" if step else str(error)) from None
+
+
+def on_mesh(config: ConfigDict, sizes: tuple[int, ...]) -> ConfigDict:
+    """Return a copy for one mesh alone, of these sizes of MESH_AXES."""
+    copy = config.copy_and_resolve_references()
+    copy.mesh.update(dict(zip(MESH_AXES, sizes, strict=True)))
+    copy.layout.changes = ""
+    return copy
+
+
+def text(sizes: tuple[int, ...]) -> str:
+    """Return a mesh in words, without the axes of size 1."""
+    return " * ".join(f"{axis}={size}" for axis, size in zip(MESH_AXES, sizes, strict=True) if size > 1) or "1 device"
+
+
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError where a mesh of `layout.changes` is not of as many devices as `config.mesh`, resolved."""
+    num_devices = math.prod(config.mesh.values())
+    for step, sizes in changes(config.layout.changes):
+        if math.prod(sizes) != num_devices:
+            raise ConfigError(
+                f"layout.changes, after step {step}: {text(sizes)} is {math.prod(sizes)} devices, there are "
+                f"{num_devices}; use a product of {num_devices}, axes that are not named being 1"
+            )
+    if config.layout.changes and config.batch.fit == "auto":
+        raise ConfigError("batch.fit=auto is of one mesh; with layout.changes set train.gradient_accumulation")
+
+
+def meshes(config: ConfigDict) -> list[tuple[int, dict[str, int]]]:
+    """Return (step after which it is, size by axis) of each mesh of a run, by step."""
+    first = (0, tuple(config.mesh[axis] for axis in MESH_AXES))
+    return [
+        (step, dict(zip(MESH_AXES, sizes, strict=True))) for step, sizes in (first, *changes(config.layout.changes))
+    ]
+
+
+@functools.cache
+def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (step, sizes of MESH_AXES after it) of each change that `layout.changes` says.
+
+    Raises:
+      ConfigError: it is not as in EXAMPLE; says which part, and what would do.
+    """
+    found = tuple(_change(part.strip()) for part in said.split(";") if part.strip())
+    for (before, _), (step, _) in itertools.pairwise(found):
+        if step <= before:
+            raise ConfigError(f"layout.changes={said}: step {step} comes after step {before}; write them ascending")
+    return found
+
+
+def _change(said: str) -> tuple[int, tuple[int, ...]]:
+    step, colon, axes = said.partition(":")
+    pairs = [tuple(map(str.strip, pair.split("="))) for pair in axes.split(",")]
+    names = [pair[0] for pair in pairs]
+    if not colon or not _is_positive(step.strip()) or any(len(p) != 2 or not _is_positive(p[1]) for p in pairs):
+        raise ConfigError(
+            f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,... in whole numbers greater than 0, as in {EXAMPLE!r}"
+        )
+    unknown = [axis for axis in names if axis not in MESH_AXES]
+    if unknown:
+        near = nearest(unknown[0], MESH_AXES)
+        raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; nearest: {near}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"layout.changes: {said!r} names an axis twice; name each once")
+    sizes = {axis: int(size) for axis, size in pairs}
+    return int(step), tuple(sizes.get(axis, 1) for axis in MESH_AXES)
+
+
+def _is_positive(said: str) -> bool:
+    return said.isascii() and said.isdigit() and int(said) > 0

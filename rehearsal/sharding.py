@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way for one tensor to lie on a mesh, by what a step then sends and a chip holds; by arithmetic alone.
+
+A mesh axis splits one dimension at most, whose size it has to divide, and a dimension may be split by several. What a
+step does with the tensor, its role, says what is sent a device. Rings: to bring a part whole from n devices, or to
+scatter a sum to them, each is sent n - 1 parts; a sum that all get is both. With W the tensor in bfloat16, in which
+products and rings compute, G in float32, in which copies of a gradient are summed:
+
+    weights      split over axes of tokens (all but `model`): W brought forward and backward, its gradient scattered,
+                 as in ZeRO-3 (arXiv:1910.02054); over those that do not split it: the gradient summed as G.
+                 Split over `model` (arXiv:1909.08053): what comes out of the product, or the gradient of what goes in,
+                 is summed, [tokens of a device, width] in bfloat16; not split: each device of it computes the same.
+    gradients,   split: the gradient scattered as W, and after the update the weights brought as G (ZeRO-1, ZeRO-2);
+    optimizer    not: the gradient summed as G. Over `model` nothing is sent.
+    activations  tokens split, all but the last dimension: nothing is sent over axes of tokens; else they are brought
+                 whole, and their gradient scattered. Over `model` each of them is brought and scattered once, split
+                 or not (arXiv:2205.05198).
+
+Left out: what computation hides, the latency of a hop, microbatches, the copy of a weight while it is whole, and links
+that several axes share. The first dimension of weights is taken for the one that their product sums over.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from typing import NamedTuple
+
+from configs.base import ConfigError
+from rehearsal import sizing
+from rehearsal.assumptions import Assumptions, of_topology
+from rehearsal.report import seconds_text
+
+GIB, MIB = 2**30, 2**20
+BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
+BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+BROUGHT = {  # by role when, and how many bytes of each number, to be whole on a device
+    "weights": ("brought forward and backward", 2 * BFLOAT16),
+    "gradients": ("brought after the update", FLOAT32),
+    "optimizer": ("brought after the update", FLOAT32),
+}
+SHOWN_ROWS = 8
+
+Spec = tuple[tuple[str, ...], ...]  # for each dimension the axes that split it, the slowest first
+
+
+class Move(NamedTuple):
+    """What is done, over which axis, and how many bytes a device is sent for it in a step."""
+
+    what: str
+    axis: str
+    bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor and what a step does with it.
+
+    Attributes:
+      role: of BROUGHT, or activations.
+      dtype: that it is held in, of BYTES.
+      tokens: of a device, that weights are multiplied with.
+    """
+
+    shape: tuple[int, ...]
+    role: str
+    dtype: str = "float32"
+    tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A way to lie: bytes held a device, what is sent, seconds of a step that computation repeats, and all in all."""
+
+    spec: Spec
+    held: float
+    moves: tuple[Move, ...]
+    repeated: float
+    seconds: float
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a device is sent in a step."""
+        return sum(move.bytes for move in self.moves)
+
+
+def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> tuple[list[Option], dict[str, int]]:
+    """Return all legal options, the quickest first, of these the one that holds least; and why others are illegal.
+
+    Args:
+      mesh: size by axis, the slowest first; axes of size 1 are never named.
+
+    Returns:
+      The options, and {rule: number of assignments of axes that break it}.
+    """
+    mesh = {axis: size for axis, size in mesh.items() if size > 1}
+    legal, illegal = [], collections.Counter()
+    for places in itertools.product((*range(len(tensor.shape)), None), repeat=len(mesh)):
+        spec = tuple(
+            tuple(axis for axis, place in zip(mesh, places, strict=True) if place == dim)
+            for dim in range(len(tensor.shape))
+        )
+        if rule := _broken(tensor.shape, spec, mesh):
+            illegal[rule] += 1
+        else:
+            legal.append(_option(tensor, spec, mesh, rates))
+    # To the picosecond: sums of the same bytes in another order are the same.
+    return sorted(legal, key=lambda option: (round(option.seconds, 12), option.held)), dict(illegal)
+
+
+def text(spec: Spec) -> str:
+    """Return a spec as one writes it: P('fsdp', None)."""
+    names = [repr(axes) if len(axes) > 1 else repr(axes[0]) if axes else "None" for axes in spec]
+    return f"P({', '.join(names) if any(spec) else ''})"
+
+
+def _broken(shape: tuple[int, ...], spec: Spec, mesh: dict[str, int]) -> str:
+    """Return the rule that a spec breaks, "" for none."""
+    for dim, (size, axes) in enumerate(zip(shape, spec, strict=True)):
+        ways = _size(axes, mesh)
+        if size % ways:
+            return f"dimension {dim} of {size} is not a multiple of {'*'.join(axes)}={ways}"
+    return ""
+
+
+def _option(tensor: Tensor, spec: Spec, mesh: dict[str, int], rates: Assumptions) -> Option:
+    moves = tuple(
+        _of_activations(tensor, spec, mesh) if tensor.role == "activations" else _of_state(tensor, spec, mesh)
+    )
+    numbers = math.prod(tensor.shape)
+    held = numbers * BYTES[tensor.dtype] / math.prod(_size(axes, mesh) for axes in spec)
+    again = tensor.role == "weights" and "model" in mesh and not _splits(spec, "model")
+    flops = 6 * tensor.tokens * numbers * (1 - 1 / mesh["model"]) if again else 0.0
+    sent = sum(move.bytes / bandwidth(move.axis, rates) for move in moves)
+    return Option(spec, held, moves, flops / rates.peak_flops, sent + flops / rates.peak_flops)
+
+
+def bandwidth(axis: str, rates: Assumptions) -> float:
+    """Return the bytes a second that a device is sent over a mesh axis."""
+    return rates.dcn_bandwidth if axis == "dcn_data" and rates.dcn_bandwidth else rates.ring_bandwidth
+
+
+def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
+    """Return the moves of weights, gradients and an optimizer's moments."""
+    split = tuple(axis for axes in spec for axis in axes if axis != "model")
+    copies = tuple(axis for axis in mesh if axis not in (*split, "model"))
+    columns = math.prod(tensor.shape) / (mesh["model"] if _splits(spec, "model") else 1)
+    what, each = BROUGHT[tensor.role]
+    return [
+        *_brought(what, each * columns, split, mesh),
+        *_brought("the gradient scattered", BFLOAT16 * columns, split, mesh),
+        *_brought("the gradient summed", 2 * FLOAT32 * columns / _size(split, mesh), copies, mesh),
+        *(_of_product(tensor, spec, mesh) if tensor.role == "weights" and _splits(spec, "model") else []),
+    ]
+
+
+def _of_product(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
+    """Return the moves of what is multiplied with weights that `model` splits."""
+    if "model" in spec[0]:
+        what, width = "what comes out summed", math.prod(tensor.shape[1:])
+    else:
+        what, width = "the gradient of what goes in summed", tensor.shape[0]
+    return _brought(what, 2 * BFLOAT16 * tensor.tokens * width, ("model",), mesh)
+
+
+def _of_activations(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
+    own = tuple(axis for axes in spec[:-1] for axis in axes if axis != "model")
+    others = tuple(axis for axis in mesh if axis not in (*own, "model"))
+    part = BFLOAT16 * math.prod(tensor.shape) / _size(own, mesh)
+    across = tuple(axis for axis in mesh if axis == "model")
+    return [
+        *_brought("brought whole, its gradient scattered", 2 * part, others, mesh),
+        *_brought("brought and scattered, as is its gradient", 4 * part, across, mesh),
+    ]
+
+
+def _brought(what: str, whole: float, axes: tuple[str, ...], mesh: dict[str, int]) -> list[Move]:
+    """Return what brings `whole` bytes from parts over some axes, the slowest first, while the parts are small."""
+    axes = tuple(axis for axis in mesh if axis in axes)
+    part, moves = whole / _size(axes, mesh), []
+    for axis in axes:
+        moves.append(Move(what, axis, (mesh[axis] - 1) * part))
+        part *= mesh[axis]
+    return moves
+
+
+def _splits(spec: Spec, axis: str) -> bool:
+    return any(axis in axes for axes in spec)
+
+
+def _size(axes: tuple[str, ...], mesh: dict[str, int]) -> int:
+    return math.prod(mesh[axis] for axis in axes)
+
+
+def why(option: Option) -> str:
+    """Return in words what a device is sent, and what it computes though others do."""
+    said: dict[str, list[Move]] = {}
+    for move in option.moves:
+        said.setdefault(move.what, []).append(move)
+    parts = [
+        f"{what} over {', '.join(move.axis for move in moves)}: {sum(move.bytes for move in moves) / MIB:,.3g} MiB"
+        for what, moves in said.items()
+    ]
+    parts += [f"computed again over model: {seconds_text(option.repeated)}"] if option.repeated else []
+    return "; ".join(parts) or "nothing is sent"
+
+
+def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
+    """Return a table for `Display.table`, the quickest option that fits first; "best" is its spec, None if none fits.
+
+    An option fits where a chip could hold all of the recipe that lies so: of weights their gradients and moments too,
+    of activations those of each layer.
+
+    Args:
+      config: consistent, its mesh resolved.
+
+    Raises:
+      ConfigError: it is no tensor of a decoder's step, or nothing is known of the topology's links.
+    """
+    _check(config, topology, shape, role)
+    mesh = {axis: config.mesh[axis] for axis in config.layout.axis_order.split(",") if config.mesh[axis] > 1}
+    token_ways = math.prod(size for axis, size in mesh.items() if axis != "model")
+    tokens = config.train.global_batch * config.train.sequence_length // token_ways
+    tensor = Tensor(shape, role, "bfloat16" if role == "activations" else "float32", tokens)
+    found, illegal = options(tensor, mesh, of_topology(topology))
+    times = _bytes_like_it(config, tensor) / (math.prod(shape) * BYTES[tensor.dtype])
+    fitting = [option for option in found if times * option.held <= topology.hbm_gib * GIB]
+    others = [option for option in found if option not in fitting]
+    rows = [
+        {
+            "spec": text(option.spec), "verdict": "fits" if option in fitting else "does not fit",
+            "MiB a chip": option.held / MIB, "MiB sent": option.moved / MIB, "A step": option.seconds,
+            "why": why(option),
+        }
+        for option in (*fitting, *others)[:SHOWN_ROWS]
+    ]  # fmt: skip
+    on = " x ".join(f"{axis} {size}" for axis, size in mesh.items()) or "one chip"
+    return {
+        "title": f"{role} {' x '.join(map(str, shape))} on {topology.name}, mesh {on}: the quickest that fits first",
+        "columns": ["spec", "verdict", "MiB a chip", "MiB sent", "A step", "why"],
+        "rows": rows,
+        "best": rows[0]["spec"] if fitting else None,
+        "notes": [*_verdict(fitting, others, times, topology), *_counted(found, illegal)],
+    }
+
+
+def _check(config, topology, shape: tuple[int, ...], role: str) -> None:
+    if topology.accelerator == "cpu":
+        raise ConfigError(f"--topology={topology.name}: nothing is known of a CPU's links; name TPUs or GPUs")
+    if config.model.name != "decoder_lm":
+        raise ConfigError(f"--advise_sharding knows the step of a decoder_lm, not of model.name={config.model.name}")
+    if role in ("weights", "activations") and len(shape) < 2:
+        raise ConfigError(f"--advise_sharding={shape[0]}: {role} have two dimensions or more, as in 1024,1024")
+
+
+def _bytes_like_it(config, tensor: Tensor) -> float:
+    """Return the bytes of all of the recipe that lies as the tensor does, on all chips together."""
+    if tensor.role == "activations":
+        return config.model.num_layers * math.prod(tensor.shape) * BFLOAT16
+    moments = sizing.MOMENTS[config.optimizer.name]
+    numbers = {"weights": 2 + moments, "gradients": 1, "optimizer": moments}[tensor.role]
+    return max(sizing.num_parameters(config.model), math.prod(tensor.shape)) * numbers * FLOAT32
+
+
+def _verdict(fitting: list[Option], others: list[Option], times: float, topology) -> list[str]:
+    """Return why the first option is the best, and what would be as good, or quicker if it fitted."""
+
+    def share(option: Option) -> str:
+        return f"{times * option.held / GIB:,.1f} of {topology.hbm_gib:g} GiB a chip if all of the recipe's lay so"
+
+    if not fitting:
+        least = min(others, key=lambda option: option.held)
+        return [f"none fits: {text(least.spec)} holds least, {share(least)}"]
+    best = fitting[0]
+    lines = [f"{text(best.spec)}: {seconds_text(best.seconds)} a step, {share(best)}; {why(best)}"]
+    same = [
+        text(other.spec) for other in fitting[1:]
+        if (round(other.seconds, 12), other.held) == (round(best.seconds, 12), best.held)
+    ]  # fmt: skip
+    lines += [f"as good: {', '.join(same)}"] if same else []
+    quicker = [option for option in others if option.seconds < best.seconds]
+    lines += [f"{text(o.spec)} would be quicker, {seconds_text(o.seconds)}, but takes {share(o)}" for o in quicker[:1]]
+    return lines
+
+
+def _counted(found: list[Option], illegal: dict[str, int]) -> list[str]:
+    """Return how many assignments there are, and by which rule the illegal ones are so."""
+    lines = [f"{len(found) + sum(illegal.values())} ways to give axes to dimensions, {len(found)} of them legal"]
+    rules = sorted(illegal, key=lambda rule: (-illegal[rule], rule))
+    lines += [f"illegal, {illegal[rule]}: {rule}" for rule in rules[:SHOWN_ROWS]]
+    lines += [f"and {len(rules) - SHOWN_ROWS} rules more"] if len(rules) > SHOWN_ROWS else []
+    return [*lines, "times are of bytes at the rates of rehearse.py's table, nothing hidden behind computation"]

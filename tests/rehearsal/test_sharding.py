@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways for a tensor to lie: bytes counted by hand, none illegal, the best first, and what the axis rules say of it."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import assembly
+from configs import loading, topologies
+from configs.base import ConfigError
+from configs.validation import validate
+from layers.axes import declared_axes
+from parallelism.axis_rules import RULES
+from parallelism.mesh import make_mesh
+from rehearsal import sharding
+from rehearsal.assumptions import Assumptions
+from tests.support import one_device_mesh
+
+RATES = Assumptions(1.0, 1.0, ring_bandwidth=1.0, permute_bandwidth=1.0, clock_hz=None, dcn_bandwidth=0.5)
+
+
+def found(shape, role, tokens=0, **mesh) -> dict:
+    """Return the legal options by their specs as text, the best first."""
+    tensor = sharding.Tensor(shape, role, tokens=tokens)
+    return {sharding.text(option.spec): option for option in sharding.options(tensor, mesh, RATES)[0]}
+
+
+def bytes_of(option) -> dict[str, float]:
+    return {f"{move.what}, {move.axis}": move.bytes for move in option.moves}
+
+
+def test_weights_over_tokens_are_brought_twice_and_their_gradient_scattered_or_summed():
+    """96 numbers, of which each of four is sent three quarters: in bfloat16 three times, or in float32 twice."""
+    options = found((8, 12), "weights", fsdp=4, context=1)
+    assert list(options) == ["P('fsdp', None)", "P(None, 'fsdp')", "P()"]
+    split, whole = options["P('fsdp', None)"], options["P()"]
+    assert (split.held, whole.held) == (96, 384)
+    assert bytes_of(split) == {"brought forward and backward, fsdp": 288, "the gradient scattered, fsdp": 144}
+    assert bytes_of(whole) == {"the gradient summed, fsdp": 576}
+    assert (split.seconds, whole.seconds) == (432, 576)
+
+
+def test_weights_over_model_have_their_activations_summed_or_their_products_computed_again():
+    """Ten tokens of 8 numbers in and 12 out; a product takes 6 * 10 * 96 FLOPs, at one a second."""
+    options = found((8, 12), "weights", tokens=10, fsdp=2, model=2)
+    assert bytes_of(options["P('fsdp', 'model')"]) == {
+        "brought forward and backward, fsdp": 96, "the gradient scattered, fsdp": 48,
+        "the gradient of what goes in summed, model": 160,
+    }  # fmt: skip
+    assert bytes_of(options["P('model', None)"]) == {
+        "the gradient summed, fsdp": 192,
+        "what comes out summed, model": 240,
+    }
+    again = options["P('fsdp', None)"]
+    assert again.repeated == 6 * 10 * 96 / 2 and again.seconds == again.moved + again.repeated
+
+
+def test_the_network_between_slices_is_crossed_while_parts_are_small():
+    """Of 384 bytes in 8 parts: one to the other slice, at half the speed, then three times two over fsdp."""
+    option = found((8, 12), "weights", dcn_data=2, fsdp=4)["P(('dcn_data', 'fsdp'), None)"]
+    brought = {axis: size for axis, size in bytes_of(option).items() if "brought" in axis}
+    assert brought == {"brought forward and backward, dcn_data": 48, "brought forward and backward, fsdp": 288}
+    assert option.seconds == 1.5 * (2 * 48 + 288)
+
+
+@pytest.mark.parametrize("role", ["gradients", "optimizer"])
+def test_what_an_update_needs_is_scattered_and_brought_back_or_summed(role):
+    options = found((8, 12), role, fsdp=4, model=2)
+    assert len(next(iter(options.values())).moves) == 2 and options["P('fsdp', 'model')"].held == 48
+    assert bytes_of(options["P('fsdp', None)"]) == {
+        "brought after the update, fsdp": 288, "the gradient scattered, fsdp": 144,
+    }  # fmt: skip
+    assert bytes_of(options["P(None, 'model')"]) == {"the gradient summed, fsdp": 288}
+
+
+def test_activations_stay_where_their_tokens_are():
+    """512 numbers; over model each of two is sent half of them four times."""
+    options = found((4, 8, 16), "activations", data=4)
+    assert options["P('data', None, None)"].moves == options["P(None, 'data', None)"].moves == ()
+    for spec in ("P()", "P(None, None, 'data')"):
+        assert bytes_of(options[spec]) == {"brought whole, its gradient scattered, data": 1536}
+    for option in found((4, 8, 16), "activations", model=2).values():
+        assert bytes_of(option) == {"brought and scattered, as is its gradient, model": 2048}
+
+
+@pytest.mark.parametrize("role", ["weights", "optimizer", "activations"])
+@pytest.mark.parametrize(
+    ("shape", "mesh"),
+    [
+        ((64, 24), {"data": 2, "fsdp": 2, "model": 2}), ((6, 20), {"fsdp": 4, "context": 1, "model": 2}),
+        ((7, 9), {"data": 8}), ((12, 2, 8), {"data": 2, "fsdp": 4, "expert": 1}), ((8, 1, 3), {"fsdp": 8, "model": 1}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_are_all_that_jax_can_place_and_hold_what_it_would(role, shape, mesh):
+    """And no others: each assignment of axes of more than one device is tried on real devices."""
+    options, illegal = sharding.options(sharding.Tensor(shape, role), mesh, RATES)
+    devices, axes = make_mesh(mesh), [axis for axis, size in mesh.items() if size > 1]
+    held = {}
+    for places in itertools.product([*range(len(shape)), None], repeat=len(axes)):
+        spec = tuple(tuple(a for a, place in zip(axes, places, strict=True) if place == d) for d in range(len(shape)))
+        try:
+            held[spec] = 4 * math.prod(NamedSharding(devices, PartitionSpec(*spec)).shard_shape(shape))
+        except ValueError:
+            continue
+    assert {option.spec: option.held for option in options} == held
+    assert len(options) + sum(illegal.values()) == (len(shape) + 1) ** len(axes)
+    best = options[0]
+    assert all(best.seconds <= option.seconds * (1 + 1e-9) for option in options)
+    assert all(best.held <= option.held for option in options if np.isclose(option.seconds, best.seconds, rtol=1e-9))
+
+
+def seven_billion(**mesh):
+    overrides = {f"mesh.{axis}": str(size) for axis, size in mesh.items()}
+    loaded = loading.load("configs/llama2_7b.py", "v4-32", overrides)
+    validate(loaded.config, 16)
+    return loaded
+
+
+def by_the_rules(loaded) -> dict[str, bool]:
+    """Return for each weight of a layer whether what the axis rules say of it is as good as the best."""
+    *_, abstract = assembly._model(loaded.config, one_device_mesh())
+    mesh, rules, agreed = loaded.config.mesh, dict(RULES), {}
+    for path, (shape, names) in declared_axes(abstract).items():
+        dims = [(size, rules[name]) for size, name in zip(shape, names, strict=True) if name != "layers"]
+        if len(dims) < 2:
+            continue
+        axes = [(of,) if isinstance(of, str) else of or () for _, of in dims]
+        ours = sharding.text(tuple(tuple(axis for axis in of if mesh[axis] > 1) for of in axes))
+        table = sharding.advise(loaded.config, loaded.topology, tuple(size for size, _ in dims), "weights")
+        as_good = [note.removeprefix("as good: ") for note in table["notes"] if note.startswith("as good: ")]
+        agreed[".".join(map(str, path))] = ours == table["best"] or any(ours in said for said in as_good)
+    return agreed
+
+
+def test_the_axis_rules_are_as_good_as_the_best_for_each_weight_of_7b_on_its_slice():
+    agreed = by_the_rules(seven_billion())
+    assert len(agreed) == 9 and all(agreed.values()), agreed
+
+
+def test_the_advice_splits_weights_over_copies_too_which_the_axis_rules_do_not():
+    """It leaves out that copies are summed once a step, however many microbatches."""
+    loaded = seven_billion(data=2, fsdp=4, model=2)
+    assert not any(by_the_rules(loaded).values())
+    assert (
+        sharding.advise(loaded.config, loaded.topology, (4096, 11008), "weights")["best"]
+        == "P(('data', 'fsdp'), 'model')"
+    )
+
+
+def test_what_does_not_fit_comes_after_what_does_and_is_told():
+    """All weights, gradients and moments of 7B on one chip are 100 GiB."""
+    loaded = seven_billion()
+    table = sharding.advise(loaded.config, loaded.topology, (4096, 11008), "weights")
+    assert [(row["spec"], row["verdict"]) for row in table["rows"]][-1] == ("P()", "does not fit")
+    indivisible = sharding.advise(loaded.config, loaded.topology, (4095, 11007), "weights")
+    assert indivisible["best"] is None
+    assert indivisible["notes"][0].startswith("none fits: P() holds least, 100.4 of 32 GiB a chip")
+    assert "illegal, 1: dimension 0 of 4095 is not a multiple of fsdp=16" in indivisible["notes"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "name", "shape", "message"),
+    [
+        ("cpu-8", "decoder_lm", (8, 8), "nothing is known of a CPU's links"),
+        ("v4-32", "trm", (8, 8), "not of model.name=trm"),
+        ("v4-32", "decoder_lm", (8,), "weights have two dimensions or more"),
+    ],
+)
+def test_what_cannot_be_advised_is_told_in_one_line(topology, name, shape, message):
+    config = seven_billion().config
+    config.model.name = name
+    with pytest.raises(ConfigError, match=message):
+        sharding.advise(config, topologies.get(topology), shape, "weights")
