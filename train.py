@@ -144,7 +144,7 @@ def run_to_the_end(
         threading.Thread(target=pipeline.prepare).start()
         step, _, increases = place_of(record)
         rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        frozen = [teacher.run_of(config).restore(params) for params in run.abstract_frozen]
+        frozen, base = frozen_weights(run, record)
         programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
         programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
@@ -160,7 +160,19 @@ def run_to_the_end(
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs
+            run,
+            programs,
+            train_step,
+            workdir,
+            checkpoints,
+            corpus,
+            batches,
+            topology,
+            clock,
+            log,
+            signals,
+            roll_backs,
+            base,
         )
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
@@ -170,6 +182,16 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+
+
+def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[list[dict], dict | None]:
+    """Return (what steps take beside state and batch, which checkpoint adapters are beside: in going on the same)."""
+    config = run.config
+    if not config.lora.rank:
+        return [teacher.run_of(config).restore(params) for params in run.abstract_frozen], None
+    source = initial.run_of(config)
+    base = source.pin(record and record["base"])
+    return [source.restore(params, base) for params in run.abstract_frozen], base
 
 
 def spoiled_step(config, frozen: Sequence) -> Callable:
@@ -244,8 +266,8 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
 
 
 def begun(run: assembly.Run):
-    """Return the state of step 0, with the parameters of `train.init_from` where that is given."""
-    if not run.config.train.init_from:
+    """Return the state of step 0, with the parameters of `train.init_from` unless it has adapters of them."""
+    if not run.config.train.init_from or run.config.lora.rank:
         return run.init()
     return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
 
