@@ -160,20 +160,9 @@ def run_to_the_end(
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            run,
-            programs,
-            train_step,
-            workdir,
-            checkpoints,
-            corpus,
-            batches,
-            topology,
-            clock,
-            log,
-            signals,
-            roll_backs,
+            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs,
             base,
-        )
+        )  # fmt: skip
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
             tell=lambda text, figures: log.event(text, "blame", **figures),
