@@ -57,6 +57,7 @@ class Job:
     signals: Interruption
     context: contextlib.ExitStack  # holds that of the mesh that the state is on
     roll_backs: int  # of the run
+    base: dict | None = None  # which weights its adapters are beside, see training/other_run.py
     run: assembly.Run | None = None  # of the whole batch, on that mesh
     stage_end: int = 0  # the last step of the present shape
     increases: int = 0  # of the size of its batch
@@ -194,6 +195,7 @@ class Job:
                 "skips": self.corpus.train.skips if self.corpus else [],
                 "losses": self.checkpoints.losses,
                 "topology": self.topology.name if self.topology else None,
+                "base": self.base,
             }
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
@@ -231,6 +233,10 @@ class Job:
                 raise
             self.log.event(str(error), "ledger_waits")
 
+    def evaluated(self, state) -> dict:
+        """Return the parameters that are evaluated, those that are frozen among them."""
+        return self.run.evaluated(state, self.programs.frozen)
+
     def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
         """Evaluate, write and return ({name: mean}, weight of the loss); None where it was stopped."""
 
@@ -240,7 +246,7 @@ class Job:
 
         with self.clock.within("evaluation"):
             self.log.flush()
-            result = evaluate_heldout(self.run, state.evaluated, self.corpus, is_stopped, num_batches)
+            result = evaluate_heldout(self.run, self.evaluated(state), self.corpus, is_stopped, num_batches)
             if result:
                 self.checkpoints.losses[step] = result[0]["loss"]
                 self.log.evaluation(step, *result)
@@ -250,7 +256,7 @@ class Job:
         """Have the answers to all that is held out vote, where they can; write and return what that comes to."""
         with self.clock.within("evaluation"):
             figures = vote_and_keep(
-                self.run, state.evaluated, self.corpus, self.workdir, step,
+                self.run, self.evaluated(state), self.corpus, self.workdir, step,
                 on_batch=lambda: self.clock.enter("evaluation"),
             )  # fmt: skip
         if figures:
@@ -280,7 +286,7 @@ class Job:
         lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
             with self.clock.within("evaluation"):
-                lines += sample_lines(self.run, state.evaluated, corpus.tokenizer)
+                lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
             lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
         self.log.display.lines(lines)
         return lines

@@ -43,7 +43,7 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
-from training import lease, preflight, replicas, step_log, teacher
+from training import initial, lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -89,7 +89,7 @@ def train(
         with layouts.named(after):
             preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
-        teacher.check_trained(config)
+        teacher.run_of(config).check_trained()
     assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
@@ -101,6 +101,8 @@ def train(
         send = send_to(bucket, workdir)
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        if config.train.init_from and not record:
+            initial.check(config, corpus and corpus.tokenizer)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
@@ -145,7 +147,7 @@ def run_to_the_end(
     ):
         clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        frozen = tuple(teacher.restore(config, params) for params in run.abstract_frozen)
+        frozen, base = frozen_weights(run, record)
         programs = Programs(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
@@ -161,7 +163,7 @@ def run_to_the_end(
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
             config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
-            context, roll_backs,
+            context, roll_backs, base,
         )  # fmt: skip
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
@@ -171,6 +173,16 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+
+
+def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict | None]:
+    """Return (what steps take beside state and batch, which checkpoint adapters are beside: in going on the same)."""
+    config = run.config
+    if not config.lora.rank:
+        return tuple(teacher.run_of(config).restore(params) for params in run.abstract_frozen), None
+    source = initial.run_of(config)
+    base = source.pin(record and record["base"])
+    return tuple(source.restore(params, base) for params in run.abstract_frozen), base
 
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
@@ -200,7 +212,7 @@ def train_from(job: Job, record: dict | None):
     start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = restored(job.checkpoints, record, job.run) if record else job.run.init()
+    state = restored(job.checkpoints, record, job.run) if record else begun(job.run)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
@@ -251,6 +263,13 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
+def begun(run: assembly.Run):
+    """Return the state of step 0, with the parameters of `train.init_from` unless it has adapters of them."""
+    if not run.config.train.init_from or run.config.lora.rank:
+        return run.init()
+    return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
+
+
 def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):
     """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
     step = record["step"]
@@ -273,7 +292,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
     if config.distillation.teacher and corpus.tokenizer:
-        teacher.check_tokenizer(config, corpus.tokenizer)
+        teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(

@@ -75,6 +75,11 @@ def get_config() -> ConfigDict:
     model.prefix_length = 16  # positions before the cells, for it; 0: as many as it fills
     model.num_puzzles = 1  # rows of the table of embeddings
 
+    config.lora = lora = ConfigDict()  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
+    lora.rank = 0  # of adapters, which alone are trained; 0: there are none
+    lora.alpha = 16.0  # what adapters add is multiplied by alpha / rank
+    lora.targets = "query,value"  # weights with one: query, key, value, out and, without experts, gate, up, down
+
     config.supervision = supervision = ConfigDict()  # of the objective "recursive"
     supervision.max_steps = 16  # that a puzzle is worked on, at most; in evaluation always
     supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
@@ -142,6 +147,7 @@ def get_config() -> ConfigDict:
 
     config.train = train = ConfigDict()
     train.objective = "language_modeling"  # a module of objectives/
+    train.init_from = ""  # folder of a run of the same model, whose parameters a new run begins with; "": random ones
     train.steps = 1000  # optimizer updates; 0: from train.tokens or train.epochs
     train.tokens = 0  # instead of steps: tokens read (global_batch * sequence_length a step)
     train.epochs = 0.0  # instead of steps: passes over the training documents

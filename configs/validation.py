@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import heldout, layouts, ramp, topologies, unread
+from configs import fine_tuning, heldout, layouts, ramp, topologies, unread
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -46,7 +46,7 @@ POSITIVE = (
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
-    "batch.increase_step", "distillation.temperature",
+    "batch.increase_step", "distillation.temperature", "lora.alpha",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -63,8 +63,8 @@ NOT_NEGATIVE = (
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
-    "checkpoint.keep_best", "batch.memory_gib", "batch.first",
-    "evaluation.chunk_tokens", "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
+    "checkpoint.keep_best", "batch.memory_gib", "batch.first", "evaluation.chunk_tokens", "lora.rank",
+    "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
 )  # fmt: skip
 
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
@@ -107,6 +107,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_model(config.model)
     _check_axis_order(config.layout.axis_order)
     layouts.changes(config.layout.changes)
+    fine_tuning.check(config, _one_of)
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:

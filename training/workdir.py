@@ -103,6 +103,10 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
+    if "weights_only" in record and config["train.init_from"]:
+        raise CheckpointError(
+            f"{workdir} has weights of its own to begin with; leave out train.init_from, or take another --workdir"
+        )
     fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
     now = {key: config[key] for key in fixed}
     changed = differences(record["config"], now, _may_change(config))
@@ -121,9 +125,13 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
 
 
 def _may_change(config: dict) -> tuple[str, ...]:
-    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step."""
+    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step.
+
+    And the place of the weights that adapters are beside, which a checkpoint knows by their digest.
+    """
     held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
-    return tuple(prefix for prefix in MAY_CHANGE if prefix not in held)
+    moved = ("train.init_from",) if config["lora.rank"] else ()
+    return (*moved, *(prefix for prefix in MAY_CHANGE if prefix not in held))
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
