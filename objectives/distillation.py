@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from layers import experts
 from layers.distillation import How, distillation_loss
-from objectives.language_modeling import LanguageModeling
+from objectives.language_modeling import LanguageModeling, weights
 
 LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
 EPSILON = 1e-6  # added to mean squares
@@ -51,7 +51,7 @@ class Distillation(LanguageModeling):
         inputs = batch["tokens"], batch["positions"], batch["segments"]
         stream_BTD, _, figures = model.routed(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
-        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weights_BT = weights(batch)
         weight = weights_BT.sum()
         total, loss_sum, divergence = distillation_loss(
             *model.with_head(stream_BTD), *teacher.with_head(teacher_stream), batch["targets"], weights_BT, self.how

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next-token prediction: the mean over real tokens of -log p(target), in nats.
+"""Next-token prediction: the mean over the tokens that count of -log p(target), in nats.
 
 An objective is a module with `make`. What it makes has these six, and returns sums and weights, never means, so that
 it is right under any sharding, packing and accumulation:
@@ -34,6 +34,11 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
     )  # fmt: skip
 
 
+def weights(batch: dict) -> jax.Array:
+    """Return float32 [B, T]: 1 where a target counts; padding, of segment 0, and targets less than 0 do not."""
+    return ((batch["segments"] > 0) & (batch["targets"] >= 0)).astype(jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
     """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
@@ -50,7 +55,7 @@ class LanguageModeling:
     router_z_loss: float = 0.0
 
     def batch(self) -> dict[str, tuple]:
-        """Segment 0 is padding and weighs 0."""
+        """Segment 0 is padding and weighs 0, as does a target of -1."""
         return dict.fromkeys(("tokens", "targets", "segments", "positions"), (self.rows, self.length))
 
     def random_batch(self, key) -> dict[str, jax.Array]:
@@ -73,7 +78,7 @@ class LanguageModeling:
     def loss(self, model, carry, batch, key):
         """The key is of the model's dropout; None, as in evaluation, for none."""
         stream_BTD, _, figures = model.routed(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weights_BT = weights(batch)
         total, loss_sum = cross_entropy(
             *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
