@@ -114,6 +114,8 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     name, values, unit = run.objective.told(figures)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
+    if line := corpus.heldout.told(run.config.train.sequence_length):
+        lines.append(f"held out: {line}")
     if corpus.gzip_bits_per_byte is not None:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
         lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")

@@ -262,6 +262,9 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
+    for name, part in zip(corpus.names, corpus.train.parts, strict=True):
+        if line := part.told(config.train.sequence_length):
+            announce(f"{name}: {line}")
     if config.distillation.teacher and corpus.tokenizer:
         teacher.check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
