@@ -42,7 +42,9 @@ INTERRUPTED = 75
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
 
 flags.DEFINE_string(
-    "config", "configs/tiny.py", "recipe: a Python file with get_config(); default: of an import, its own"
+    "config",
+    "configs/tiny.py",
+    "recipe: a Python file with get_config(), or a run's folder; default: of an import, or of train.init_from, its own",
 )
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
@@ -170,7 +172,7 @@ def parse_configuration(
             bucket.fetch()
         loaded = loading.load_stored(workdir, overrides)
     else:
-        loaded = loading.load(_recipe(), FLAGS.topology, overrides, os.environ)
+        loaded = loading.load(_recipe(overrides), FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -223,8 +225,15 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
 
 
-def _recipe() -> str:
-    """Return the recipe that is asked for; where none is, the one that an import left in the workdir, if it did."""
+def _recipe(overrides: dict[str, str]) -> str:
+    """Return the recipe that is asked for; where none is, the run that this one begins from, or an import's own."""
+    source = overrides.get("train.init_from", "")
+    if source and not FLAGS["config"].present:
+        if not FLAGS.workdir:
+            raise ConfigError(f"train.init_from={source} begins a run of its own; name a --workdir for it")
+        if "://" in source:
+            raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
+        return source if source.endswith(".py") else str(loading.run_folder("train.init_from", source))
     imported = pathlib.Path(FLAGS.workdir).expanduser() / "recipe.py"
     left = FLAGS.workdir and not FLAGS["config"].present and imported.is_file()
     return str(imported) if left else FLAGS.config

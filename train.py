@@ -44,7 +44,7 @@ from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
 from parallelism.mesh import mesh_context
-from training import lease, preflight, replicas, step_log, teacher
+from training import initial, lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -98,6 +98,8 @@ def train(
         send = send_to(bucket, workdir)
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        if config.train.init_from and not record:
+            initial.check(config, corpus and corpus.tokenizer)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
@@ -142,7 +144,7 @@ def run_to_the_end(
         threading.Thread(target=pipeline.prepare).start()
         step, _, increases = place_of(record)
         rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        frozen = [teacher.restore(config, params) for params in run.abstract_frozen]
+        frozen = [teacher.run_of(config).restore(params) for params in run.abstract_frozen]
         programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
         programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
@@ -192,7 +194,7 @@ def train_from(job: Job, record: dict | None):
     start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = restored(job.checkpoints, record, run) if record else run.init()
+    state = restored(job.checkpoints, record, run) if record else begun(run)
     replicas.check(state, run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
@@ -241,6 +243,13 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
+def begun(run: assembly.Run):
+    """Return the state of step 0, with the parameters of `train.init_from` where that is given."""
+    if not run.config.train.init_from:
+        return run.init()
+    return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
+
+
 def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):
     """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
     step = record["step"]
@@ -266,7 +275,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
         if line := part.told(config.train.sequence_length):
             announce(f"{name}: {line}")
     if config.distillation.teacher and corpus.tokenizer:
-        teacher.check_tokenizer(config, corpus.tokenizer)
+        teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(

@@ -144,6 +144,7 @@ def get_config() -> ConfigDict:
 
     config.train = train = ConfigDict()
     train.objective = "language_modeling"  # a module of objectives/
+    train.init_from = ""  # folder of a run of the same model, whose parameters a new run begins with; "": random ones
     train.steps = 1000  # optimizer updates; 0: from train.tokens or train.epochs
     train.tokens = 0  # instead of steps: tokens read (global_batch * sequence_length a step)
     train.epochs = 0.0  # instead of steps: passes over the training documents

@@ -9,7 +9,7 @@ import math
 import pathlib
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -24,6 +24,7 @@ FREE_OF_STORED = (
 )  # fmt: skip
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
+OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # what goes with it, beside its section
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
 ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
@@ -76,7 +77,8 @@ def load(
     """Apply recipe, then topology, then environment, then overrides, the later winning.
 
     Args:
-      recipe_path: a Python file with `get_config()`.
+      recipe_path: a Python file with `get_config()`, or the folder of a run, which stands for its model, its tokenizer
+        and the length that it was trained with.
       topology_name: a preset of configs/topologies.py, or "" for the attached devices.
       overrides: text as typed, by dotted key.
       environment: variables, of which TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
@@ -185,6 +187,18 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     return Loaded(config, workdir.name, str(path), None, typed, origins)
 
 
+def run_folder(key: str, name: str, path: Callable = pathlib.Path):
+    """Return the folder of a run that a key names; ConfigError where it holds none.
+
+    Args:
+      path: makes a path of its name.
+    """
+    folder = path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{key}={name} holds no run (no config.json there); name the folder of one")
+    return folder
+
+
 def parse_value(key: str, text: str, current: dict[str, object]):
     """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
     if key not in current:
@@ -225,6 +239,8 @@ def _put_out_of_force(typed: dict, current: dict) -> dict:
 
 def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     """Execute the recipe file; return its configuration, and the recipe file that each changed key is from."""
+    if pathlib.Path(path).expanduser().is_dir():
+        return _of_run(run_folder("--config", path))
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
     if file is None:
         near = nearest(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
@@ -242,6 +258,14 @@ def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else "?"
         raise ConfigError(f"--config={path}, line {line}: {' '.join(str(error).split())}") from error
+
+
+def _of_run(folder: pathlib.Path) -> tuple[ConfigDict, dict[str, str]]:
+    """Return the recipe that a run's folder stands for: what others need to build on it, else configs/base.py."""
+    stored = flat(load_stored(folder, {}).config)
+    kept = {key: value for key, value in stored.items() if key.startswith("model.") or key in OF_A_MODEL}
+    config, default = from_flat(kept), flat(base.get_config())
+    return config, {key: str(folder / "config.json") for key, value in kept.items() if value != default[key]}
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import ramp, topologies
+from configs import fine_tuning, ramp, topologies
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -97,6 +97,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_data(config.data)
     _check_model(config.model)
     _check_axis_order(config.layout.axis_order)
+    fine_tuning.check(config)
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:

@@ -147,7 +147,9 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     refused("holds no run", lambda: teachers.configuration(of(distillation__teacher=str(tmp_path))))
     longer = of(train__sequence_length=64, model__max_length=64)
     refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
-    refused("a recipe, without weights", lambda: teachers.restore(of(distillation__teacher="configs/tiny.py"), {}))
+    refused(
+        "a recipe, without weights", lambda: teachers.run_of(of(distillation__teacher="configs/tiny.py")).restore({})
+    )
     refused("distillation has a teacher", lambda: validate(of(distillation__teacher=""), 8))
     write_sums(tmp_path / "texts", 20)
     stored = json.loads((teacher / "config.json").read_text()) | {"data.tokenizer": "sentencepiece"}

@@ -35,9 +35,9 @@ class Bucket:
           BucketError: there is no such bucket, or no leave to read it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        store = _path(self.url)
+        store = path_of(self.url)
         try:
-            if not _path("/".join(self.url.split("/")[:3])).exists():
+            if not path_of("/".join(self.url.split("/")[:3])).exists():
                 raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
             votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
             for name in (*COPIED, *votes):
@@ -53,7 +53,7 @@ class Bucket:
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         own = [*(self.folder / name for name in COPIED), *events, *self._new_votes()] if first else []
         for path in [log, *own]:
-            there = _path(self.url) / path.relative_to(self.folder)
+            there = path_of(self.url) / path.relative_to(self.folder)
             if path.exists():
                 there.write_bytes(path.read_bytes())
             else:
@@ -61,7 +61,7 @@ class Bucket:
 
     def _new_votes(self) -> list[pathlib.Path]:
         """Return those that the bucket has not, or of another length."""
-        there = _path(self.url) / VOTES
+        there = path_of(self.url) / VOTES
         return [
             path
             for path in (self.folder / VOTES).glob("*.gz")
@@ -93,7 +93,8 @@ def _write_atomically(path: pathlib.Path, content: bytes) -> None:
     os.replace(file.name, path)
 
 
-def _path(url: str):
+def path_of(name: str):
+    """Return the path of an address in a bucket, or of a local folder."""
     from etils import epath  # only where it is asked for: it takes a while to import
 
-    return epath.Path(url)
+    return epath.Path(name)

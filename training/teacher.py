@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model that another learns from: what it is, whether it goes with the other, and its weights."""
+"""A trained model that another learns from: what it is, and whether it goes with the other."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
 
-import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from configs import loading
 from configs.base import ConfigError
-from training.checkpoints import Checkpoints
-from training.state import TrainState
+from training.other_run import OtherRun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +24,18 @@ class Teacher:
         return lambda *arguments: loss(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
 
 
+def run_of(config: ConfigDict) -> OtherRun:
+    """Return the run that `distillation.teacher` names."""
+    return OtherRun("distillation.teacher", config.distillation.teacher)
+
+
 def configuration(config: ConfigDict) -> ConfigDict:
-    """Return the configuration of `distillation.teacher`: a run's folder, or a recipe, which has shapes alone.
+    """Return the configuration of the teacher.
 
     Raises:
       ConfigError: there is none, or its words or its longest sequence do not go with the student's.
     """
-    name, teacher = config.distillation.teacher, _loaded(config.distillation.teacher)
+    name, teacher = config.distillation.teacher, run_of(config).configuration()
     if teacher.model.name != "decoder_lm":
         raise ConfigError(f"distillation.teacher={name} is a {teacher.model.name}; only a decoder_lm teaches")
     if teacher.model.vocab_size != config.model.vocab_size:
@@ -49,46 +50,3 @@ def configuration(config: ConfigDict) -> ConfigDict:
         )
     teacher.model.dropout = 0.0
     return teacher
-
-
-def _loaded(name: str) -> ConfigDict:
-    if name.endswith(".py"):
-        return loading.load(name, "", {}).config
-    folder = pathlib.Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"distillation.teacher={name} holds no run (no config.json there); name the folder of one")
-    return loading.load_stored(folder, {}).config
-
-
-def check_tokenizer(config: ConfigDict, tokenizer) -> None:
-    """Raise ConfigError where the tokenizer of a corpus is not the teacher's.
-
-    Args:
-      tokenizer: of the corpus: `files` has the content of each of its files by name, none of bytes.
-    """
-    file = pathlib.Path(_loaded(config.distillation.teacher).data.tokenizer)
-    theirs = {file.name: file.read_bytes()} if file.is_file() else {}
-    if tokenizer.files.get(file.name) != theirs.get(file.name) or bool(tokenizer.files) != bool(theirs):
-        raise ConfigError(
-            f"distillation.teacher={config.distillation.teacher} has another tokenizer than "
-            f"data.tokenizer={config.data.tokenizer}; use data.tokenizer={file if theirs else 'byte'}"
-        )
-
-
-def restore(config: ConfigDict, abstract_params: dict) -> dict:
-    """Return the parameters of the teacher's newest checkpoint that are evaluated, in the types and layouts asked for.
-
-    Raises:
-      ConfigError: the teacher is a recipe, which has none.
-      CheckpointError: there is no good checkpoint.
-    """
-    name = config.distillation.teacher
-    if name.endswith(".py"):
-        raise ConfigError(
-            f"distillation.teacher={name} is a recipe, without weights: that can be rehearsed, not trained"
-        )
-    averaged = configuration(config).optimizer.ema_decay > 0
-    step, examples = (jax.ShapeDtypeStruct((), int) for _ in range(2))
-    state = TrainState(step, examples, abstract_params, abstract_params if averaged else {}, (), {})
-    with Checkpoints(pathlib.Path(name).expanduser()) as checkpoints:
-        return checkpoints.restore_evaluated(checkpoints.newest_or_error(), state)

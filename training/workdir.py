@@ -103,6 +103,10 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
         )
     record = checkpoints.record(step)
+    if "weights_only" in record and config["train.init_from"]:
+        raise CheckpointError(
+            f"{workdir} has weights of its own to begin with; leave out train.init_from, or take another --workdir"
+        )
     fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
     now = {key: config[key] for key in fixed}
     changed = differences(record["config"], now, _may_change(config))
