@@ -142,7 +142,7 @@ def assemble(
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
-    loss = teacher.given_to(objective.loss) if teacher else objective.loss
+    loss, evaluate = ((teacher.given_to(of) if teacher else of) for of in (objective.loss, objective.evaluate))
     make = functools.partial(
         make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None
     )
@@ -168,7 +168,7 @@ def assemble(
         init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
-        eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),
+        eval_step=jax.jit(make_eval_step(graph, evaluate)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
         abstract_frozen=(teacher.params,) if teacher else (),
@@ -242,8 +242,8 @@ def layout_differences(config) -> list[str]:
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
-    if config.train.objective == "distillation":  # the loss of one model is proved, and layouts are of models
-        config.train.objective, config.distillation.teacher = "language_modeling", ""
+    if config.train.objective in ("distillation", "dpo"):  # the loss of one model is proved; layouts are of models
+        config.train.objective = "language_modeling"
     config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
@@ -288,7 +288,7 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
     def make_model(rngs):
         how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
         model = _model_module(config).make(config.model, **how, rngs=rngs)
-        if teacher and config.distillation.hidden_weight:
+        if teacher and config.train.objective == "distillation" and config.distillation.hidden_weight:
             widths = dict(embed_dim=config.model.embed_dim, out_dim=teacher.model.embed_dim)
             model.projection = Projection(**widths, rngs=rngs)
         return model
@@ -300,8 +300,8 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
 
 def _teacher(config, mesh) -> Teacher | None:
-    """Return the teacher of a configuration, laid out as any model, in the type that it computes in."""
-    if config.train.objective != "distillation":
+    """Return the teacher or reference of a configuration, laid out as any model, in the type that it computes in."""
+    if config.train.objective not in ("distillation", "dpo"):
         return None
     stored = teacher_configuration(config)
     _, graph, abstract = _model(stored, mesh)

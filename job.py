@@ -199,7 +199,9 @@ class Job:
 
         with self.clock.within("evaluation"):
             self.log.flush()
-            result = evaluate_heldout(self.run, state.evaluated, self.corpus, is_stopped, num_batches)
+            result = evaluate_heldout(
+                self.run, state.evaluated, self.corpus, is_stopped, num_batches, self.programs.frozen
+            )
             if result:
                 self.checkpoints.losses[step] = result[0]["loss"]
                 self.log.evaluation(step, *result)

@@ -34,7 +34,7 @@ import jax
 
 import assembly
 import inspection
-from configs import ramp, validation
+from configs import preference, ramp, validation
 from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
@@ -144,7 +144,7 @@ def run_to_the_end(
         threading.Thread(target=pipeline.prepare).start()
         step, _, increases = place_of(record)
         rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        frozen = [teacher.run_of(config).restore(params) for params in run.abstract_frozen]
+        frozen = teacher.restore(config, run.abstract_frozen)
         programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
         programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
@@ -267,6 +267,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
       ConfigError: a host has other data, or the model has no room for its puzzles.
     """
     announce = corpora.say if processes.index() == 0 else lambda line: None
+    preference.check_source(config)
     corpus = corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
@@ -321,6 +322,8 @@ def main(command: command_line.Command) -> None:
     elif flags.explain_step is not None:
         print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
     elif flags.evaluate_only:
+        if config.data.source == preference.SOURCE:  # what is stored is taken for a language model
+            config.train.objective = "dpo"
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:

@@ -64,7 +64,7 @@ class Distillation(LanguageModeling):
         penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
 
-    def evaluate(self, model, batch) -> dict:
+    def evaluate(self, model, batch, teacher=None) -> dict:
         """The student's cross-entropy, without a teacher."""
         _, (_, scalars) = super().loss(model, {}, batch, None)
         return {"loss": scalars["loss"]}

@@ -7,7 +7,8 @@ it is right under any sharding, packing and accumulation:
 - `batch()`: {name: shape} of the int32 arrays of a batch, their first dimension the rows;
 - `random_batch(key)`: one of these with random contents, to prove a layout with;
 - `init_carry(model, rows, key)`: what one step hands to the next beside the parameters, its first dimensions the rows;
-- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too;
+- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too,
+  among them `tokens` where that weight counts something else;
 - `evaluate(model, batch)`: the scalars of held-out rows;
 - `told(figures)`: what to say of their means: (name, values, what the weight of the loss counts).
 """

@@ -100,7 +100,8 @@ def make_train_step(
     """Return train_step(state, batch, *frozen) -> (state, scalars, gradients).
 
     The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
-    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight. An update whose
+    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight unless the
+    objective counts them itself. An update whose
     loss or gradient is not finite, or a spike, is not taken: parameters, average, moments and carry stay as they were,
     and `skipped` is 1 and `skipped_in_a_row` counts; the batch is used up.
 
@@ -128,7 +129,7 @@ def make_train_step(
         scalars |= {
             "gradient_norm": gradient_norm,
             "learning_rate": jnp.asarray(schedule(state.step - state.guard["skipped"]), jnp.float32),
-            "tokens": weight,
+            "tokens": scalars.get("tokens", weight),
             "skipped": (~good).astype(jnp.float32),
             "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
         }
@@ -156,8 +157,8 @@ def make_train_step(
 
 
 def make_eval_step(graph: nnx.GraphDef, evaluate: Callable) -> Callable:
-    """Return eval_step(params, batch) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
-    return lambda params, batch: evaluate(nnx.merge(graph, params), batch)
+    """Return eval_step(params, batch, *frozen) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
+    return lambda params, batch, *frozen: evaluate(nnx.merge(graph, params), batch, *frozen)
 
 
 @jax.jit
@@ -167,7 +168,7 @@ def is_finite(state: TrainState) -> jax.Array:
 
 
 def mean(pair: tuple) -> jax.Array:
-    """Divide a (sum, weight) pair; 0 where nothing has weight."""
+    """Divide a (sum, weight) pair; the sum where it weighs less than 1, as what is only counted does."""
     total, weight = pair
     return total / jnp.maximum(weight, 1)
 
