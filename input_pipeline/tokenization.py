@@ -161,6 +161,7 @@ class HuggingFaceTokenizer:
             raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
         eos = self.special_tokens.get("eos_token")
         self._tokenizer = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
+        self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(

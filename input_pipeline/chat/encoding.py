@@ -88,7 +88,7 @@ def _marked(run: list[Piece], tokens: np.ndarray, spans: np.ndarray | None) -> n
     ids = np.asarray(tokens, np.int32)
     if spans is None:
         return ids + run[0][1] * LEARNED
-    starts, ends = np.minimum(spans[:, 0], spans[:, 1] - 1), spans[:, 1]  # of white space some tokenizers tell the end
+    starts, ends = spans.T
     borders = itertools.pairwise([0, *itertools.accumulate(len(text) for text, _ in run)])
     learned = np.zeros(len(ids), bool)
     for (begin, end), (_, counts) in zip(borders, run, strict=True):
