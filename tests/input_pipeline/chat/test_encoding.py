@@ -39,27 +39,20 @@ def learned(name: str, messages) -> tuple[str, list[str]]:
     return tokenizer.decode((stored & IDS).tolist()), [tokenizer.decode(run) for run in runs]
 
 
+def written(*turns: tuple[str, str], lines: str = "\n", after: str = "\n") -> str:
+    return "".join(f"<|im_start|>{role}{lines}{content}<|im_end|>{after}" for role, content in turns)
+
+
+BY_TURNS = written(*[(message["role"], message["content"]) for message in HELLO])
+STRIPPED = written(*[(message["role"], message["content"].strip()) for message in HELLO], lines="\n\n", after="")
+
+
 @pytest.mark.parametrize(
     ("template", "whole", "answers"),
     [
-        (
-            CHATML,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nwhat is\n it?<|im_end|>\n<|im_start|>assistant\n"
-            "    I think 😀  so <|im_end|>\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\né\n<|im_end|>\n",
-            ["\n    I think 😀  so <|im_end|>\n", "é\n<|im_end|>\n"],
-        ),
-        (
-            TAGGED,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nwhat is\n it?<|im_end|>\n<|im_start|>assistant\n"
-            "    I think 😀  so <|im_end|>\n<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\né\n<|im_end|>\n",
-            ["\n    I think 😀  so <|im_end|>", "é\n<|im_end|>"],
-        ),
-        (
-            STRIPPING,
-            "<s><|im_start|>system\n\nBe brief.<|im_end|><|im_start|>user\n\nwhat is\n it?<|im_end|><|im_start|>assistant"
-            "\n\nI think 😀  so<|im_end|><|im_start|>user\n\nwhy?<|im_end|><|im_start|>assistant\n\né<|im_end|>",
-            ["I think 😀  so<|im_end|>", "é<|im_end|>"],
-        ),
+        (CHATML, BY_TURNS, ["\n    I think 😀  so <|im_end|>\n", "é\n<|im_end|>\n"]),
+        (TAGGED, BY_TURNS, ["\n    I think 😀  so <|im_end|>", "é\n<|im_end|>"]),
+        (STRIPPING, "<s>" + STRIPPED, ["I think 😀  so<|im_end|>", "é<|im_end|>"]),
     ],
     ids=["prompt by prompt", "generation tags", "stripped"],
 )
