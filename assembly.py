@@ -300,12 +300,15 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
 
 def _teacher(config, mesh) -> Teacher | None:
-    """Return the teacher or reference of a configuration, laid out as any model, in the type that it computes in."""
+    """Return the teacher or reference of a configuration, laid out as any model, in the type that it computes in.
+
+    A reference stays in float32 like the parameters that it is compared with, which are the same at first.
+    """
     if config.train.objective not in ("distillation", "dpo"):
         return None
     stored = teacher_configuration(config)
     _, graph, abstract = _model(stored, mesh)
-    dtype = _dtype(stored, _platform(mesh) == "cpu")
+    dtype = jnp.float32 if config.train.objective == "dpo" else _dtype(stored, _platform(mesh) == "cpu")
     params = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding),
         nnx.to_pure_dict(abstract), axis_rules.weight_shardings(declared_axes(abstract), mesh),

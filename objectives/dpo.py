@@ -54,13 +54,13 @@ class DPO(LanguageModeling):
         )
         margin_B = self.beta * (log_ratios[0] - log_ratios[1])
         counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / num_holders()
-        of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": margin_B > 0, "margin": margin_B}
+        of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": (1 + jnp.sign(margin_B)) / 2, "margin": margin_B}
         scalars = {name: (jnp.sum(counts_B * of_pair), counts_B.sum()) for name, of_pair in of_pairs.items()}
         told = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
         return scalars["loss"], (carry, told)
 
     def evaluate(self, model, batch, reference) -> dict:
-        """The loss, how many pairs have the higher reward for what was chosen, and by how much."""
+        """The loss, the share of pairs whose chosen answer has the higher reward (a tie is half), and by how much."""
         _, (_, scalars) = self.loss(model, {}, batch, None, reference)
         return {name: scalars[name] for name in ("loss", "accuracy", "margin")}
 
