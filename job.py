@@ -240,9 +240,11 @@ class Job:
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
-            with self.clock.within("evaluation"):
-                lines += sample_lines(self.run, state.evaluated, corpus.tokenizer)
-            lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
+            asked = '--message="Hello"' if corpus.is_of_conversations else '--prompt="class "'
+            if not corpus.is_of_conversations:
+                with self.clock.within("evaluation"):
+                    lines += sample_lines(self.run, state.evaluated, corpus.tokenizer)
+            lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines
 

@@ -50,6 +50,11 @@ class Corpus:
     names: tuple[str, ...] = ()
     documents: tuple[list[Document], ...] | None = None
 
+    @property
+    def is_of_conversations(self) -> bool:
+        """Whether what is trained on is no text to go on with."""
+        return isinstance(self.heldout, ConversationWindows)
+
     def go_on(self, record: dict) -> "Corpus":
         """Return this corpus for a run taken up: the parts go on where they were, from here on by these weights.
 

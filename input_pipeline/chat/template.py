@@ -31,6 +31,10 @@ class PlainFormat:
         """Return the pieces of a conversation that the assistant is to go on with."""
         return [*self.pieces(messages, first=len(messages)), (f"{ASSISTANT}\n", False)]
 
+    def after_answer(self) -> str:
+        """Return the text that follows an answer: none, but an end of document."""
+        return ""
+
 
 class Template:
     """The format of a Jinja template.
@@ -85,6 +89,11 @@ class Template:
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
         """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
         return [(self._render(messages, add_generation_prompt=True).replace(MARK, ""), False)]
+
+    def after_answer(self) -> str:
+        """Return the text that follows an answer, such as the token that ends a turn. Raises ValueError as `pieces`."""
+        turns = [{"role": role, "content": "@"} for role in ("user", ASSISTANT)]
+        return next(text for text, learned in self.pieces(turns) if learned).rpartition("@")[2]
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         if any(MARK in message["content"] for message in messages):
