@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,10 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import ramp, simulation
+from configs import fine_tuning, ramp, simulation
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
+from layers.adapters import LoRA
 from layers.axes import declared_axes
 from layers.projection import Projection
 from parallelism import axis_rules, processes, proof
@@ -34,6 +35,7 @@ CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
 # Of float32 logits per device: on CPU what is fast, elsewhere few chunks, for each sums the head's gradient anew.
 LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
+PRODUCTS = ("matrix", optimizers.VOCAB)  # kinds of weights that are used in the type that a model computes in
 WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole on a device between microbatches
 
 
@@ -41,10 +43,10 @@ WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole
 class Run:
     """Everything that a run is made of; nothing is allocated or compiled yet.
 
-    `abstract_state`, `abstract_batch` and `abstract_frozen`, a teacher's weights if there is one, carry shapes, types
-    and layouts of what steps take. `train_step`, `observed_step` (which returns the gradients too, and keeps its
-    arguments) and `eval_step` are jitted; they, `init` (the state at the start, with random parameters or given ones,
-    which it takes over) and `model` are used inside `mesh_context(run.mesh)`. A run is
+    `abstract_state`, `abstract_batch` and `abstract_frozen`, the weights beside adapters or a teacher's if there are
+    any, carry shapes, types and layouts of what steps take. `train_step`, `observed_step` (which returns the gradients
+    too, and keeps its arguments) and `eval_step` are jitted; they, `init` (the state at the start, with random
+    parameters or given ones, which it takes over) and `model` are used inside `mesh_context(run.mesh)`. A run is
     `slow` where a CPU takes so long for a step that `assemble` cut it into microbatches.
     """
 
@@ -63,12 +65,23 @@ class Run:
     num_microbatches: int
     slow: bool
     num_parameters: int
+    num_trained: int  # of them
     num_active: int  # parameters that a token meets: of experts, those that it is sent to
     flops_per_token: float
 
     def model(self, params: dict) -> nnx.Module:
         """Return the model with these parameters."""
         return nnx.merge(self.graph, params)
+
+    def evaluated(self, state: TrainState, frozen: Sequence) -> dict:
+        """Return what a state is evaluated with: all parameters of the model, of which adapters are a part."""
+        if not self.config.lora.rank:
+            return state.evaluated
+        return unflatten_dict(flatten_dict(state.evaluated) | flatten_dict(frozen[0]))
+
+    def held_against(self, frozen: Sequence) -> Sequence:
+        """Return what evaluating takes beside that, of what is frozen: the weights of another model."""
+        return frozen[1:] if self.config.lora.rank else frozen
 
     def compile(self):
         """Return `train_step` compiled for the run's state and batch."""
@@ -112,11 +125,14 @@ def assemble(
     rate_factor = ramp.rate_factor(config, rows)
     config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
-    flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length)
+    how = {"frozen": True} if config.lora.rank else {}
+    flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length, **how)
     num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     teacher = _teacher(config, mesh)
-    make_model, graph, abstract_model = _model(config, mesh, teacher)
+    make_model, graph, abstract_model, others = _model(config, mesh, teacher)
+    frozen = [_beside(config, others, mesh)] if config.lora.rank else []
+    frozen += [teacher.params] if teacher else []
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
     schedule = schedules.scaled(schedule, rate_factor)
     weights = _weights(config, abstract_model)
@@ -131,7 +147,7 @@ def assemble(
 
     def make_state(params=None):
         model = make_model(nnx.Rngs(config.train.seed))
-        params = nnx.to_pure_dict(nnx.state(model)) if params is None else params
+        params = nnx.to_pure_dict(nnx.state(model, _trained(config))) if params is None else params
         return TrainState(
             step=jnp.int32(0), examples=jnp.uint32(0), params=params, optimizer=optimizer.init(params),
             average=jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else {},
@@ -144,10 +160,11 @@ def assemble(
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
     loss, evaluate = ((teacher.given_to(of) if teacher else of) for of in (objective.loss, objective.evaluate))
     make = functools.partial(
-        make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None
-    )
+        make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
+        adapted=config.lora.rank > 0,
+    )  # fmt: skip
     gradient, num_parts = _gradient(
-        config, make, abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts, teacher=teacher
+        config, make, abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts, frozen=frozen
     )
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
@@ -171,19 +188,20 @@ def assemble(
         eval_step=jax.jit(make_eval_step(graph, evaluate)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
-        abstract_frozen=(teacher.params,) if teacher else (),
+        abstract_frozen=tuple(frozen),
         batch_shards=batch_shards(config.mesh),
         num_microbatches=num_microbatches,
         slow=slow,
-        num_parameters=_num_parameters(abstract_model),
-        num_active=_num_active(config.model, abstract_model),
+        num_parameters=_num_parameters(abstract_model) + _num_parameters(others),
+        num_trained=_num_parameters(abstract_model),
+        num_active=_num_active(config.model, nnx.merge_state(abstract_model, others)),
         flops_per_token=flops_per_token,
     )
 
 
 def _gradient(
     config, make: Callable, abstract_model: nnx.State, shardings: dict, num_microbatches: int, *, slow: bool,
-    in_parts: bool, teacher: Teacher | None,
+    in_parts: bool, frozen: Sequence[dict],
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient of a batch, the number of its parts between which noise is measured; 0: it is not).
 
@@ -201,13 +219,12 @@ def _gradient(
         return gradient, measures * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
-    summed_once = num_microbatches > 1 and "fsdp" in once and not teacher
-    of_teacher = [jax.tree.map(lambda leaf: leaf.sharding.spec, teacher.params)] if teacher else []
+    summed_once = num_microbatches > 1 and "fsdp" in once and not frozen
     square, of_devices = part_square(axes, specs, config.mesh, summed_once=summed_once)
     gradient = in_shards(
         make(part_square=square if measures else None), axes, specs, summed_once=summed_once,
         sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
-        of_frozen=of_teacher,
+        of_frozen=jax.tree.map(lambda leaf: leaf.sharding.spec, frozen),
     )  # fmt: skip
     return gradient, measures * num_microbatches * of_devices
 
@@ -243,7 +260,8 @@ def layout_differences(config) -> list[str]:
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
     if config.train.objective in ("distillation", "dpo"):  # the loss of one model is proved; layouts are of models
-        config.train.objective = "language_modeling"
+        config.train.objective, config.distillation.teacher = "language_modeling", ""
+    config.lora.rank = 0
     config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
@@ -278,8 +296,13 @@ def _model_module(config):
     return importlib.import_module(f"models.{config.model.name}")
 
 
-def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.GraphDef, nnx.State]:
-    """Return (rngs -> model, the model without its parameters, the shapes of those).
+def _trained(config) -> type[nnx.Param]:
+    """Return which parameters are trained: all, or adapters."""
+    return nnx.LoRAParam if config.lora.rank else nnx.Param
+
+
+def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.GraphDef, nnx.State, nnx.State]:
+    """Return (rngs -> model, the model without its parameters, the shapes of those that are trained, and of others).
 
     A student whose stream is compared with its teacher's has a `projection` to the width of that.
     """
@@ -287,6 +310,8 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
     def make_model(rngs):
         how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
+        if config.lora.rank:
+            how["lora"] = LoRA(config.lora.rank, config.lora.alpha, fine_tuning.targets(config.lora.targets))
         model = _model_module(config).make(config.model, **how, rngs=rngs)
         if teacher and config.train.objective == "distillation" and config.distillation.hidden_weight:
             widths = dict(embed_dim=config.model.embed_dim, out_dim=teacher.model.embed_dim)
@@ -295,8 +320,8 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
     # On one device, where any shape is divisible: what the mesh does not divide is told by axis_rules, by name.
     with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
-        graph, state = nnx.split(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
-    return make_model, graph, state
+        model = nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))
+    return make_model, *nnx.split(model, _trained(config), ...)
 
 
 def _teacher(config, mesh) -> Teacher | None:
@@ -307,13 +332,29 @@ def _teacher(config, mesh) -> Teacher | None:
     if config.train.objective not in ("distillation", "dpo"):
         return None
     stored = teacher_configuration(config)
-    _, graph, abstract = _model(stored, mesh)
-    dtype = jnp.float32 if config.train.objective == "dpo" else _dtype(stored, _platform(mesh) == "cpu")
-    params = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding),
-        nnx.to_pure_dict(abstract), axis_rules.weight_shardings(declared_axes(abstract), mesh),
+    _, graph, abstract, _ = _model(stored, mesh)
+    if config.train.objective == "dpo":
+        return Teacher(stored.model, graph, _beside(stored, abstract, mesh))
+    dtype = _dtype(stored, _platform(mesh) == "cpu")
+    return Teacher(stored.model, graph, _laid_out(abstract, mesh, lambda names: dtype))
+
+
+def _beside(config, abstract: nnx.State, mesh) -> dict:
+    """Return the weights beside adapters, or of a reference: what they come to is what trained ones would.
+
+    Those of products are in the type that these are computed in, those of norms in float32.
+    """
+    dtype = _dtype(config, _platform(mesh) == "cpu")
+    return _laid_out(abstract, mesh, lambda names: dtype if optimizers.kind(names) in PRODUCTS else jnp.float32)
+
+
+def _laid_out(abstract: nnx.State, mesh, dtype: Callable) -> dict:
+    """Return parameters as shapes that lie as any do; `dtype` says the type of one by the names of its dimensions."""
+    types = unflatten_dict({path: dtype(names) for path, (_, names) in declared_axes(abstract).items()})
+    return jax.tree.map(
+        lambda leaf, of_leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, of_leaf, sharding=sharding),
+        nnx.to_pure_dict(abstract), types, axis_rules.weight_shardings(declared_axes(abstract), mesh),
     )  # fmt: skip
-    return Teacher(stored.model, graph, params)
 
 
 def _kernel(config, mesh) -> str:

@@ -3,6 +3,7 @@
 
 python convert.py import --hf=FOLDER --workdir=runs/mine            # Hugging Face's format: config.json, safetensors
 python convert.py export --workdir=runs/mine --hf=FOLDER
+python convert.py export --workdir=runs/mine --peft=FOLDER          # of a run with adapters these alone, for PEFT
 python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=configs/trm/sudoku.py    # public TRM
 python convert.py export --workdir=runs/mine --trm=FILE.safetensors
 python convert.py logits --workdir=runs/mine --tokens=IN.npy --out=OUT.npy
@@ -19,6 +20,7 @@ import command_line
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
 command_line.flags.DEFINE_string("hf", "", "folder in Hugging Face's format, to read from or to write")
+command_line.flags.DEFINE_string("peft", "", "folder for adapters in PEFT's format, to write")
 command_line.flags.DEFINE_string("tokens", "", "of logits: file to read, .npy")
 command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
 VERBS = ("import", "export", "logits")
@@ -34,7 +36,7 @@ import jax
 import assembly
 from configs.base import ConfigError
 from configs.loading import flat
-from migration import hugging_face, logits, trm_reference
+from migration import hugging_face, logits, peft, trm_reference
 from parallelism.mesh import mesh_context
 from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints
@@ -46,13 +48,15 @@ from training.retention import Retention
 def main(command: command_line.Command, verb: str) -> None:
     """Import, export or compute logits, on one device, and say what was done."""
     flags = command_line.FLAGS
-    formats = [name for name in ("hf", "trm") if flags[name].value]
+    formats = [name for name in ("hf", "trm", "peft") if flags[name].value]
     if not verb:
         raise ConfigError(f"convert.py {', '.join(VERBS[:-1])} or {VERBS[-1]}? Name one of them first, see --help")
     if verb == "logits":
         write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
     elif len(formats) != 1:
         raise ConfigError(f"convert.py {verb} needs --hf=FOLDER or --trm=FILE.safetensors, and one of them")
+    elif flags.peft:
+        export_adapters(command, verb, pathlib.Path(flags.peft).expanduser())
     elif verb == "import" and command.bucket:
         raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy that to the bucket")
     else:
@@ -78,6 +82,15 @@ def convert_hugging_face(command: command_line.Command, verb: str) -> None:
         f"{published.num_parameters:,} parameters of {folder} are the checkpoint of step 0 in {command.workdir}; "
         f"train.py --workdir={command.workdir} goes on from there"
     )
+
+
+def export_adapters(command: command_line.Command, verb: str, folder: pathlib.Path) -> None:
+    """Export adapters in PEFT's format."""
+    if verb != "export":
+        raise ConfigError(f"--peft={folder}: adapters are given out alone; import the model that has them merged")
+    refuse_others(command)
+    step = peft.export(logits.float32_run(command.config), command.workdir, folder)
+    print(f"the adapters of step {step} of {command.address} are in {folder}")
 
 
 def convert_trm(command: command_line.Command, verb: str) -> None:

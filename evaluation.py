@@ -21,6 +21,7 @@ from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
 from training.evaluation import evaluate
+from training.other_run import restore_evaluated
 from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
@@ -146,8 +147,8 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        params = checkpoints.restore_evaluated(step, run.abstract_state)
-        frozen = teacher.restore(config, run.abstract_frozen)
+        params = restore_evaluated(checkpoints, step, run.abstract_state)
+        frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
     if processes.index() == 0:

@@ -35,6 +35,7 @@ from parallelism.mesh import mesh_context
 from reasoning import pictures, puzzle_file, solving
 from reasoning.sampling import answer, continue_texts
 from training.checkpoints import Checkpoints
+from training.other_run import restore_evaluated
 from training.workdir import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -60,7 +61,7 @@ def continue_prompts(flags, config, address) -> None:
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        params = checkpoints.restore_evaluated(checkpoints.newest_or_error(), run.abstract_state)
+        params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state)
         how = {name: flags[name].value for name in SAMPLING}
         if flags.message:
             texts = [answer(run, params, tokenizer, flags.message, **how)]
@@ -77,7 +78,7 @@ def solve_puzzle(flags, config, address) -> None:
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = checkpoints.newest_or_error()
-        params = checkpoints.restore_evaluated(step, run.abstract_state)
+        params = restore_evaluated(checkpoints, step, run.abstract_state)
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:

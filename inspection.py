@@ -14,6 +14,7 @@ from parallelism.mesh import mesh_context
 from parallelism.placement import place
 from training.checkpoint_folder import DAMAGED
 from training.checkpoints import Checkpoints
+from training.other_run import restore_evaluated
 from training.retention import Retention
 
 
@@ -58,7 +59,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
             return ledger.table(examples)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
-            params = checkpoints.restore_evaluated(newest, run.abstract_state)
+            params = restore_evaluated(checkpoints, newest, run.abstract_state)
             losses = document_losses(run, params, corpus, section, step, examples)
     return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
 

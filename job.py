@@ -53,6 +53,7 @@ class Job:
     log: step_log.StepLog
     signals: Interruption
     roll_backs: int  # of the run
+    pins: dict = dataclasses.field(default_factory=dict)  # which weights steps take beside, see training/other_run.py
     increases: int = 0  # of the size of its batch
     stages: list[Stage] = dataclasses.field(default_factory=list)  # since the run began or went back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
@@ -143,17 +144,21 @@ class Job:
         if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
             raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
         with self.clock.within("save"):
-            record = self.log.record() | {
-                "step": step,
-                "examples": int(state.examples),
-                "increases": self.increases,
-                "config": flat(self.config),
-                "corpus": digest(self.corpus),
-                "mixture": self.corpus.train.record() if self.corpus else [],
-                "skips": self.corpus.train.skips if self.corpus else [],
-                "losses": self.checkpoints.losses,
-                "topology": self.topology.name if self.topology else None,
-            }
+            record = (
+                self.log.record()
+                | {
+                    "step": step,
+                    "examples": int(state.examples),
+                    "increases": self.increases,
+                    "config": flat(self.config),
+                    "corpus": digest(self.corpus),
+                    "mixture": self.corpus.train.record() if self.corpus else [],
+                    "skips": self.corpus.train.skips if self.corpus else [],
+                    "losses": self.checkpoints.losses,
+                    "topology": self.topology.name if self.topology else None,
+                }
+                | self.pins
+            )
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)
@@ -190,6 +195,10 @@ class Job:
                 raise
             self.log.event(str(error), "ledger_waits")
 
+    def evaluated(self, state) -> dict:
+        """Return the parameters that are evaluated, those that are frozen among them."""
+        return self.run.evaluated(state, self.programs.frozen)
+
     def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
         """Evaluate, write and return ({name: mean}, weight of the loss); None where it was stopped."""
 
@@ -199,9 +208,8 @@ class Job:
 
         with self.clock.within("evaluation"):
             self.log.flush()
-            result = evaluate_heldout(
-                self.run, state.evaluated, self.corpus, is_stopped, num_batches, self.programs.frozen
-            )
+            others = self.run.held_against(self.programs.frozen)
+            result = evaluate_heldout(self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, others)
             if result:
                 self.checkpoints.losses[step] = result[0]["loss"]
                 self.log.evaluation(step, *result)
@@ -211,7 +219,7 @@ class Job:
         """Have the answers to all that is held out vote, where they can; write and return what that comes to."""
         with self.clock.within("evaluation"):
             figures = vote_and_keep(
-                self.run, state.evaluated, self.corpus, self.workdir, step,
+                self.run, self.evaluated(state), self.corpus, self.workdir, step,
                 on_batch=lambda: self.clock.enter("evaluation"),
             )  # fmt: skip
         if figures:
@@ -243,7 +251,7 @@ class Job:
             asked = '--message="Hello"' if corpus.is_of_conversations else '--prompt="class "'
             if not corpus.is_of_conversations:
                 with self.clock.within("evaluation"):
-                    lines += sample_lines(self.run, state.evaluated, corpus.tokenizer)
+                    lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
             lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines

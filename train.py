@@ -144,7 +144,7 @@ def run_to_the_end(
         threading.Thread(target=pipeline.prepare).start()
         step, _, increases = place_of(record)
         rows, larger = (ramp.rows(config, count) for count in (increases, increases + 1))
-        frozen = teacher.restore(config, run.abstract_frozen)
+        frozen, pins = frozen_weights(run, record)
         programs = Programs(lambda rows: run_of(rows).compile(), rows, frozen)
         programs.begin(larger)
         peak = preflight.peak_flops(topology, run.mesh.size)
@@ -160,7 +160,19 @@ def run_to_the_end(
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs
+            run,
+            programs,
+            train_step,
+            workdir,
+            checkpoints,
+            corpus,
+            batches,
+            topology,
+            clock,
+            log,
+            signals,
+            roll_backs,
+            pins,
         )
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
@@ -170,6 +182,21 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+
+
+def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[Sequence[dict], dict]:
+    """Return what steps take beside state and batch, and which checkpoint of `train.init_from` that is, by its role.
+
+    A run that goes on takes the same: the base of its adapters, the reference of its answers.
+    """
+    config = run.config
+    roles = ["base"] * (config.lora.rank > 0) + ["reference"] * (config.train.objective == "dpo")
+    if not roles:
+        return teacher.restore(config, run.abstract_frozen), {}
+    source = initial.run_of(config)
+    pin = source.pin(record and record[roles[0]])
+    weights = source.restore(run.abstract_frozen[0], pin)
+    return [weights] * len(roles), dict.fromkeys(roles, pin)
 
 
 def spoiled_step(config, frozen: Sequence) -> Callable:
@@ -244,8 +271,8 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
 
 
 def begun(run: assembly.Run):
-    """Return the state of step 0, with the parameters of `train.init_from` where that is given."""
-    if not run.config.train.init_from:
+    """Return the state of step 0, with the parameters of `train.init_from` unless it has adapters of them."""
+    if not run.config.train.init_from or run.config.lora.rank:
         return run.init()
     return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
 

@@ -75,6 +75,11 @@ def get_config() -> ConfigDict:
     model.prefix_length = 16  # positions before the cells, for it; 0: as many as it fills
     model.num_puzzles = 1  # rows of the table of embeddings
 
+    config.lora = lora = ConfigDict()  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
+    lora.rank = 0  # of adapters, which alone are trained; 0: there are none
+    lora.alpha = 16.0  # what adapters add is multiplied by alpha / rank
+    lora.targets = "query,value"  # weights with one: query, key, value, out and, without experts, gate, up, down
+
     config.supervision = supervision = ConfigDict()  # of the objective "recursive"
     supervision.max_steps = 16  # that a puzzle is worked on, at most; in evaluation always
     supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least

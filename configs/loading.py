@@ -175,6 +175,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
     if stored["train.objective"] in ("distillation", "dpo"):  # a teacher is needed to train alone
         stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
+    stored |= {"lora.rank": 0}  # adapters are merged where they are read, see training/other_run.py
     if stored["data.tokenizer"] != "byte":
         files = [workdir / name for name in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         stored["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))

@@ -46,7 +46,7 @@ POSITIVE = (
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
-    "batch.increase_step", "distillation.temperature", "preference.beta",
+    "batch.increase_step", "distillation.temperature", "lora.alpha", "preference.beta",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -63,7 +63,7 @@ NOT_NEGATIVE = (
     "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
     "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
     "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
-    "checkpoint.keep_best", "batch.memory_gib", "batch.first",
+    "checkpoint.keep_best", "batch.memory_gib", "batch.first", "lora.rank",
     "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_data(config.data)
     _check_model(config.model)
     _check_axis_order(config.layout.axis_order)
-    fine_tuning.check(config)
+    fine_tuning.check(config, _one_of)
     preference.check(config)
 
 

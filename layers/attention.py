@@ -5,7 +5,6 @@ Grouped queries: arXiv:2305.13245. Letters: B batch, T query length, S key lengt
 K key and value heads, G = N / K, H head dim.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from layers.adapters import Adapted, LoRA
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
 from layers.products import plus, product, project
@@ -59,7 +59,7 @@ def attend(
     return checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
 
 
-class Attention(nnx.Module):
+class Attention(Adapted):
     """Projections around whatever attends.
 
     Args:
@@ -69,12 +69,13 @@ class Attention(nnx.Module):
       declare: how weights are, a function of layers/axes.py.
       query_scale: factor on queries, beside the 1 / sqrt(H) on scores.
       norm_from_one: of the norms of queries and keys, see layers/normalization.py.
+      lora: see layers/adapters.py.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
         biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs, declare: Callable = weight,
-        query_scale: float = 1.0, norm_from_one: bool = False,
+        query_scale: float = 1.0, norm_from_one: bool = False, lora: LoRA | None = None,
     ):  # fmt: skip
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -91,7 +92,7 @@ class Attention(nnx.Module):
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.query_scale = query_scale
-        self.project = functools.partial(project, quantization=quantization)
+        self.adapt(lora, ("query", "key", "value", "out"), quantization, rngs)
 
     def __call__(self, x_BTD: jax.Array, angles: tuple | None, attend: Callable, cache: dict | None):
         """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones.
@@ -102,9 +103,9 @@ class Attention(nnx.Module):
             backward pass needs of it "attended".
         """
         x_BTD = opened(x_BTD)
-        q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, self.query[...]), self.query_bias)
-        k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.key[...]), self.key_bias)
-        v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, self.value[...]), self.value_bias)
+        q_BTNH = plus(self.project("query", "BTD,DNH->BTNH", x_BTD), self.query_bias)
+        k_BTKH = plus(self.project("key", "BTD,DKH->BTKH", x_BTD), self.key_bias)
+        v_BTKH = plus(self.project("value", "BTD,DKH->BTKH", x_BTD), self.value_bias)
         q_BTNH = rotate(self.query_norm(q_BTNH), angles)
         q_BTNH = checkpoint_name(q_BTNH if self.query_scale == 1.0 else self.query_scale * q_BTNH, "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
@@ -112,7 +113,7 @@ class Attention(nnx.Module):
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(closed(self.project("BTNH,NHD->BTD", y_BTNH, self.out[...])), self.out_bias), cache
+        return plus(closed(self.project("out", "BTNH,NHD->BTD", y_BTNH)), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
+from layers.adapters import LoRA
 from layers.attention import Attention
 from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
 from layers.experts import Experts
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.shards import WHOLE, whole_in_turn
+from layers.shards import WHOLE, whole, whole_in_turn
 from layers.stream import CLOSED, num_parts
 
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
@@ -46,6 +47,7 @@ class Block(nnx.Module):
       experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
       biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
       quantization: of the products with weights, see layers/products.py.
+      lora: see layers/adapters.py.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
     """
 
@@ -53,23 +55,25 @@ class Block(nnx.Module):
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
         epsilon: float, biases: str, quantization: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
         query_scale: float = 1.0, activation: str = "silu", norm_from_one: bool = False, post_norms: bool = False,
-        experts: dict | None = None,
+        experts: dict | None = None, lora: LoRA | None = None,
     ):  # fmt: skip
         norm = functools.partial(RMSNorm, embed_dim, epsilon=epsilon, from_one=norm_from_one)
         self.attention_norm = norm()
         self.attention = Attention(
             embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
             qk_norm=qk_norm, epsilon=epsilon, biases=biases, quantization=quantization, out_scale=out_scale, rngs=rngs,
-            query_scale=query_scale, norm_from_one=norm_from_one,
+            query_scale=query_scale, norm_from_one=norm_from_one, lora=lora,
         )  # fmt: skip
         self.mlp_norm = norm()
         self.routes = experts is not None
         if self.routes:
-            self.mlp = Experts(embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, **experts, rngs=rngs)
+            self.mlp = Experts(
+                embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, **experts, rngs=rngs, lora=lora
+            )
         else:
             self.mlp = SwiGLU(
                 embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
-                out_scale=out_scale, rngs=rngs, activation=activation,
+                out_scale=out_scale, rngs=rngs, activation=activation, lora=lora,
             )  # fmt: skip
         self.attention_post_norm = norm() if post_norms else lambda x: x
         self.mlp_post_norm = norm() if post_norms else lambda x: x
@@ -99,15 +103,17 @@ class Stack(nnx.Module):
     Args:
       make_block: rngs to one block.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
+      frozen: whether no weights but adapters are trained.
       remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
     """
 
     def __init__(
-        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs
-    ):
+        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs,
+        frozen: bool = False,
+    ):  # fmt: skip
         build = nnx.vmap(make_block, transform_metadata={nnx.PARTITION_NAME: "layers"})
         self.blocks = build(rngs.split(num_layers))
-        self.num_layers, self.scan, self.remat = num_layers, scan, remat
+        self.num_layers, self.scan, self.remat, self.frozen = num_layers, scan, remat, frozen
 
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
@@ -138,10 +144,11 @@ class Stack(nnx.Module):
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
         at once.
         """
+        bring = whole if self.frozen else functools.partial(whole_in_turn, order=SUBLAYERS)
 
         def apply(streams, layer):
             weights, cache, keys = layer
-            weights = whole_in_turn(weights, axes, streams[0].dtype, SUBLAYERS)  # and again going back
+            weights = bring(weights, axes, streams[0].dtype)  # and again going back
             block, parts, figures = nnx.merge(graph, weights), [], []
             for n, x_BTD in enumerate(streams):
                 x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from layers import dispatch
+from layers.adapters import LoRA
 from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
@@ -33,11 +34,12 @@ class Experts(nnx.Module):
       router: a key of SCORES; softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (arXiv:2412.19437).
       gate_scale: sum of a token's gates; with one expert a token its gate is its score, as in arXiv:2101.03961.
       out_scale: as in layers/attention.py.
+      lora: of the shared SwiGLU, as in layers/attention.py; what a router chooses from has no adapters.
     """
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, num_experts: int, experts_per_token: int, shared_experts: int,
-        capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs,
+        capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs, lora: LoRA | None = None,
     ):  # fmt: skip
         # Not split over devices, so that no device gets it rounded to the compute type.
         self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
@@ -50,7 +52,7 @@ class Experts(nnx.Module):
         if shared_experts:
             self.shared = SwiGLU(
                 embed_dim=embed_dim, mlp_dim=shared_experts * mlp_dim, biased=False, quantization="none",
-                out_scale=out_scale, rngs=rngs,
+                out_scale=out_scale, rngs=rngs, lora=lora,
             )  # fmt: skip
         self.has_shared, self.num_experts, self.experts_per_token = shared_experts > 0, num_experts, experts_per_token
         self.scores, self.gate_scale = SCORES[router], gate_scale

@@ -11,8 +11,9 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from layers.adapters import Adapted, LoRA
 from layers.axes import constrain, weight, zeros
-from layers.products import plus, project
+from layers.products import plus
 from layers.stream import closed, opened
 
 SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
@@ -22,11 +23,11 @@ ACTIVATIONS = {  # what is applied to the gate, and that mean for it
 }
 
 
-class SwiGLU(nnx.Module):
+class SwiGLU(Adapted):
     """Gated feed-forward over the last dimension, or over the one that a subclass names in its products.
 
     Args:
-      quantization, out_scale, declare: as in layers/attention.py.
+      quantization, out_scale, declare, lora: as in layers/attention.py.
       over: name of the dimension that goes in and comes out.
       activation: of the gate, a key of ACTIVATIONS.
     """
@@ -37,6 +38,7 @@ class SwiGLU(nnx.Module):
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
         declare: Callable = weight, over: str = "embed", activation: str = "silu",
+        lora: LoRA | None = None,
     ):  # fmt: skip
         self.activate, square = ACTIVATIONS[activation]
         self.gate = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
@@ -46,12 +48,12 @@ class SwiGLU(nnx.Module):
         self.gate_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
         self.up_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
         self.down_bias = zeros((embed_dim,), ("act_embed",)) if biased else None
-        self.project = functools.partial(project, quantization=quantization)
+        self.adapt(lora, ("gate", "up", "down"), quantization, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array like `x`, [B, T, D]."""
         x = opened(x)
-        gate = checkpoint_name(plus(self.project(self.INTO, x, self.gate[...]), self.gate_bias), "gate")
-        up = checkpoint_name(plus(self.project(self.INTO, x, self.up[...]), self.up_bias), "up")
+        gate = checkpoint_name(plus(self.project("gate", self.INTO, x), self.gate_bias), "gate")
+        up = checkpoint_name(plus(self.project("up", self.INTO, x), self.up_bias), "up")
         hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
-        return plus(closed(self.project(self.OUT, hidden, self.down[...])), self.down_bias)
+        return plus(closed(self.project("down", self.OUT, hidden)), self.down_bias)

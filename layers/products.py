@@ -23,18 +23,21 @@ QUANTIZED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 LARGEST = "absmax,1.00394"  # becomes 127, not 127.5: the last bit would decide which way that rounds
 
 
-def project(spec: str, x: jax.Array, weight: jax.Array, quantization: str = "none") -> jax.Array:
+def project(
+    spec: str, x: jax.Array, weight: jax.Array, quantization: str = "none", *, frozen: bool = False
+) -> jax.Array:
     """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type.
 
     Args:
       quantization: none, or what both are multiplied in: a key of QUANTIZED.
+      frozen: whether the weight needs no gradient, and so none has to come first.
     """
     if quantization != "none":
         return _quantized(spec, QUANTIZED[quantization], x, weight.astype(x.dtype))
     if _is_one_cpu():
         einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
         return einsum(spec, x, weight).astype(x.dtype)
-    if in_shards():
+    if in_shards() and not frozen:
         return _weight_first(spec, x, weight.astype(x.dtype))
     return jnp.einsum(spec, x, weight.astype(x.dtype))
 

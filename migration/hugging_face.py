@@ -27,6 +27,7 @@ from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError
 from training import array_files
 from training.checkpoints import Checkpoints
+from training.other_run import reader
 from training.retention import Retention
 from training.workdir import open_workdir
 
@@ -201,9 +202,9 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
 class Saved:
     """The weights of a checkpoint of ours as they are given out: read in parts, rounded to the type they go out in."""
 
-    def __init__(self, folder: pathlib.Path, root: str, tensors: Sequence[Tensor], types: dict[str, str]):
-        """Read from a folder of arrays; `root` is params or average."""
-        self.opened = functools.cache(lambda ours: array_files.opened(folder, f"{root}.{ours}"))
+    def __init__(self, opened: Callable[[str], Callable], tensors: Sequence[Tensor], types: dict[str, str]):
+        """Read by what `reader` of training/other_run.py returns."""
+        self.opened = functools.cache(opened)
         self.tensors, self.last = {tensor.name: tensor for tensor in tensors}, ""
         self.types = {tensor.name: types.get(tensor.name, "F32") for tensor in tensors}
         self.type_of = {(tensor.ours, tensor.index[:1]): self.types[tensor.name] for tensor in tensors}
@@ -219,21 +220,24 @@ class Saved:
             self.opened.cache_clear()
         self.last, array = tensor.ours, self.opened(tensor.ours)
         for where, _, _ in tensor.blocks():
-            rows = tensor.to_rows(array[where].read().result())
+            rows = tensor.to_rows(array(where))
             yield rows * np.float32(tensor.factor) if tensor.factor != 1.0 else rows
 
     def read(self, ours: str, index: tuple = (), rows: np.ndarray | None = None) -> np.ndarray:
         """Return float32 of an array of ours: of one layer, whose experts go out in one type, or rows of a table."""
-        array = self.opened(ours)[index]
-        values = (array if rows is None else array[rows]).read().result()
+        values = self.opened(ours)(index if rows is None else (*index, rows))
         return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
 
 
 def saved(checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
     """Return the evaluated weights of a checkpoint, to be given out as these tensors."""
-    folder = pathlib.Path(checkpoints.files.path) / str(step) / "state"
-    root = "average" if any(folder.glob("average.*")) else "params"
-    return Saved(folder, root, tensors, types or {})
+    return Saved(reader(checkpoints, step), tensors, types or {})
+
+
+def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
+    """Return the folder of what came beside the weights, of a run or of that which it began from; None: of neither."""
+    folders = [workdir, *([pathlib.Path(config.train.init_from).expanduser()] if config.train.init_from else [])]
+    return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
 
 def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
@@ -243,8 +247,7 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
       ConfigError: no family has such a model.
     """
     model = dict(config.model) | {"head_dim": config.model.head_dim or config.model.embed_dim // config.model.num_heads}
-    kept = workdir / KEPT
-    if (kept / TYPES).is_file():
+    if kept := kept_in(config, workdir):
         values = read_config(kept)
         if all(model[key] == value for key, value in families.model_section(values).items()):
             return values, tensors_of(families.family_of(values), params), json.loads((kept / TYPES).read_text())
@@ -278,7 +281,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         check_zeros(families.family_of(values), weights, step)
         with new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            beside = [file for file in (workdir / KEPT).iterdir() if file.name != TYPES] if types else []
+            beside = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
             for file in beside or _described(part, workdir, values, run.config.data.tokenizer):
                 shutil.copyfile(file, part / file.name)
             verify(part, run, weights)

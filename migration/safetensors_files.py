@@ -82,7 +82,7 @@ def write(
         f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)
     ]  # fmt: skip
     for file, names in zip(files, shards, strict=True):
-        _write_file(folder / file, {name: tensors[name] for name in names}, blocks)
+        write_file(folder / file, {name: tensors[name] for name in names}, blocks)
     if len(files) > 1:
         where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total = sum(_size(*tensor) for tensor in tensors.values())
@@ -90,7 +90,10 @@ def write(
         (folder / INDEX).write_text(text + "\n")
 
 
-def _write_file(path: pathlib.Path, tensors: dict, blocks: Callable) -> None:
+def write_file(
+    path: pathlib.Path, tensors: dict[str, tuple[str, tuple]], blocks: Callable[[str], Iterator[np.ndarray]]
+) -> None:
+    """Write tensors to one file, as `write` does to a folder."""
     header, end = {METADATA: {"format": "pt"}}, 0
     for name, (dtype, shape) in tensors.items():
         start, end = end, end + _size(dtype, shape)

@@ -11,6 +11,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
+from layers.adapters import LoRA
 from layers.attention import attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
@@ -18,21 +19,22 @@ from layers.embeddings import Embedding, Head
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole_after
+from layers.shards import whole, whole_after
 from layers.stream import opened
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
 
-def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "DecoderLM":
+def make(config, *, dtype, scan: bool, kernel: str = "", lora: LoRA | None = None, rngs: nnx.Rngs) -> "DecoderLM":
     """Build the model from the `model` section of a configuration; needs a mesh in context.
 
     Args:
       dtype: that it computes in.
       scan: over the layers, see layers/block.py.
       kernel: of KERNELS, which to attend by wherever it serves; "": none.
+      lora: adapters, which alone are trained; see layers/adapters.py.
     """
-    return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
+    return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, lora=lora, rngs=rngs)
 
 
 def head_dim(config) -> int:
@@ -66,11 +68,12 @@ def mlps_used(config) -> int:
     return config.experts_per_token + config.shared_experts if config.num_experts else 1
 
 
-def flops_per_token(config, length: int) -> float:
+def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
     """Return floating-point operations to train on one token: forward, and backward as twice that.
 
-    6 per weight of a matrix product, and in each layer 12 * heads * head dim * keys seen, which in causal attention
-    without a window are length / 2 on average (arXiv:2204.02311, appendix B, which counts all keys).
+    6 per weight of a matrix product, 4 where weights are `frozen` and have no gradient, and in each layer 12 * heads *
+    head dim * keys seen, which in causal attention without a window are length / 2 on average (arXiv:2204.02311,
+    appendix B, which counts all keys).
     """
     heads_dim = config.num_heads * head_dim(config)
     kv_dim = config.num_kv_heads * head_dim(config)
@@ -79,7 +82,7 @@ def flops_per_token(config, length: int) -> float:
     kinds = windows(config)
     keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
     weights = config.num_layers * block + config.embed_dim * config.vocab_size
-    return 6.0 * weights + 12.0 * heads_dim * keys
+    return (4.0 if frozen else 6.0) * weights + 12.0 * heads_dim * keys
 
 
 def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:
@@ -126,7 +129,7 @@ class DecoderLM(nnx.Module):
     by heads; a head of another width would ask for another scale of the scores too.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, kernel: str, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str, lora: LoRA | None, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
         self.local_rope = (config.local_rope_theta,) if config.local_rope_theta else self.rope
@@ -144,14 +147,14 @@ class DecoderLM(nnx.Module):
                 dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
                 query_scale=(self.head_dim / config.query_scalar) ** 0.5 if config.query_scalar else 1.0,
                 activation=config.activation, norm_from_one=config.norm_from_one, post_norms=config.post_norms,
-                experts=experts(config),
+                experts=experts(config), lora=lora,
             ),
-            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs,
+            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs, frozen=lora is not None,
         )  # fmt: skip
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
         if not config.tie_embeddings:
             self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
-        self.tied = config.tie_embeddings
+        self.tied, self.frozen = config.tie_embeddings, lora is not None
         self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:
@@ -160,6 +163,8 @@ class DecoderLM(nnx.Module):
 
     def with_head(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return a normalised stream and the head that takes it to logits, [D, V], whole."""
+        if self.frozen:
+            return x_BTD, whole(self.head_weight(), ("embed", "vocab"), self.dtype)
         return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def __call__(

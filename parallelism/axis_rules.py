@@ -17,6 +17,7 @@ RULES = (
     ("kv_heads", "model"),
     ("head_dim", None),
     ("mlp", "model"),
+    ("rank", None),
     ("norm", None),
     ("puzzles", None),  # a table's columns are split, so that each device has all rows
     ("constant", None),

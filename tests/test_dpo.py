@@ -20,8 +20,6 @@ from tests.one_step import LENGTH, VOCAB, placed, small_config
 from tests.support import assert_close, packed_batch, random_weights
 from tests.test_train import in_process, lines_of
 
-MESHES = [{"data": 2, "fsdp": 2, "model": 2}, {"data": 2, "context": 2}]
-
 
 def preferred(folder, **mesh):
     """A configuration whose reference has left nothing but its shapes, which are the run's own."""
@@ -40,15 +38,16 @@ def pairs() -> dict:
     return batch | {"targets": np.where(batch["positions"] >= first, batch["targets"], -1)}
 
 
-def gradients_and_scalars(config):
+def gradients_and_scalars(config, seed: int = 1):
+    """Return what a step computes; `seed` is of the reference's weights, and 0 of the model's own."""
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = state.__class__(**(vars(state) | {"params": random_weights(state.params)}))
-    (reference,) = (random_weights(params, seed=1) for params in run.abstract_frozen)
+    frozen = tuple(random_weights(params, seed=seed) for params in run.abstract_frozen)
     with mesh_context(run.mesh):
-        reference, batch = placed(reference, run.abstract_frozen[0]), placed(pairs(), run.abstract_batch)
+        batch, frozen = placed(pairs(), run.abstract_batch), placed(frozen, run.abstract_frozen)
         state = placed(state, run.abstract_state)
-        _, scalars, gradients = run.observed_step(state, batch, reference)
+        _, scalars, gradients = run.observed_step(state, batch, *frozen)
     return jax.device_get((gradients, scalars))
 
 
@@ -57,14 +56,30 @@ def of_one_device(tmp_path_factory):
     return gradients_and_scalars(preferred(tmp_path_factory.mktemp("reference")))
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(mesh))
-def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(mesh, tmp_path, of_one_device):
+def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(tmp_path, of_one_device):
     """Though an answer's tokens lie on several devices, and its loss is no sum over them."""
-    config = preferred(tmp_path, **mesh)
+    config = preferred(tmp_path, data=2, fsdp=2, model=2)
     config.train.gradient_accumulation = 2
     gradients, scalars = gradients_and_scalars(config)
     assert_close((gradients, scalars), of_one_device)
     assert scalars["tokens"] == ((pairs()["targets"] >= 0) & (pairs()["segments"] > 0)).sum()
+
+
+def test_adapters_begin_as_their_reference(tmp_path):
+    """The weights that they are beside are the reference's, and what they add is nothing at first."""
+    config = preferred(tmp_path)
+    config.lora.rank = 2
+    validate(config, 1)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    beside, reference = run.abstract_frozen
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), beside) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), reference
+    )
+    with mesh_context(run.mesh):
+        weights = placed(random_weights(beside), beside)
+        _, scalars, gradients = run.observed_step(run.init(), placed(pairs(), run.abstract_batch), weights, weights)
+    assert abs(scalars["loss"] - math.log(2)) < 1e-6 and scalars["accuracy"] == 0.5
+    assert any(np.any(gradient) for gradient in jax.tree.leaves(jax.device_get(gradients)))
 
 
 def talks(number: int) -> dict:
@@ -128,6 +143,10 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     config = preferring(files, tuned)
     evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
     assert f"held-out loss: {evaluated['eval_loss']:.4f} a pair" in capsys.readouterr().out
+    train.train(preferring(files, tuned, train__steps=13), workdir)  # goes on, by the reference that it began with
+    assert lines_of(workdir, "train")[13]["loss"] < trained[12]["loss"]
+    record = json.loads((workdir / "checkpoints" / "13" / "record.json").read_text())
+    assert record["reference"]["folder"] == str(tuned) and record["reference"]["step"] == 12
     stored = loading.load_stored(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
 

@@ -7,17 +7,20 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import assembly
 import train
 from configs import loading
 from configs.base import ConfigError
 from configs.validation import validate
+from migration import hugging_face, logits, peft
 from parallelism.mesh import mesh_context
 from tests.support import write_sums
 from tests.test_train import in_process, lines_of, own_batches
-from training import initial
+from training import array_files, initial
 from training.checkpoints import CheckpointError, Checkpoints
+from training.other_run import restore_evaluated
 
 
 def small(**changes):
@@ -38,7 +41,7 @@ def evaluated(config, workdir) -> dict:
     """Return the parameters of a run's newest checkpoint that are evaluated."""
     run = assembly.assemble(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        return jax.device_get(checkpoints.restore_evaluated(checkpoints.newest(), run.abstract_state))
+        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state))
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +51,30 @@ def base(tmp_path_factory):
     return folder
 
 
-def test_a_run_begins_with_the_evaluated_parameters_of_another_and_goes_on_with_its_own(base, tmp_path):
-    """Its optimizer is another one, its first step is step 1, and where it goes on the other may be gone."""
-    source = tmp_path / "source"
-    shutil.copytree(base, source)
-    changes = dict(
-        train__init_from=str(source), optimizer__name="lion", optimizer__ema_decay=0.0, optimizer__learning_rate=1e-12
-    )
-    config = small(**changes)
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """A run that begins from a copy of the base, too slow to go anywhere; and its configuration."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(base, folder / "copy")
+    changes = dict(optimizer__name="lion", optimizer__ema_decay=0.0, optimizer__learning_rate=1e-12)
+    config = small(train__init_from=str(folder / "copy"), **changes)
     validate(config, 8)
-    trained(config, tmp_path / "mine")
-    found, wanted = evaluated(config, tmp_path / "mine"), evaluated(small(), base)
+    trained(config, folder / "mine")
+    return config, folder / "mine"
+
+
+def test_a_run_begins_with_the_evaluated_parameters_of_another_and_goes_on_with_its_own(base, whole):
+    """Its optimizer is another one, its first step is step 1, and where it goes on the other may be gone."""
+    config, workdir = whole
+    found, wanted = evaluated(config, workdir), evaluated(small(), base)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-9), found, wanted)
-    assert sorted(lines_of(tmp_path / "mine", "train")) == [1, 2]
-    shutil.rmtree(source)
-    trained(small(**changes), tmp_path / "mine", steps=3)
-    assert sorted(lines_of(tmp_path / "mine", "train")) == [1, 2, 3]
+    assert sorted(lines_of(workdir, "train")) == [1, 2]
+    shutil.rmtree(config.train.init_from)
+    trained(config, workdir, steps=3)
+    assert sorted(lines_of(workdir, "train")) == [1, 2, 3]
     config.train.init_from = str(base)
     with pytest.raises(CheckpointError, match=r"train\.init_from .* changed; take another --workdir"):
-        trained(config, tmp_path / "mine")
+        trained(config, workdir)
 
 
 def test_a_folder_is_the_recipe_of_its_model(base):
@@ -111,3 +119,102 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     config = of(base)
     config.model.name, config.train.objective = "trm", "recursive"
     refused("only a decoder_lm does", lambda: validate(config, 8))
+
+
+def adapted(base, **changes):
+    """A run that trains adapters of `base` on other data."""
+    lora = dict(lora__rank=2, lora__alpha=6.0, lora__targets="query,out,down", train__init_from=str(base))
+    return small(**lora | dict(optimizer__ema_decay=0.0, optimizer__warmup_steps=0) | changes)
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    """A run of adapters, on batches of which each token is what comes after it."""
+    folder = tmp_path_factory.mktemp("tuned")
+    config = adapted(base)
+    validate(config, 8)
+    trained(config, folder, steps=40)
+    return folder
+
+
+def arrays(workdir) -> dict[str, np.ndarray]:
+    """Return all parameters that a run's newest checkpoint keeps."""
+    state = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "state"
+    names = [path.name.removeprefix("params.") for path in state.glob("params.*")]
+    return {name: array_files.opened(state, f"params.{name}").read().result() for name in names}
+
+
+def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole, tuned):
+    """In the first step they compute what the weights do, which a run that trains all of them does too."""
+    losses = [line["loss"] for line in lines_of(tuned, "train").values()]
+    assert abs(losses[0] - lines_of(whole[1], "train")[1]["loss"]) < 1e-5 * losses[0]
+    assert losses[-1] < losses[0] - 0.5
+    kept = arrays(tuned)
+    assert {name.rpartition(".")[0] for name in kept} == {
+        f"stack.blocks.{name}" for name in ("attention.adapters.query", "attention.adapters.out", "mlp.adapters.down")
+    }
+    assert sum(array.size for array in kept.values()) == 2 * (2 * (32 + 32) + (48 + 32))
+    merged, weights = evaluated(adapted(base, lora__rank=0), tuned), evaluated(small(), base)
+    for name in ("query", "out", "key"):
+        a, b = (kept.get(f"stack.blocks.attention.adapters.{name}.{part}", np.zeros(1)) for part in "ab")
+        change = 3 * np.tensordot(a[0], b[0], 1) if name != "key" else 0.0
+        wanted = weights["stack"]["blocks"]["attention"][name][0] + change
+        np.testing.assert_allclose(merged["stack"]["blocks"]["attention"][name][0], wanted, atol=1e-6)
+
+
+def test_what_is_given_out_is_the_base_and_the_adapters_of_peft(base, tuned, tmp_path):
+    """By an independent sum in numpy; at once in the format of their own, and merged in that of whole models."""
+    export = {}
+    for name, workdir in (("base", base), ("tuned", tuned)):
+        config = loading.load_stored(workdir, {}).config
+        hugging_face.export(logits.float32_run(config), workdir, tmp_path / name, logits.check_same)
+        export[name] = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+    assert peft.export(logits.float32_run(config), tuned, tmp_path / "peft") == 40
+    told = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"], told["target_modules"]) == (2, 6.0, ["down_proj", "o_proj", "q_proj"])
+    parts = safetensors.numpy.load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    for name, weight in export["base"].items():
+        a, b = (parts.pop(f"base_model.model.{name.removesuffix('weight')}lora_{p}.weight", None) for p in "AB")
+        wanted = weight if a is None else weight + 6.0 / 2 * b @ a
+        np.testing.assert_allclose(export["tuned"][name], wanted, atol=1e-6)
+        assert (a is not None) == any(module in name for module in told["target_modules"])
+    assert not parts
+    with pytest.raises(ConfigError, match="has no adapters"):
+        peft.export(logits.float32_run(config), base, tmp_path / "other")
+
+
+def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):
+    """Not by its place: it may be moved, but where it is gone or another nothing is made of it."""
+    for name, source in (("base", base), ("tuned", tuned)):
+        shutil.copytree(source, tmp_path / name)
+    workdir, place = tmp_path / "tuned", tmp_path / "base"
+    trained(adapted(place), workdir, steps=41)
+    assert len(lines_of(workdir, "train")) == 41
+    array = next((place / "checkpoints" / "2" / "state").glob("average.norm.scale/0"))
+    array.write_bytes(array.read_bytes()[::-1])
+    read = lambda: evaluated(adapted(place, lora__rank=0), workdir)  # noqa: E731
+    for act in (read, lambda: trained(adapted(place), workdir, steps=42)):
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint 2 of train\.init_from=.* has other bytes than were saved"
+        ):
+            act()
+    shutil.rmtree(place)
+    with pytest.raises(CheckpointError, match=r"has adapters alone, and not what they are beside: .* holds no run"):
+        read()
+    shutil.copytree(whole[1], place)
+    with pytest.raises(CheckpointError, match="has other weights; bring back the one that the run began with"):
+        read()
+
+
+def test_adapters_that_do_not_go_with_the_rest_are_one_line(base):
+    for changes, message in (
+        (dict(train__init_from=""), "lora.rank=2 needs train.init_from"),
+        (dict(lora__targets="query,kay"), "lora.targets=kay is unknown; nearest: key"),
+        (dict(lora__targets="query,query"), "has a weight twice"),
+        (dict(model__num_experts=8), "of model.num_experts=8 none has adapters; use some of query,key,value,out"),
+        (dict(train__objective="distillation", distillation__teacher="x"), "does not go with a teacher"),
+        (dict(model__quantization="int8"), "lora.rank=2 does not go with model.quantization=int8"),
+        (dict(lora__rank=-1), "lora.rank=-1 must be 0 or greater"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            validate(adapted(base, **changes), 8)

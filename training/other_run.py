@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another run that this one builds on: what it is, whether its words are ours, and its weights."""
+"""Another run that this one builds on, what it is and its weights; and what any run's checkpoint has for weights.
+
+A run with adapters keeps these alone, and in each record which checkpoint of which run they are beside: its `base`.
+Whoever reads such a checkpoint to evaluate, to sample or to give out gets both merged, by what is here.
+"""
 
 import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
 
 import jax
 from ml_collections import ConfigDict
 
 from configs import loading
 from configs.base import ConfigError
+from layers.adapters import INPUTS
+from parallelism import processes
+from training import adapters, array_files, manifest
 from training.bucket import path_of
-from training.checkpoints import Checkpoints
+from training.checkpoints import CheckpointError, Checkpoints
 from training.state import TrainState
 
 
@@ -49,16 +60,114 @@ class OtherRun:
                 f"use data.tokenizer={file if theirs else 'byte'}"
             )
 
-    def restore(self, abstract_params: dict) -> dict:
-        """Return the parameters of its newest checkpoint that are evaluated, in the types and layouts asked for.
+    def pin(self, known: dict | None = None) -> dict:
+        """Return what says for good which weights its newest good checkpoint has: folder, step and digest.
+
+        Args:
+          known: what this returned once; it is then about that checkpoint, whatever is newer.
 
         Raises:
-          ConfigError: it has none.
-          CheckpointError: there is no good checkpoint.
+          ConfigError: it has no folder.
+          CheckpointError: there is no good checkpoint, or the known one is gone or has changed.
         """
+        folder = self.folder()
+        with Checkpoints(folder) as checkpoints:
+            step = known["step"] if known else checkpoints.newest_or_error()
+            problems = checkpoints.problems(step) if known else []
+            digest = "" if problems else processes.shared(f"digest {step}", lambda: _digest(checkpoints, step))
+        if known and known["digest"] != digest:
+            raise CheckpointError(
+                f"checkpoint {step} of {self.key}={self.name} {'; '.join(problems[:1]) or 'has other weights'}; "
+                "bring back the one that the run began with"
+            )
+        return {"folder": str(folder if "://" in self.name else folder.absolute()), "step": step, "digest": digest}
+
+    def restore(self, abstract_params: dict, pin: dict | None = None) -> dict:
+        """Return the parameters that are evaluated of its newest checkpoint, in the types and layouts asked for.
+
+        Args:
+          pin: of the checkpoint, if not the newest.
+
+        Raises:
+          ConfigError, CheckpointError: as in `pin`.
+        """
+        step = (pin or self.pin())["step"]
         with Checkpoints(self.folder()) as checkpoints:
-            newest = checkpoints.newest_or_error()
-            averaged = checkpoints.record(newest)["config"]["optimizer.ema_decay"] > 0
-            step, examples = (jax.ShapeDtypeStruct((), int) for _ in range(2))
-            state = TrainState(step, examples, abstract_params, abstract_params if averaged else {}, (), {})
-            return checkpoints.restore_evaluated(newest, state)
+            averaged = checkpoints.record(step)["config"]["optimizer.ema_decay"] > 0
+            scalars = (jax.ShapeDtypeStruct((), int) for _ in range(2))
+            state = TrainState(*scalars, abstract_params, abstract_params if averaged else {}, (), {})
+            return restore_evaluated(checkpoints, step, state)
+
+
+def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_state: TrainState) -> dict:
+    """Return the parameters of a checkpoint that are evaluated, adapters merged with the weights that they are beside.
+
+    Args:
+      abstract_state: of the run without adapters.
+
+    Raises:
+      CheckpointError: these weights are gone, or have changed.
+    """
+    record = checkpoints.record(step)
+    if not record.get("base"):
+        return checkpoints.restore_evaluated(step, abstract_state)
+    params = abstract_state.params
+    weights = _base(checkpoints, record).restore(params, record["base"])
+    own = adapters.abstract(params, record["config"])
+    state = dataclasses.replace(abstract_state, params=own, average=own if abstract_state.average else {})
+    parts = checkpoints.restore_evaluated(step, state)
+    merge = jax.jit(
+        adapters.merged, static_argnums=2, donate_argnums=0, out_shardings=jax.tree.map(lambda p: p.sharding, params)
+    )
+    return merge(weights, parts, adapters.scale(record["config"]))
+
+
+def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
+    """Return dotted name of a parameter -> (index -> float32 array): what `restore_evaluated` returns, in parts.
+
+    Raises:
+      ConfigError: weights that adapters are beside are in a bucket.
+      CheckpointError: they are gone, or have changed.
+    """
+    folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
+    root = "average" if any(folder.glob("average.*")) else "params"
+
+    def own(name: str) -> Callable:
+        array = array_files.opened(folder, f"{root}.{name}")
+        return lambda where: array[where].read().result()
+
+    if not record.get("base"):
+        return own
+    base = _base(checkpoints, record)
+    if "://" in base.name:
+        raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and have the run begin from the copy")
+    of_base, factor = reader(Checkpoints(base.folder()), record["base"]["step"]), adapters.scale(record["config"])
+
+    def both(name: str) -> Callable:
+        path = adapters.path_of(tuple(name.split(".")))
+        a, b = (".".join((*path, part)) for part in adapters.PARTS)
+        if not (folder / f"{root}.{a}").exists():
+            return of_base(name)
+        return adapters.merged_in_parts(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
+
+    return both
+
+
+def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
+    """Return the run that adapters are beside, its checkpoint being there as it was."""
+    base = OtherRun("train.init_from", record["base"]["folder"])
+    try:
+        base.pin(record["base"])
+    except (ConfigError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{checkpoints.address} has adapters alone, and not what they are beside: {error}"
+        ) from None
+    return base
+
+
+def _digest(checkpoints: Checkpoints, step: int) -> str:
+    """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
+    files = manifest.read(checkpoints.files.path / str(step))["files"]
+    averages = {name: facts for name, facts in files.items() if name.startswith("state/average.")}
+    arrays = averages or {name: facts for name, facts in files.items() if name.startswith("state/params.")}
+    return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -31,8 +31,8 @@ def check_state_fits(run) -> None:
 
 
 def _state_bytes(run) -> int:
-    """Return the bytes of state and gradient on all the mesh's devices together."""
-    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params))
+    """Return the bytes of state, gradient and what is frozen on all the mesh's devices together."""
+    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
     of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
     return of_device * run.mesh.size
 
@@ -90,7 +90,8 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
         f"Parameters: {run.num_parameters:,}"
-        + (f", {run.num_active:,} of them for a token" if run.num_active < run.num_parameters else ""),
+        + (f", {run.num_active:,} of them for a token" if run.num_active < run.num_parameters else "")
+        + (f", {run.num_trained:,} of them trained" if run.num_trained < run.num_parameters else ""),
         f"Memory: {needed:.2f} GiB{of}",
     ]
     lines += [] if peak[0] is None else [_expectation(run, num_steps, peak)]

@@ -24,6 +24,7 @@ def make_gradient(
     groups: dict[str, int] | None = None,
     on_microbatch: Callable | None = None,
     part_square: Callable | None = None,
+    adapted: bool = False,
 ) -> Callable:
     """Return gradient(params, carry, batch, key, *frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
@@ -37,10 +38,13 @@ def make_gradient(
         so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
       part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
+      adapted: whether the first of what is frozen are the model's other weights, and no argument of the loss.
     """
+    num_own = int(adapted)
 
     def loss_sum(params, carry, batch, key, *frozen):
-        (total, weight), (carry, scalars) = loss(nnx.merge(graph, params), carry, batch, key, *frozen)
+        model = nnx.merge(graph, params, *frozen[:num_own])
+        (total, weight), (carry, scalars) = loss(model, carry, batch, key, *frozen[num_own:])
         return total, (weight, carry, scalars)
 
     def whole(params, carry, batch, key, *frozen):

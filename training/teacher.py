@@ -39,7 +39,9 @@ def configuration(config: ConfigDict) -> ConfigDict:
       ConfigError: there is none, or its words or its longest sequence do not go with the student's.
     """
     if config.train.objective == "dpo":
-        return _without_dropout(config.copy_and_resolve_references())
+        reference = _without_dropout(config.copy_and_resolve_references())
+        reference.lora.rank = 0
+        return reference
     name, teacher = config.distillation.teacher, run_of(config).configuration()
     if teacher.model.name != "decoder_lm":
         raise ConfigError(f"distillation.teacher={name} is a {teacher.model.name}; only a decoder_lm teaches")
@@ -61,6 +63,6 @@ def _without_dropout(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def restore(config: ConfigDict, abstract_frozen: tuple) -> tuple:
+def restore(config: ConfigDict, abstract_frozen: tuple, pin: dict | None = None) -> tuple:
     """Return the weights that steps take beside the run's own, in the layouts asked for; see training/other_run.py."""
-    return tuple(run_of(config).restore(params) for params in abstract_frozen)
+    return tuple(run_of(config).restore(params, pin) for params in abstract_frozen)

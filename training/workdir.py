@@ -125,9 +125,13 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
 
 
 def _may_change(config: dict) -> tuple[str, ...]:
-    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step."""
+    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step.
+
+    And the place of the weights that adapters are beside, which a checkpoint knows by their digest.
+    """
     held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
-    return tuple(prefix for prefix in MAY_CHANGE if prefix not in held)
+    moved = ("train.init_from",) if config["lora.rank"] else ()
+    return (*moved, *(prefix for prefix in MAY_CHANGE if prefix not in held))
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:

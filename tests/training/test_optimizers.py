@@ -159,7 +159,7 @@ def test_norms_biases_and_embeddings_do_not_decay_and_every_matrix_does(changes)
 def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
     config = small_config()
     config.model.update(changes)
-    _, _, abstract = assembly._model(config, assembly.make_mesh(dict.fromkeys(config.mesh, 1), jax.devices()[:1]))
+    _, _, abstract, _ = assembly._model(config, assembly.make_mesh(dict.fromkeys(config.mesh, 1), jax.devices()[:1]))
     for path, (_, axes) in declared_axes(abstract).items():
         expected = "matrix" if path[-1] in ("query", "key", "value", "out", "gate", "up", "down") else "vector"
         expected = "vocab" if path[-1] in ("embedding", "kernel") else expected

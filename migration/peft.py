@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters given out in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
+
+Of a weight W, there [out, in], lora_A is [rank, in] and lora_B [out, rank], and (alpha / rank) lora_B lora_A is added.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+
+from configs import fine_tuning
+from configs.base import ConfigError
+from migration import safetensors_files
+from migration.hugging_face import as_published, kept_in, new_folder, read_config
+from migration.hugging_face_tensors import Tensor
+from training import adapters, array_files
+from training.checkpoints import Checkpoints
+
+FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
+
+
+def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
+    """Write the evaluated adapters of a run's newest checkpoint as a folder; return its step.
+
+    Args:
+      run: without adapters, as a stored configuration describes it.
+
+    Raises:
+      ConfigError: the run has none, there is such a folder, or no family has such a model.
+      CheckpointError: the run has no checkpoint.
+    """
+    _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
+    with Checkpoints(workdir) as checkpoints:
+        step = checkpoints.newest_or_error()
+        record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
+    if not record.get("base"):
+        raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
+    targets = fine_tuning.targets(record["config"]["lora.targets"])
+    adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
+    arrays = {}
+    for tensor in adapted:
+        arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
+    written = {name: ("F32", array.shape) for name, array in arrays.items()}
+    with new_folder(folder, "peft") as part:
+        safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))
+        names = sorted({tensor.name.split(".")[-2] for tensor in adapted})
+        values = _configuration(record["config"], names, _base_name(run.config, workdir))
+        (part / "adapter_config.json").write_text(json.dumps(values, indent=2) + "\n")
+    return step
+
+
+def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
+    """Return lora_A and lora_B of the tensor of one layer, by their names."""
+    name = ".".join((root, *adapters.path_of(tuple(tensor.ours.split(".")))))
+    a, b = (array_files.opened(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
+    rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
+    return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
+
+
+def _base_name(config, workdir: pathlib.Path) -> str:
+    """Return by which name the published model that was imported calls itself, else the folder of the run."""
+    kept = kept_in(config, workdir)
+    return (read_config(kept).get("_name_or_path") if kept else "") or config.train.init_from
+
+
+def _configuration(stored: dict, modules: list[str], base: str) -> dict:
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
+        "r": stored["lora.rank"], "lora_alpha": stored["lora.alpha"], "target_modules": modules, "lora_dropout": 0.0,
+        "bias": "none", "fan_in_fan_out": False, "init_lora_weights": True,
+    }  # fmt: skip
