@@ -23,6 +23,7 @@ from input_pipeline.tensorflow_import import tensorflow
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED = (*OPENERS, ".zst")
 ROWS = 32  # that are decoded at once: few, as a document may be large
+ADVICE = ": data.field names it"  # where there is another column or key
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 
@@ -45,7 +46,9 @@ class JsonLines(RecordFile):
     def text(self, number: int, value: bytes) -> bytes:
         name, record = self.name(number), self.record(number, value)
         if not isinstance(record, dict) or self.field not in record:
-            raise without_field(name, self.field, record if isinstance(record, dict) else ())
+            found = record if isinstance(record, dict) else ()
+            chat = "messages" in found and self.field == "text"
+            raise without_field(name, self.field, found, ": data.source=chat reads conversations" if chat else ADVICE)
         if not isinstance(record[self.field], str):
             raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
         return encoded(name, record[self.field])
@@ -183,7 +186,7 @@ def encoded(name: str, text: str) -> bytes:
         raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
 
 
-def without_field(name: str, field: str, names, advice: str = ": data.field names it") -> BadDocument:
+def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
     """Return what to say of a record that lacks a field and has others."""
     there = ", ".join(repr(name[:40]) for name in sorted(names)[:8]) or "nothing"
     return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})")
