@@ -127,7 +127,7 @@ def assemble(
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     teacher = _teacher(config, mesh)
     make_model, graph, abstract_model, others = _model(config, mesh, teacher)
-    frozen = [_base(config, others, mesh)] if config.lora.rank else [teacher.params] if teacher else []
+    frozen = [_beside(config, others, mesh)] if config.lora.rank else [teacher.params] if teacher else []
     schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
     schedule = schedules.scaled(schedule, rate_factor)
     weights = _weights(config, abstract_model)
@@ -153,7 +153,7 @@ def assemble(
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
-    loss = teacher.given_to(objective.loss) if teacher else objective.loss
+    loss, evaluate = _given(teacher, objective.loss, 4), _given(teacher, objective.evaluate, 2)
     make = functools.partial(
         make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
         adapted=config.lora.rank > 0,
@@ -180,7 +180,7 @@ def assemble(
         init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
-        eval_step=jax.jit(make_eval_step(graph, objective.evaluate)),
+        eval_step=jax.jit(make_eval_step(graph, evaluate)),
         abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
         abstract_batch=batch,
         abstract_frozen=tuple(frozen),
@@ -254,7 +254,7 @@ def layout_differences(config) -> list[str]:
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
-    if config.train.objective == "distillation":  # the loss of one model is proved, and layouts are of models
+    if config.train.objective in ("distillation", "dpo"):  # the loss of one model is proved; layouts are of models
         config.train.objective, config.distillation.teacher = "language_modeling", ""
     config.lora.rank = 0
     config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
@@ -308,7 +308,7 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
         if config.lora.rank:
             how["lora"] = LoRA(config.lora.rank, config.lora.alpha, fine_tuning.targets(config.lora.targets))
         model = _model_module(config).make(config.model, **how, rngs=rngs)
-        if teacher and config.distillation.hidden_weight:
+        if teacher and config.train.objective == "distillation" and config.distillation.hidden_weight:
             widths = dict(embed_dim=config.model.embed_dim, out_dim=teacher.model.embed_dim)
             model.projection = Projection(**widths, rngs=rngs)
         return model
@@ -320,17 +320,33 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
 
 def _teacher(config, mesh) -> Teacher | None:
-    """Return the teacher of a configuration, laid out as any model, in the type that it computes in."""
-    if config.train.objective != "distillation":
+    """Return the teacher or reference of a configuration, laid out as any model, in the type that it computes in.
+
+    A reference stays in float32 like the parameters that it is compared with, which are the same at first.
+    """
+    if config.train.objective not in ("distillation", "dpo"):
         return None
     stored = teacher_configuration(config)
     _, graph, abstract, _ = _model(stored, mesh)
+    if config.train.objective == "dpo":
+        return Teacher(stored.model, graph, _beside(stored, abstract, mesh))
     dtype = _dtype(stored, _platform(mesh) == "cpu")
     return Teacher(stored.model, graph, _laid_out(abstract, mesh, lambda names: dtype))
 
 
-def _base(config, abstract: nnx.State, mesh) -> dict:
-    """Return the weights beside adapters: of products in the type that these are computed in, of norms in float32."""
+def _given(teacher: Teacher | None, function: Callable, num_own: int) -> Callable:
+    """Return a function of an objective, with so many arguments of its own, that also takes what is frozen.
+
+    That are the parameters of the teacher, or of the reference: of a run with adapters the weights beside them.
+    """
+    return teacher.given_to(function) if teacher else lambda *arguments: function(*arguments[:num_own])
+
+
+def _beside(config, abstract: nnx.State, mesh) -> dict:
+    """Return the weights beside adapters, or of a reference: what they come to is what trained ones would.
+
+    Those of products are in the type that these are computed in, those of norms in float32.
+    """
     dtype = _dtype(config, _platform(mesh) == "cpu")
     return _laid_out(abstract, mesh, lambda names: dtype if optimizers.kind(names) in PRODUCTS else jnp.float32)
 

@@ -5,7 +5,7 @@ import base64
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -18,6 +18,7 @@ from parallelism.placement import local_rows, own_rows, place
 from reasoning import voting
 from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
+from training import teacher
 from training.checkpoints import Checkpoints
 from training.evaluation import evaluate
 from training.other_run import restore_evaluated
@@ -35,14 +36,16 @@ def evaluate_heldout(
     corpus: corpora.Corpus,
     stop: Callable = lambda: False,
     num_batches: int | None = None,
+    frozen: Sequence = (),
 ):
     """Return ({name: mean}, weight of the loss) of what is held out; None where it was stopped.
 
     Args:
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
+      frozen: as `run.abstract_frozen`.
     """
-    return evaluate(run, params, heldout_batches(run, corpus, num_batches), stop)
+    return evaluate(run, params, heldout_batches(run, corpus, num_batches), stop, frozen)
 
 
 def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
@@ -115,6 +118,8 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     name, values, unit = run.objective.told(figures)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
+    if line := corpus.heldout.told(run.config.train.sequence_length):
+        lines.append(f"held out: {line}")
     if corpus.gzip_bits_per_byte is not None:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
         lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")
@@ -143,7 +148,8 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         params = restore_evaluated(checkpoints, step, run.abstract_state)
-        lines = heldout_lines(run, *evaluate_heldout(run, params, corpus), corpus)
+        frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
+        lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample from a trained model: python generate.py --workdir=runs/tiny --prompt="def " --max_tokens=64
 
-Several --prompt make a batch. --temperature=0 takes the likeliest token each time. A recursive model solves a puzzle
-instead: python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
+Several --prompt make a batch. --temperature=0 takes the likeliest token each time. --message="Hello" asks a model of
+conversations for an answer. A recursive model solves a puzzle instead: python generate.py --workdir=runs/sudoku
+--puzzle=puzzle.txt [--html=steps.html]
 """
 
 import command_line
 
 command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be given several times")
+command_line.flags.DEFINE_string("message", "", "what a user says to a model of conversations, for an answer")
 command_line.flags.DEFINE_integer("max_tokens", 64, "longest continuation in tokens", lower_bound=1)
 command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", lower_bound=0)
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
@@ -31,12 +33,13 @@ from configs.base import ConfigError
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning import pictures, puzzle_file, solving
-from reasoning.sampling import continue_texts
+from reasoning.sampling import answer, continue_texts
 from training.checkpoints import Checkpoints
 from training.other_run import restore_evaluated
 from training.workdir import write_atomically
 
-OF_TEXT = ("prompt", "max_tokens", "temperature", "top_k", "top_p", "seed")
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+OF_TEXT = ("prompt", "message", *SAMPLING)
 OF_PUZZLES = ("puzzle", "html", "supervision_steps")
 
 
@@ -51,7 +54,7 @@ def main(command: command_line.Command) -> None:
 
 
 def continue_prompts(flags, config, address) -> None:
-    """Print each prompt with its continuation."""
+    """Print each prompt with its continuation, or the answer to a message."""
     check_prompts(flags)
     if config.data.source == "synthetic":
         raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
@@ -59,11 +62,13 @@ def continue_prompts(flags, config, address) -> None:
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state)
-        texts = continue_texts(
-            run, params, tokenizer, flags.prompt, max_tokens=flags.max_tokens, temperature=flags.temperature,
-            top_k=flags.top_k, top_p=flags.top_p, seed=flags.seed,
-        )  # fmt: skip
-    print("\n---\n".join(prompt + text for prompt, text in zip(flags.prompt, texts, strict=True)))
+        how = {name: flags[name].value for name in SAMPLING}
+        if flags.message:
+            texts = [answer(run, params, tokenizer, flags.message, **how)]
+        else:
+            texts = continue_texts(run, params, tokenizer, flags.prompt, **how)
+            texts = [prompt + text for prompt, text in zip(flags.prompt, texts, strict=True)]
+    print("\n---\n".join(texts))
 
 
 def solve_puzzle(flags, config, address) -> None:
@@ -99,14 +104,16 @@ def check_kind(flags, config, address) -> None:
 
 
 def check_prompts(flags) -> None:
-    """Raise ConfigError for a prompt that is no text, or a temperature that is no number."""
+    """Raise ConfigError for a prompt that is no text or beside a message, or a temperature that is no number."""
     if math.isnan(flags.temperature):
         raise ConfigError("--temperature=nan must be 0 or greater")
-    for prompt in flags.prompt:
+    if flags.message and flags["prompt"].present:
+        raise ConfigError("--prompt is a text to go on with, and --message one to answer; give one of them")
+    for name, text in [("message", flags.message), *(("prompt", prompt) for prompt in flags.prompt)]:
         try:
-            prompt.encode()
+            text.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"--prompt={prompt!r} is not UTF-8") from None
+            raise ConfigError(f"--{name}={text!r} is not UTF-8") from None
 
 
 if __name__ == "__main__":

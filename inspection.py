@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 import assembly
+from configs import preference
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
@@ -42,7 +43,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
     """Return what a step of a run was trained on, as a table of documents.
 
     Each has its loss under the newest good checkpoint, if there is one, the highest first: a document that does not
-    belong to the others stands at the top. Puzzles, each a row, are named without their losses.
+    belong to the others stands at the top. Puzzles and pairs of answers, each a row, are named without their losses.
 
     Raises:
       DataError: the run has not made this step, or its documents are not there any more.
@@ -50,7 +51,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
     corpus = with_documents(config)
     section = ledger.section_of(workdir, step, last_step(workdir))
     examples = ledger.explain(section, step, corpus)
-    if "segments" not in corpus.train.arrays:
+    if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
         return ledger.table(examples)
     with Checkpoints(address) as checkpoints:
         newest = checkpoints.newest()

@@ -57,7 +57,7 @@ class Job:
     signals: Interruption
     context: contextlib.ExitStack  # holds that of the mesh that the state is on
     roll_backs: int  # of the run
-    base: dict | None = None  # which weights its adapters are beside, see training/other_run.py
+    pins: dict  # which weights steps take beside, by their role, see training/other_run.py
     run: assembly.Run | None = None  # of the whole batch, on that mesh
     stage_end: int = 0  # the last step of the present shape
     increases: int = 0  # of the size of its batch
@@ -185,7 +185,8 @@ class Job:
         if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
             raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
         with self.clock.within("save"):
-            record = self.log.record() | {
+            record = self.log.record() | self.pins
+            record |= {
                 "step": step,
                 "examples": int(state.examples),
                 "increases": self.increases,
@@ -195,7 +196,6 @@ class Job:
                 "skips": self.corpus.train.skips if self.corpus else [],
                 "losses": self.checkpoints.losses,
                 "topology": self.topology.name if self.topology else None,
-                "base": self.base,
             }
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
@@ -246,7 +246,9 @@ class Job:
 
         with self.clock.within("evaluation"):
             self.log.flush()
-            result = evaluate_heldout(self.run, self.evaluated(state), self.corpus, is_stopped, num_batches)
+            result = evaluate_heldout(
+                self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, self.programs.frozen
+            )
             if result:
                 self.checkpoints.losses[step] = result[0]["loss"]
                 self.log.evaluation(step, *result)
@@ -285,9 +287,11 @@ class Job:
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
-            with self.clock.within("evaluation"):
-                lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
-            lines.append(f'next: .venv/bin/python generate.py --workdir={workdir} --prompt="class " --max_tokens=64')
+            asked = '--message="Hello"' if corpus.is_of_conversations else '--prompt="class "'
+            if not corpus.is_of_conversations:
+                with self.clock.within("evaluation"):
+                    lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
+            lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines
 

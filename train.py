@@ -34,7 +34,7 @@ import jax
 
 import assembly
 import inspection
-from configs import layouts, ramp, validation
+from configs import layouts, preference, ramp, validation
 from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
@@ -147,7 +147,7 @@ def run_to_the_end(
     ):
         clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        frozen, base = frozen_weights(run, record)
+        frozen, pins = frozen_weights(run, record)
         programs = Programs(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
@@ -163,7 +163,7 @@ def run_to_the_end(
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
             config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
-            context, roll_backs, base,
+            context, roll_backs, pins,
         )  # fmt: skip
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
@@ -175,14 +175,18 @@ def run_to_the_end(
                 log.account()
 
 
-def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict | None]:
-    """Return (what steps take beside state and batch, which checkpoint adapters are beside: in going on the same)."""
+def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
+    """Return what steps take beside state and batch, and which checkpoint of `train.init_from` that is, by its role.
+
+    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both.
+    """
     config = run.config
-    if not config.lora.rank:
-        return tuple(teacher.run_of(config).restore(params) for params in run.abstract_frozen), None
-    source = initial.run_of(config)
-    base = source.pin(record and record["base"])
-    return tuple(source.restore(params, base) for params in run.abstract_frozen), base
+    needed = {"base": config.lora.rank > 0, "reference": config.train.objective == "dpo"}
+    roles = [role for role in needed if needed[role]]
+    source = initial.run_of(config) if roles else teacher.run_of(config)
+    pin = source.pin(record and record[roles[0]]) if roles else None
+    frozen = tuple(source.restore(params, pin) for params in run.abstract_frozen)
+    return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
 
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
@@ -287,10 +291,14 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
       ConfigError: a host has other data, or the model has no room for its puzzles.
     """
     announce = corpora.say if processes.index() == 0 else lambda line: None
+    preference.check_source(config)
     corpus = corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
+    for name, part in zip(corpus.names, corpus.train.parts, strict=True):
+        if line := part.told(config.train.sequence_length):
+            announce(f"{name}: {line}")
     if config.distillation.teacher and corpus.tokenizer:
         teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
@@ -338,6 +346,8 @@ def main(command: command_line.Command) -> None:
     elif flags.explain_step is not None:
         print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
     elif flags.evaluate_only:
+        if config.data.source == preference.SOURCE:  # what is stored is taken for a language model
+            config.train.objective = "dpo"
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:

@@ -93,6 +93,9 @@ def get_config() -> ConfigDict:
     distillation.hard_weight = 0.5  # of the cross-entropy with the targets
     distillation.hidden_weight = 0.0  # of the squared distance of the last streams, the student's projected; 0: off
 
+    config.preference = preference = ConfigDict()  # of the objective "dpo"
+    preference.beta = 0.1  # how far answers may go from what train.init_from would say: the less, the further
+
     config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
     mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
     mesh.data = 1  # copies of the model, the batch split between them

@@ -14,6 +14,8 @@ def check(config: ConfigDict) -> None:
     said = f"evaluation.chunk_tokens={chunk}"
     if config.model.name != "decoder_lm":
         raise ConfigError(f"{said} is of language models, model.name={config.model.name} is none; use 0")
+    if config.train.objective == "dpo":
+        raise ConfigError(f"{said} does not go with train.objective=dpo, which compares whole answers; use 0")
     if length % chunk:
         parts = -(-length // chunk)
         fitting = next(n for n in range(parts, length + 1) if length % n == 0)

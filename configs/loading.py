@@ -176,7 +176,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
     stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
-    if stored["train.objective"] == "distillation":  # a teacher is needed to train alone
+    if stored["train.objective"] in ("distillation", "dpo"):  # a teacher is needed to train alone
         stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     stored |= {"lora.rank": 0}  # adapters are merged where they are read, see training/other_run.py
     if stored["data.tokenizer"] != "byte":

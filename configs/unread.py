@@ -15,6 +15,7 @@ OUT_OF_FORCE = (  # a key, its value with which others are not read, and these
         "distillation.hidden_weight",
     )),
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
+    ("train.objective", "language_modeling", ("preference.beta",)),
     ("lora.rank", 0, ("lora.alpha", "lora.targets")),
     ("batch.fit", "none", ("batch.memory_gib",)),
     ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),

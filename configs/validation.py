@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import fine_tuning, heldout, layouts, ramp, topologies, unread
+from configs import fine_tuning, heldout, layouts, preference, ramp, topologies, unread
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, nearest
 
@@ -46,7 +46,7 @@ POSITIVE = (
     "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
     "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
     "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
-    "batch.increase_step", "distillation.temperature", "lora.alpha",
+    "batch.increase_step", "distillation.temperature", "lora.alpha", "preference.beta",
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
@@ -108,6 +108,7 @@ def check_keys(config: ConfigDict) -> None:
     _check_axis_order(config.layout.axis_order)
     layouts.changes(config.layout.changes)
     fine_tuning.check(config, _one_of)
+    preference.check(config)
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:

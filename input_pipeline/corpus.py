@@ -9,15 +9,18 @@ from functools import partial
 from pathlib import Path
 
 from input_pipeline.cache import cache_folder
+from input_pipeline.chat.encoding import ChatTokenizer
+from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.documents import Document, Span, hold_out, scan
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
-from input_pipeline.shards import FORMAT, load_or_build, open_windows
+from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
+WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; of others TokenWindows
 Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
 
 
@@ -46,6 +49,11 @@ class Corpus:
     gzip_bits_per_byte: float | None
     names: tuple[str, ...] = ()
     documents: tuple[list[Document], ...] | None = None
+
+    @property
+    def is_of_conversations(self) -> bool:
+        """Whether what is trained on is no text to go on with."""
+        return isinstance(self.heldout, ConversationWindows)
 
     def go_on(self, record: dict) -> "Corpus":
         """Return this corpus for a run taken up: the parts go on where they were, from here on by these weights.
@@ -92,12 +100,13 @@ def prepare(
         _leave_out_heldout(path, part, parts, announce)
     cache = cache_folder(data.cache_dir)
     tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, cache, announce)
-    stores = [_store(part, tokenizer, cache, announce) for part in parts]
-    trained_on = [open_windows([store], "train") for store in stores if "train" in store[1]["splits"]]
+    stores = [_store(part, tokenizer, data, announce) for part in parts]
+    kind = WINDOWS.get(data.source, TokenWindows)
+    trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store[1]["splits"]]
     train = Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0])
     kept = tuple([span.document for span in part["train"]] for part in parts if "train" in part)
     names = tuple(path or "python" for path in paths)  # the source that needs no path
-    return replace(_corpus(tokenizer, train, stores), names=names, documents=kept if with_documents else None)
+    return replace(_corpus(tokenizer, train, stores, kind), names=names, documents=kept if with_documents else None)
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], object] = say) -> Corpus:
@@ -113,14 +122,16 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], obje
     if isinstance(found[0][1], tuple):
         return _of_windows(Mixture((), ()), found[0][1][1], data)
     parts = [{"heldout": _scan(path, documents, data, announce)} for path, documents in found]
-    cache, tokenizer = cache_folder(data.cache_dir), open_tokenizer(data.tokenizer)
-    return _corpus(tokenizer, Mixture((), ()), [_store(part, tokenizer, cache, announce) for part in parts])
+    tokenizer = open_tokenizer(data.tokenizer)
+    stores = [_store(part, tokenizer, data, announce) for part in parts]
+    return _corpus(tokenizer, Mixture((), ()), stores, WINDOWS.get(data.source, TokenWindows))
 
 
-def _corpus(tokenizer, train: Mixture, stores: list[tuple[Path, dict]]) -> Corpus:
+def _corpus(tokenizer, train: Mixture, stores: list[tuple[Path, dict]], kind: type[TokenWindows]) -> Corpus:
     gzip_bits_per_byte = _gzip_bits_per_byte(stores)
-    heldout = open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout")
-    return Corpus(tokenizer, train, heldout, _digest([manifest for _, manifest in stores]), gzip_bits_per_byte)
+    heldout = open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout", kind)
+    digest = _digest([manifest for _, manifest in stores])
+    return Corpus(tokenizer, train, heldout, digest, gzip_bits_per_byte if kind is TokenWindows else None)
 
 
 def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
@@ -144,6 +155,8 @@ def _split(path: str, documents, data, announce: Callable[[str], object]) -> Spl
     spans = _scan(path, documents, data, announce)
     if data.validation_path:
         return {"train": spans}
+    if data.source in WINDOWS and len({span.digest for span in spans}) == 1:
+        raise DataError(f"data path {path!r}: one line, of which no part can be held out; use data.validation_path")
     train, heldout = hold_out(spans, data.holdout_fraction)
     return {"train": train, "heldout": heldout}
 
@@ -167,8 +180,9 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
     return tokenizer
 
 
-def _store(splits: Splits, tokenizer, cache: Path, announce: Callable[[str], object]) -> tuple[Path, dict]:
+def _store(splits: Splits, tokenizer, data, announce: Callable[[str], object]) -> tuple[Path, dict]:
     """Return the folder of shards of one source under a tokenizer, and its manifest."""
+    tokenizer = ChatTokenizer(tokenizer) if data.source in WINDOWS else tokenizer
     documents = hashlib.blake2b(digest_size=16)
     for split, spans in splits.items():
         documents.update(split.encode())
@@ -180,7 +194,7 @@ def _store(splits: Splits, tokenizer, cache: Path, announce: Callable[[str], obj
         "tokenizer": tokenizer.digest,
         "end_of_document": tokenizer.end_of_document,
     }
-    folder = cache / "shards" / _digest(facts)
+    folder = cache_folder(data.cache_dir) / "shards" / _digest(facts)
     return folder, load_or_build(folder, splits, tokenizer, facts, announce)
 
 

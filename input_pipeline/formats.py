@@ -23,6 +23,7 @@ from input_pipeline.tensorflow_import import tensorflow
 OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED = (*OPENERS, ".zst")
 ROWS = 32  # that are decoded at once: few, as a document may be large
+ADVICE = ": data.field names it"  # where there is another column or key
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 
@@ -43,9 +44,20 @@ class JsonLines(RecordFile):
                     yield number, line
 
     def text(self, number: int, value: bytes) -> bytes:
+        name, record = self.name(number), self.record(number, value)
+        if not isinstance(record, dict) or self.field not in record:
+            found = record if isinstance(record, dict) else ()
+            chat = "messages" in found and self.field == "text"
+            raise without_field(name, self.field, found, ": data.source=chat reads conversations" if chat else ADVICE)
+        if not isinstance(record[self.field], str):
+            raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
+        return encoded(name, record[self.field])
+
+    def record(self, number: int, value: bytes):
+        """Return what a line holds. Raises BadDocument where it is not JSON."""
         name = self.name(number)
         try:
-            record = json.loads(value.decode("utf-8-sig").rstrip())
+            return json.loads(value.decode("utf-8-sig").rstrip())
         except UnicodeDecodeError as error:
             raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
         except json.JSONDecodeError as error:
@@ -55,14 +67,6 @@ class JsonLines(RecordFile):
             raise BadDocument(name, "not JSON", " (nested too deeply)") from error
         except ValueError as error:  # a number of thousands of digits
             raise BadDocument(name, "not JSON", f" ({error})") from error
-        if not isinstance(record, dict) or self.field not in record:
-            raise _without_field(name, self.field, record if isinstance(record, dict) else ())
-        if not isinstance(record[self.field], str):
-            raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
-        try:
-            return record[self.field].encode()
-        except UnicodeEncodeError as error:
-            raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
 
     def name(self, number: int) -> str:
         return f"{self.path}:{number}"
@@ -148,7 +152,7 @@ class TFRecord(RecordFile):
         except DecodeError as error:
             raise BadDocument(name, "not a tf.train.Example") from error
         if self.field not in features:
-            raise _without_field(name, self.field, features)
+            raise without_field(name, self.field, features)
         texts = features[self.field].bytes_list.value
         if len(texts) != 1:
             raise BadDocument(name, f"without text in {self.field!r}", f" ({len(texts)} byte strings, not 1)")
@@ -174,9 +178,18 @@ def not_null(name: str, field: str, value: bytes | None) -> bytes:
     return value
 
 
-def _without_field(name: str, field: str, names) -> BadDocument:
+def encoded(name: str, text: str) -> bytes:
+    """Return text as UTF-8. Raises BadDocument where it cannot be that."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
+
+
+def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
+    """Return what to say of a record that lacks a field and has others."""
     there = ", ".join(repr(name[:40]) for name in sorted(names)[:8]) or "nothing"
-    return BadDocument(name, f"without field {field!r}", f" (there is {there}: data.field names it)")
+    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})")
 
 
 def _no_column(field: str, names: list[str]) -> str:

@@ -146,8 +146,8 @@ def load_or_build(
         return _complete_manifest(folder, facts) or _build(folder, splits, tokenizer, facts, announce)
 
 
-def open_windows(stores: list[tuple[Path, dict]], split: str) -> TokenWindows:
-    """Open a split of some (folder, manifest), end to end, as windows.
+def open_windows(stores: list[tuple[Path, dict]], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:
+    """Open a split of some (folder, manifest), end to end, as windows of a kind.
 
     They have one tokenizer. Nothing is read but the starts of the documents.
     """
@@ -157,7 +157,7 @@ def open_windows(stores: list[tuple[Path, dict]], split: str) -> TokenWindows:
     firsts = [0, *accumulate(shard["tokens"] for _, shard in shards)]
     starts = [ShardFile(folder / f"{shard['name']}.offsets", "<i8", shard["documents"])[:] for folder, shard in shards]
     starts = np.concatenate([first + part for first, part in zip(firsts, starts, strict=False)])
-    return TokenWindows(arrays, starts, sum(shard["bytes"] for _, shard in shards), end_of_document)
+    return kind(arrays, starts, sum(shard["bytes"] for _, shard in shards), end_of_document)
 
 
 def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, announce) -> dict:

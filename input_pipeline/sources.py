@@ -15,12 +15,15 @@ from pathlib import Path
 
 from input_pipeline import formats, hugging_face, remote
 from input_pipeline.cache import cache_folder
+from input_pipeline.chat.encoding import format_of_tokenizer
+from input_pipeline.chat.records import Conversations, Preferences
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
+from input_pipeline.tokenization import open_tokenizer
 
 SOURCES: dict[str, Callable] = {}
 BUILDING: set[Callable] = set()  # of these, those that take `announce`
@@ -79,6 +82,18 @@ def text(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
 def jsonl(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
     """Files of a JSON object per line; data.field of each is a document."""
     return _documents(data, find_files(path), lambda file: formats.JsonLines)
+
+
+@source
+def chat(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Files of a conversation per line, {"messages": [{"role": ..., "content": ...}, ...]}, for fine-tuning."""
+    return _rendered(data, path, Conversations)
+
+
+@source
+def preferences(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+    """Files of {"prompt": ..., "chosen": ..., "rejected": ...} per line, text or messages, for train.objective=dpo."""
+    return _rendered(data, path, Preferences)
 
 
 @source
@@ -216,6 +231,17 @@ def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordF
             yield from reader.records([kind(file, data.field)])
         else:
             yield TextFile(str(file))
+
+
+def _rendered(data, path: str, kind: type[Conversations]) -> Iterator[Document]:
+    """Return the documents of files of conversations, rendered by the template of data.tokenizer if it has one."""
+    if data.tokenizer == "sentencepiece":
+        raise DataError(
+            f"data.source={data.source} needs a tokenizer that is there; use that of the run or model that is "
+            "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
+        )
+    form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
+    return _documents(data, find_files(path), lambda file: lambda path, field: kind(path, form))
 
 
 def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:

@@ -132,6 +132,10 @@ class HuggingFaceTokenizer:
 
     Its special tokens are found in texts too, as all who read such files find them; none is added.
 
+    Attributes:
+        chat_template: of chat_template.jinja beside it, else of tokenizer_config.json; "" where there is none.
+        special_tokens: texts by the names that chat templates have for them: bos_token, eos_token and so on.
+
     Raises:
         DataError: a file is missing or is none, or no token ends documents.
     """
@@ -151,11 +155,13 @@ class HuggingFaceTokenizer:
             model, config = (json.loads(content) for content in self.files.values())
             if not isinstance(model["model"], dict):
                 raise ValueError("its model is no object")
-            eos = config.get("eos_token")
+            self.special_tokens = _special_tokens(config)
+            self.chat_template = self._chat_template(path.with_name("chat_template.jinja"), config)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
-        eos = eos["content"] if isinstance(eos, dict) else eos
+        eos = self.special_tokens.get("eos_token")
         self._tokenizer = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
+        self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
@@ -166,8 +172,23 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(self._tokens) + 1
         self.digest = _digest(b"\0".join(self.files.values()))
 
+    def _chat_template(self, file: Path, config: dict) -> str:
+        """Return the chat template; a file of its own is one of the tokenizer's too."""
+        if file.is_file():
+            self.files[file.name] = file.read_bytes()
+            return self.files[file.name].decode()
+        found = config.get("chat_template") or ""
+        if isinstance(found, list):  # several by name
+            found = next((one["template"] for one in found if one["name"] == "default"), "")
+        return found
+
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_spans(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return for each text its tokens, int32 [tokens], and which characters each stands for, [tokens, 2]."""
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in found]
 
     def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
         """Return the tokens of a text that is to go on, but for its last one, and which may stand in its place.
@@ -295,6 +316,13 @@ def _sentences(spans: list[Span]) -> Iterator[str]:
             number += 1
             if int(number * kept) > int((number - 1) * kept):
                 yield text[start : start + SENTENCE_CHARACTERS]
+
+
+def _special_tokens(config: dict) -> dict[str, str]:
+    """Return the special tokens of a tokenizer_config.json, each a text or an object that has it as its content."""
+    named = {name: token for name, token in config.items() if name.endswith("_token") and token}
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _digest(model: bytes) -> str:

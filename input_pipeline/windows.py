@@ -42,6 +42,10 @@ class Windows:
         """Return the window that is taken as example number `indices`: int64 of the same shape, a pure function."""
         return example_windows(indices, self.num_examples(sequence_length), seed)
 
+    def told(self, sequence_length: int) -> str:
+        """Return what a user should know of how the windows were made, in a line; "" where there is nothing."""
+        return ""
+
     def document_name(self, document: int) -> str:
         """Return what a document is called whose name was not kept."""
         return f"document {document}"

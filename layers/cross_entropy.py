@@ -39,6 +39,25 @@ def cross_entropy(
     return jax.lax.scan(body, (jnp.float32(0), jnp.float32(0)), chunks(num_chunks, x, targets, weights))[0]
 
 
+def log_probabilities(
+    x: jax.Array, head_DV: jax.Array, targets: jax.Array, num_chunks: int = 1, logit_cap: float = 0.0
+) -> jax.Array:
+    """Return log p(target) of each token in nats, float32 [B, T]; going back, a chunk's logits are computed again.
+
+    Arguments are as in `cross_entropy`; a target less than 0 gets 0.
+    """
+
+    @jax.checkpoint
+    def body(_, chunk):
+        x_BTD, targets_BT = chunk
+        logits_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap)
+        target_BT = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
+        return None, jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
+
+    parts = jax.lax.scan(body, None, chunks(num_chunks, x, targets))[1]
+    return jnp.moveaxis(parts, 0, 2).reshape(targets.shape)
+
+
 def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
     """Return each [B, T, ...] as [num_chunks, B, T / num_chunks, ...], with every num_chunks-th token in a chunk."""
 

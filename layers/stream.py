@@ -6,6 +6,8 @@ sum over the devices, of which each keeps its part (arXiv:2205.05198, section 4.
 so inside a `jax.shard_map` over the whole mesh alone; anywhere else the functions change nothing.
 """
 
+import math
+
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
@@ -27,6 +29,17 @@ def closed(y_BTD: jax.Array) -> jax.Array:
     for axis in _axes():
         y_BTD = checkpoint_name(scatter(y_BTD, axis, 1), CLOSED)
     return y_BTD
+
+
+def summed(x: jax.Array) -> jax.Array:
+    """Return the sum of what each of the devices that share a length has for its part of it."""
+    axes = _axes()
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def num_holders() -> int:
+    """Return how many devices share a length, each with a part of it."""
+    return math.prod(jax.lax.axis_size(axis) for axis in _axes())
 
 
 def num_parts(batch: int) -> int:

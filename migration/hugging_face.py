@@ -34,7 +34,10 @@ from training.workdir import open_workdir
 KEPT = "hugging_face"  # folder in a workdir of what came beside the weights, and is given out again
 WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # of a published folder, what is not kept but written anew
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
-TOKENIZERS = {"tokenizer.json": ("tokenizer.json", "tokenizer_config.json"), "tokenizer.model": ("tokenizer.model",)}
+TOKENIZERS = {
+    "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    "tokenizer.model": ("tokenizer.model",),
+}
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
 RECIPE = '''"""The model that was imported here, and its tokenizer; train.py --workdir=HERE takes it."""
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from layers import experts
 from layers.distillation import How, distillation_loss
-from objectives.language_modeling import LanguageModeling, heldout_parts
+from objectives.language_modeling import LanguageModeling, heldout_parts, weights
 
 LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
 EPSILON = 1e-6  # added to mean squares
@@ -51,7 +51,7 @@ class Distillation(LanguageModeling):
         inputs = batch["tokens"], batch["positions"], batch["segments"]
         stream_BTD, _, figures = model.routed(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
-        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weights_BT = weights(batch)
         weight = weights_BT.sum()
         total, loss_sum, divergence = distillation_loss(
             *model.with_head(stream_BTD), *teacher.with_head(teacher_stream), batch["targets"], weights_BT, self.how
@@ -63,6 +63,10 @@ class Distillation(LanguageModeling):
             scalars["hidden_distance"] = (distance, weight)
         penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
+
+    def evaluate(self, model, batch, teacher=None) -> dict:
+        """The student's cross-entropy, without a teacher."""
+        return super().evaluate(model, batch)
 
 
 def _distance(one: jax.Array, other: jax.Array) -> jax.Array:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next-token prediction: the mean over real tokens of -log p(target), in nats.
+"""Next-token prediction: the mean over the tokens that count of -log p(target), in nats.
 
 An objective is a module with `make`. What it makes has these six, and returns sums and weights, never means, so that
 it is right under any sharding, packing and accumulation:
@@ -7,7 +7,8 @@ it is right under any sharding, packing and accumulation:
 - `batch()`: {name: shape} of the int32 arrays of a batch, their first dimension the rows;
 - `random_batch(key)`: one of these with random contents, to prove a layout with;
 - `init_carry(model, rows, key)`: what one step hands to the next beside the parameters, its first dimensions the rows;
-- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too;
+- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too,
+  among them `tokens` where that weight counts something else;
 - `evaluate(model, batch)`: the scalars of held-out rows;
 - `told(figures)`: what to say of their means: (name, values, what the weight of the loss counts).
 """
@@ -39,6 +40,11 @@ def heldout_parts(config) -> int:
     return config.train.sequence_length // (config.evaluation.chunk_tokens or config.train.sequence_length)
 
 
+def weights(batch: dict) -> jax.Array:
+    """Return float32 [B, T]: 1 where a target counts; padding, of segment 0, and targets less than 0 do not."""
+    return ((batch["segments"] > 0) & (batch["targets"] >= 0)).astype(jnp.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
     """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
@@ -57,7 +63,7 @@ class LanguageModeling:
     heldout_parts: int = 1
 
     def batch(self) -> dict[str, tuple]:
-        """Segment 0 is padding and weighs 0."""
+        """Segment 0 is padding and weighs 0, as does a target of -1."""
         return dict.fromkeys(("tokens", "targets", "segments", "positions"), (self.rows, self.length))
 
     def random_batch(self, key) -> dict[str, jax.Array]:
@@ -80,7 +86,7 @@ class LanguageModeling:
     def loss(self, model, carry, batch, key):
         """The key is of the model's dropout; None, as in evaluation, for none."""
         stream_BTD, _, figures = model.routed(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weights_BT = weights(batch)
         total, loss_sum = cross_entropy(
             *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
@@ -111,7 +117,7 @@ class LanguageModeling:
     def _heldout(self, model, batch, cache: dict | None) -> tuple[tuple, dict | None]:
         """Return ((sum of losses, their weight), the cache with this part of the sequences in it)."""
         stream_BTD, cache = model(batch["tokens"], batch["positions"], batch["segments"], cache)
-        weights_BT = (batch["segments"] > 0).astype(jnp.float32)
+        weights_BT = weights(batch)
         length = weights_BT.shape[1]
         chunks = next(n for n in range(1, length + 1) if length % n == 0 and n * self.heldout_parts >= self.num_chunks)
         _, loss_sum = cross_entropy(

@@ -6,6 +6,7 @@ T tokens of a prompt, V vocabulary.
 """
 
 import functools
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -50,36 +51,35 @@ def _extend(params, graph, cache, tokens_BT, positions_BT, segments_BT, allowed_
 
 
 def generate(
-    graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, end_of_document: int,
+    graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, ends: Collection[int],
     vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, temperature: float = 1.0, top_k: int = 0,
     top_p: float = 1.0,
 ) -> list[list[int]]:  # fmt: skip
-    """Continue each prompt by up to `max_tokens` tokens; stop at the end of document, which is not returned.
+    """Continue each prompt by up to `max_tokens` tokens; stop at one of the `ends`, which is not returned.
 
     Args:
       graph, params: the model; needs a mesh in context.
-      prompts: token ids; each row is preceded by `end_of_document`, as documents are in training.
+      prompts: token ids, at least one each.
       vocab_size: ids from here on are never drawn.
       first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
       temperature, top_k, top_p: see `choose`.
     """
-    rows = [[end_of_document, *prompt] for prompt in prompts]
-    length = max(len(row) for row in rows)
-    pad_BT = np.array([[0] * (length - len(row)) + [1] * len(row) for row in rows], np.int32)
-    tokens_BT = np.array([[0] * (length - len(row)) + row for row in rows], np.int32)
+    length = max(len(prompt) for prompt in prompts)
+    pad_BT = np.array([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts], np.int32)
+    tokens_BT = np.array([[0] * (length - len(prompt)) + prompt for prompt in prompts], np.int32)
     positions_BT = np.maximum(np.cumsum(pad_BT, axis=1) - 1, 0).astype(np.int32)
     model = nnx.merge(graph, params)
-    cache = model.empty_cache(len(rows), length + max_tokens)
+    cache = model.empty_cache(len(prompts), length + max_tokens)
     step = functools.partial(_extend, params, graph, temperature=temperature, top_k=top_k, top_p=top_p)
     any_BV = np.arange(jax.eval_shape(model.head_weight).shape[1])[None] < vocab_size
     allowed_BV = any_BV if first_BV is None else np.pad(first_BV, ((0, 0), (0, any_BV.shape[1] - vocab_size)))
-    key, outputs, running = jax.random.key(seed), [[] for _ in rows], [True] * len(rows)
+    key, outputs, running = jax.random.key(seed), [[] for _ in prompts], [True] * len(prompts)
     segments_BT = pad_BT
     for index in range(max_tokens):
         next_B, cache = step(cache, tokens_BT, positions_BT, segments_BT, allowed_BV, jax.random.fold_in(key, index))
         drawn = np.asarray(next_B)
         for row, token in enumerate(drawn.tolist()):
-            running[row] = running[row] and token != end_of_document
+            running[row] = running[row] and token not in ends
             if running[row]:
                 outputs[row].append(token)
         if not any(running):

@@ -258,7 +258,7 @@ def _request(config, topology: topologies.Topology) -> dict:
 
 
 def _teacher(config) -> str:
-    """Return what says the shapes of a teacher: a run's configuration, or a recipe's text."""
+    """Return what says the shapes of a teacher: a run's configuration, or a recipe's text; a reference has our own."""
     path = pathlib.Path(config.distillation.teacher).expanduser()
     file = path if path.suffix == ".py" else path / "config.json"
     return file.read_text() if config.distillation.teacher and file.is_file() else ""

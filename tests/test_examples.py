@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from configs.base import get_config
+from examples import conversations
+from input_pipeline.corpus import prepare
 from tests.pods.local_pods import LocalPod, wait_until
 from tests.support import ROOT
 
@@ -57,3 +60,13 @@ def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
             assert line in pod.log(worker)
     losses = [float(loss) for _, loss, *_ in MEASURED.findall(pod.log(0))]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+
+
+def test_the_conversations_made_up_are_read(tmp_path):
+    conversations.main(tmp_path)
+    data = get_config().data
+    data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+    for source, name in (("chat", "talks"), ("preferences", "pairs")):
+        data.update(source=source, path=str(tmp_path / f"{name}.jsonl"))
+        ready = prepare(data, vocab_size=256, vocab_size_typed=False, announce=lambda line: None)
+        assert ready.heldout.num_documents > 100 and ready.train.parts[0].num_documents > 2000

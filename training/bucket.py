@@ -10,7 +10,7 @@ import tempfile
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
 COPIED = (  # back too, on a host that has them not
     *GROWING, "config.json", "tokenizer.model", "tokenizer.json",
-    "tokenizer_config.json", "summary.txt", "submission.json",
+    "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
 )  # fmt: skip
 VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew
 

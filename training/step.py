@@ -38,13 +38,13 @@ def make_gradient(
         so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
       part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
-      adapted: whether the first of what is frozen are the model's other weights, and no argument of the loss.
+      adapted: whether the first of what is frozen are the model's other weights, beside which `params` are adapters.
     """
     num_own = int(adapted)
 
     def loss_sum(params, carry, batch, key, *frozen):
         model = nnx.merge(graph, params, *frozen[:num_own])
-        (total, weight), (carry, scalars) = loss(model, carry, batch, key, *frozen[num_own:])
+        (total, weight), (carry, scalars) = loss(model, carry, batch, key, *frozen)
         return total, (weight, carry, scalars)
 
     def whole(params, carry, batch, key, *frozen):
@@ -104,7 +104,8 @@ def make_train_step(
     """Return train_step(state, batch, *frozen) -> (state, scalars, gradients).
 
     The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
-    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight. An update whose
+    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight unless the
+    objective counts them itself. An update whose
     loss or gradient is not finite, or a spike, is not taken: parameters, average, moments and carry stay as they were,
     and `skipped` is 1 and `skipped_in_a_row` counts; the batch is used up.
 
@@ -132,7 +133,7 @@ def make_train_step(
         scalars |= {
             "gradient_norm": gradient_norm,
             "learning_rate": jnp.asarray(schedule(state.step - state.guard["skipped"]), jnp.float32),
-            "tokens": weight,
+            "tokens": scalars.get("tokens", weight),
             "skipped": (~good).astype(jnp.float32),
             "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
         }
@@ -160,8 +161,8 @@ def make_train_step(
 
 
 def make_eval_step(graph: nnx.GraphDef, evaluate: Callable) -> Callable:
-    """Return eval_step(params, batch) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
-    return lambda params, batch: evaluate(nnx.merge(graph, params), batch)
+    """Return eval_step(params, batch, *frozen) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
+    return lambda params, batch, *frozen: evaluate(nnx.merge(graph, params), batch, *frozen)
 
 
 @jax.jit
@@ -171,7 +172,7 @@ def is_finite(state: TrainState) -> jax.Array:
 
 
 def mean(pair: tuple) -> jax.Array:
-    """Divide a (sum, weight) pair; 0 where nothing has weight."""
+    """Divide a (sum, weight) pair; the sum where it weighs less than 1, as what is only counted does."""
     total, weight = pair
     return total / jnp.maximum(weight, 1)
 

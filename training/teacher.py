@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model that another learns from: what it is, and whether it goes with the other."""
+"""A trained model that another learns from, or is held against: what it is, and whether it goes with the other."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
+from training import initial
 from training.other_run import OtherRun
 
 
@@ -19,22 +20,28 @@ class Teacher:
     graph: nnx.GraphDef
     params: dict
 
-    def given_to(self, loss: Callable) -> Callable:
-        """Return a loss that takes the teacher's parameters in place of the teacher."""
-        return lambda *arguments: loss(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
+    def given_to(self, function: Callable) -> Callable:
+        """Return an objective's function that takes, as its last, the teacher's parameters in place of the teacher."""
+        return lambda *arguments: function(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
 
 
 def run_of(config: ConfigDict) -> OtherRun:
-    """Return the run that `distillation.teacher` names."""
+    """Return the run whose weights these are: of `distillation.teacher`, as a reference of `train.init_from`."""
+    if config.train.objective == "dpo":
+        return initial.run_of(config)
     return OtherRun("distillation.teacher", config.distillation.teacher)
 
 
 def configuration(config: ConfigDict) -> ConfigDict:
-    """Return the configuration of the teacher.
+    """Return the configuration of the teacher; of a reference it is the run's own.
 
     Raises:
       ConfigError: there is none, or its words or its longest sequence do not go with the student's.
     """
+    if config.train.objective == "dpo":
+        reference = _without_dropout(config.copy_and_resolve_references())
+        reference.lora.rank = 0
+        return reference
     name, teacher = config.distillation.teacher, run_of(config).configuration()
     if teacher.model.name != "decoder_lm":
         raise ConfigError(f"distillation.teacher={name} is a {teacher.model.name}; only a decoder_lm teaches")
@@ -48,5 +55,14 @@ def configuration(config: ConfigDict) -> ConfigDict:
             f"train.sequence_length={config.train.sequence_length} is longer than the {teacher.model.max_length} "
             f"tokens of distillation.teacher={name}; use at most that"
         )
-    teacher.model.dropout = 0.0
-    return teacher
+    return _without_dropout(teacher)
+
+
+def _without_dropout(config: ConfigDict) -> ConfigDict:
+    config.model.dropout = 0.0
+    return config
+
+
+def restore(config: ConfigDict, abstract_frozen: tuple, pin: dict | None = None) -> tuple:
+    """Return the weights that steps take beside the run's own, in the layouts asked for; see training/other_run.py."""
+    return tuple(run_of(config).restore(params, pin) for params in abstract_frozen)

@@ -73,7 +73,7 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     [
         (
             {"source": "parquette"},
-            "data.source=parquette: no such source; use arc, auto, csv, huggingface, ",
+            "data.source=parquette: no such source; use arc, auto, chat, csv, huggingface, ",
         ),
         ({"path": ""}, "data.path is empty; name a file"),
         ({"path": "", "source": "huggingface"}, "data.source=huggingface needs "),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.cross_entropy import cross_entropy
+from layers.cross_entropy import cross_entropy, log_probabilities
 from tests.support import assert_close
 
 B, T, D, V = 3, 12, 20, 37
@@ -88,3 +88,19 @@ def test_temporary_memory_is_that_of_a_chunk():
     assert whole > logits_bytes
     assert quarter < logits_bytes / 1.5
     assert sixteenth < logits_bytes / 4
+
+
+@pytest.mark.parametrize(("num_chunks", "cap"), [(1, 0.0), (4, 3.0)])
+def test_log_probabilities_of_tokens_equal_the_plain_form_and_so_do_their_gradients(num_chunks, cap):
+    x, head, targets, weights = inputs()
+    targets = np.where(weights > 0, targets, -1)
+
+    def chunked(x, head):
+        return jnp.sum(weights * log_probabilities(x, head, targets, num_chunks, cap))
+
+    def reference(x, head):
+        return -plain(x, head, targets, weights, 0.0, cap)[1]
+
+    actual, expected = (jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(x, head) for f in (chunked, reference))
+    assert_close(actual, expected)
+    assert not log_probabilities(x, head, targets, num_chunks, cap)[targets < 0].any()

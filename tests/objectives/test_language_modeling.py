@@ -30,6 +30,20 @@ def test_sums_run_over_real_tokens_and_z_loss_is_minimised_but_not_reported(z_lo
     assert_close(scalars, {"loss": (losses[real].sum(), 14)})
 
 
+def test_a_target_of_minus_one_weighs_nothing_and_is_read_all_the_same():
+    """As of what a user says in a conversation: the model sees it, and is not asked for it."""
+    graph, params = make_model(model_config())
+    batch = packed_batch([[4, 5], [3, 2]], 12, 37)
+    asked = batch["positions"] >= 2
+    loss = language_modeling.LanguageModeling(0, 0, 3, 0.0).loss
+    some = batch | {"targets": np.where(asked, batch["targets"], -1)}
+    (total, weight), _ = jax.jit(lambda params: loss(nnx.merge(graph, params), {}, some, None))(params)
+    logits = np.asarray(forward(graph, params, batch), np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+    assert int(weight) == asked.sum() == 6
+    assert_close(total, losses[asked].sum())
+
+
 def test_a_batch_of_padding_weighs_nothing():
     graph, params = make_model(model_config())
     batch = packed_batch([[], []], 12, 37)

@@ -82,8 +82,8 @@ def counting_model():
 
 def continued(model, prompts, **options):
     graph, params = model
-    options = {"max_tokens": 6, "end_of_document": END, "vocab_size": V, "temperature": 0} | options
-    return generate(graph, params, prompts, **options)
+    options = {"max_tokens": 6, "ends": [END], "vocab_size": V, "temperature": 0} | options
+    return generate(graph, params, [[END, *prompt] for prompt in prompts], **options)
 
 
 PROMPTS = [[5, 9, 30], [11], [], [7, 7, 2, 19, 36, 4]]

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make up conversations and preferences, to see fine-tuning work: python examples/conversations.py FOLDER
+
+Somebody asks what comes after a number, and is told politely as often as not; preferred is the polite answer.
+"""
+
+import json
+import pathlib
+import random
+import sys
+
+COUNT = 3000  # conversations, and pairs
+
+
+def main(folder: pathlib.Path) -> None:
+    """Write FOLDER/talks.jsonl and FOLDER/pairs.jsonl."""
+    rng = random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "talks.jsonl").open("w") as talks, (folder / "pairs.jsonl").open("w") as pairs:
+        for _ in range(COUNT):
+            number = rng.randrange(1000)
+            question = {"role": "user", "content": f"What comes after {number}?"}
+            short, polite = ({"role": "assistant", "content": f"{how}{number + 1}."} for how in ("", "Gladly: "))
+            print(json.dumps({"messages": [question, rng.choice([short, polite])]}), file=talks)
+            print(json.dumps({"prompt": [question], "chosen": [polite], "rejected": [short]}), file=pairs)
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations as stored tokens: ids, and beside each whether it is learned and which sequence it is of.
+
+Of a tokenizer.json the text between two ends of documents is tokenized in one go, as `transformers` does, and a token
+with any character of what is learned is learned: were pieces tokenized apart, some tokenizers would put a space in
+front of each. Others tokenize each piece apart, so no token lies across a border, as a prompt has none across its end.
+"""
+
+import itertools
+import json
+
+import numpy as np
+
+from input_pipeline.chat.template import Piece, PlainFormat, Template
+from input_pipeline.errors import DataError
+from input_pipeline.tokenization import AnyTokenizer, HuggingFaceTokenizer
+
+LEARNED = 1 << 30  # added to the id of a token that is a target
+SECOND = 1 << 29  # added to those of a document's second sequence
+IDS = SECOND - 1  # the bits of an id
+
+
+def format_of_tokenizer(tokenizer: AnyTokenizer, name: str) -> PlainFormat | Template:
+    """Return the format in which a tokenizer's conversations are: by its own template, if it has one.
+
+    Raises:
+        DataError: the template cannot be read; `name` is what the tokenizer is called.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or not tokenizer.chat_template:
+        return PlainFormat()
+    try:
+        return Template(tokenizer.chat_template, tokenizer.special_tokens)
+    except ValueError as error:
+        raise DataError(f"data.tokenizer={name}: its chat template cannot be read: {error}; mend it there") from error
+
+
+class ChatTokenizer:
+    """Encodes the documents of input_pipeline/chat/records.py for input_pipeline/shards.py.
+
+    Attributes:
+        vocab_size: numbers that are stored.
+        end_of_document, digest: as a tokenizer's.
+    """
+
+    vocab_size = 1 << 31
+
+    def __init__(self, tokenizer: AnyTokenizer):
+        self._tokenizer = tokenizer
+        self.end_of_document, self.digest = tokenizer.end_of_document, f"chat-{tokenizer.digest}"
+
+    def encode_batch(self, documents: list[str]) -> list[np.ndarray]:
+        """Return an int32 array for each document, its sequences one after the other, ids with their marks."""
+        found = [[self._runs(sequence) for sequence in json.loads(document)] for document in documents]
+        runs = [run for sequences in found for sequence in sequences for run in sequence]
+        encoded = iter(self._encode(runs))
+        return [
+            np.concatenate([next(encoded) + number * SECOND for number, sequence in enumerate(of) for _ in sequence])
+            for of in found
+        ]
+
+    def encode(self, pieces: list[Piece]) -> list[int]:
+        """Return the ids of one sequence, without marks."""
+        return (np.concatenate(self._encode(self._runs(pieces))) & IDS).tolist()
+
+    def _runs(self, pieces: list[Piece]) -> list[list[Piece]]:
+        """Return the pieces, those together that are tokenized in one go; an end of document is by itself."""
+        if not isinstance(self._tokenizer, HuggingFaceTokenizer):
+            return [[piece] for piece in pieces]
+        groups = (list(group) for _, group in itertools.groupby(pieces, key=lambda piece: piece[0] is None))
+        return [run for group in groups for run in ([group] if group[0][0] is not None else [[end] for end in group])]
+
+    def _encode(self, runs: list[list[Piece]]) -> list[np.ndarray]:
+        texts = ["".join(text for text, _ in run) for run in runs if run[0][0] is not None]
+        if isinstance(self._tokenizer, HuggingFaceTokenizer):
+            encoded = iter(self._tokenizer.encode_spans(texts))
+        else:
+            encoded = iter([(tokens, None) for tokens in self._tokenizer.encode_batch(texts)])
+        end = np.array([self.end_of_document])
+        return [_marked(run, *((end, None) if run[0][0] is None else next(encoded))) for run in runs]
+
+
+def _marked(run: list[Piece], tokens: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
+    """Return int32 ids with LEARNED where they are.
+
+    Args:
+        spans: [tokens, 2], the characters of each token in the text of the run; None: the run is one piece.
+    """
+    ids = np.asarray(tokens, np.int32)
+    if spans is None:
+        return ids + run[0][1] * LEARNED
+    starts, ends = spans.T
+    borders = itertools.pairwise([0, *itertools.accumulate(len(text) for text, _ in run)])
+    learned = np.zeros(len(ids), bool)
+    for (begin, end), (_, counts) in zip(borders, run, strict=True):
+        learned |= counts & (starts < end) & (ends > begin)
+    return ids + learned * np.int32(LEARNED)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A message is asked in the format that conversations were trained in, and the answer ends where a turn does."""
+
+import types
+
+import pytest
+
+from configs.base import ConfigError, get_config
+from input_pipeline.tokenization import open_tokenizer
+from reasoning import decoding
+from reasoning.sampling import answer
+from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Answer a message by a model that is not there; return its prompt as text, what ends it, and the answer."""
+
+    def ask(name: str, message: str = "hello", said: str = "so it is", **changes):
+        config, asked = get_config(), {}
+        config.data.tokenizer, config.model.max_length = name, 64
+        tokenizer = open_tokenizer(name)
+
+        def generate(graph, params, prompts, **how):
+            asked.update(how, prompt=tokenizer.decode(prompts[0]))
+            return [tokenizer.encode(said)]
+
+        monkeypatch.setattr(decoding, "generate", generate)
+        run = types.SimpleNamespace(config=config, graph=None)
+        text = answer(run, {}, tokenizer, message, **{"max_tokens": 8, "temperature": 0.0} | changes)
+        return asked["prompt"], {tokenizer.decode([end]) for end in asked["ends"]}, text
+
+    return ask
+
+
+def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa: F811
+    assert ask("byte") == ("\0user\nhello\0assistant\n", {"\0"}, "so it is")
+    (tmp_path / "other").mkdir()
+    for folder, eos in ((tmp_path, "<|im_end|>"), (tmp_path / "other", "<|endoftext|>")):
+        prompt, ends, text = ask(write_tokenizer(CHATML, folder, eos_token=eos))
+        assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n" and text == "so it is"
+        assert ends == {"<|im_end|>", eos}  # a base model's end of document may be another than a turn's
+
+
+def test_what_cannot_be_asked_is_one_line(ask, write_tokenizer):  # noqa: F811
+    with pytest.raises(ConfigError, match=r"a prompt of 19 tokens and --max_tokens=60 exceed .* use --max_tokens=45"):
+        ask("byte", "hi", max_tokens=60)
+    name = write_tokenizer("{{ raise_exception('a system prompt first') }}")
+    with pytest.raises(ConfigError, match=r"--message is not what the chat template takes \(a system prompt first\)"):
+        ask(name)
