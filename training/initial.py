@@ -25,7 +25,7 @@ def check(config: ConfigDict, tokenizer) -> None:
       tokenizer: of the corpus, see training/other_run.py; None: there is none.
     """
     source = run_of(config)
-    source.check_trained()
+    source.folder()
     ours, theirs = (_with_head_dim(each.model) for each in (config, source.configuration()))
     for key, value in ours.items():
         if value != theirs[key] and key not in FREE:
@@ -35,6 +35,7 @@ def check(config: ConfigDict, tokenizer) -> None:
             )
     if tokenizer:
         source.check_tokenizer(config, tokenizer)
+    source.check_trained()
 
 
 def _with_head_dim(model: ConfigDict) -> dict:
