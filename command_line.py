@@ -125,6 +125,8 @@ def parse(
       one_device: whether the command uses one device, however many there are.
     """
     loaded = parse_configuration(description, stored=stored)
+    if "train.init_from" in loaded.typed and not (FLAGS.workdir or FLAGS["config"].present):
+        raise ConfigError(f"train.init_from={loaded.config.train.init_from} begins a new run; name a --workdir for it")
     accelerator = startup.attached_accelerator()
     startup.choose_platform(loaded.topology, accelerator, cache_path(loaded.config.data.cache_dir))
     group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
@@ -172,7 +174,7 @@ def parse_configuration(
             bucket.fetch()
         loaded = loading.load_stored(workdir, overrides)
     else:
-        loaded = loading.load(_recipe(overrides), FLAGS.topology, overrides, os.environ)
+        loaded = loading.load(recipe(overrides), FLAGS.topology, overrides, os.environ)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -225,15 +227,17 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
 
 
-def _recipe(overrides: dict[str, str]) -> str:
+def recipe(overrides: dict[str, str]) -> str:
     """Return the recipe that is asked for; where none is, the run that this one begins from, or an import's own."""
     source = overrides.get("train.init_from", "")
     if source and not FLAGS["config"].present:
-        if not FLAGS.workdir:
-            raise ConfigError(f"train.init_from={source} begins a run of its own; name a --workdir for it")
         if "://" in source:
             raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
-        return source if source.endswith(".py") else str(loading.run_folder("train.init_from", source))
+        if source.endswith(".py"):
+            return source
+        there = pathlib.Path(source).expanduser().is_dir()
+        begun = (pathlib.Path(FLAGS.workdir).expanduser() / "config.json").is_file()
+        return FLAGS.workdir if begun and not there else str(loading.run_folder("train.init_from", source))
     imported = pathlib.Path(FLAGS.workdir).expanduser() / "recipe.py"
     left = FLAGS.workdir and not FLAGS["config"].present and imported.is_file()
     return str(imported) if left else FLAGS.config

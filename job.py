@@ -144,21 +144,19 @@ class Job:
         if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
             raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
         with self.clock.within("save"):
-            record = (
-                self.log.record()
-                | {
-                    "step": step,
-                    "examples": int(state.examples),
-                    "increases": self.increases,
-                    "config": flat(self.config),
-                    "corpus": digest(self.corpus),
-                    "mixture": self.corpus.train.record() if self.corpus else [],
-                    "skips": self.corpus.train.skips if self.corpus else [],
-                    "losses": self.checkpoints.losses,
-                    "topology": self.topology.name if self.topology else None,
-                }
-                | self.pins
-            )
+            record = self.log.record() | {
+                "step": step,
+                "examples": int(state.examples),
+                "increases": self.increases,
+                "config": flat(self.config),
+                "corpus": digest(self.corpus),
+                "mixture": self.corpus.train.record() if self.corpus else [],
+                "skips": self.corpus.train.skips if self.corpus else [],
+                "losses": self.checkpoints.losses,
+                "topology": self.topology.name if self.topology else None,
+                "base": self.pins.get("base"),
+                "reference": self.pins.get("reference"),
+            }
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)

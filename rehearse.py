@@ -83,7 +83,8 @@ def fit_batch(config, topology: topologies.Topology, display) -> None:
 
 def load_for(name: str) -> Loaded:
     """Return the configuration of the command line for another topology."""
-    return loading.load(FLAGS.config, name, command_line.split_overrides(sys.argv)[0])
+    overrides, _ = command_line.split_overrides(sys.argv)
+    return loading.load(command_line.recipe(overrides), name, overrides)
 
 
 def check_flags(loaded: Loaded) -> None:

@@ -160,20 +160,9 @@ def run_to_the_end(
         checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            run,
-            programs,
-            train_step,
-            workdir,
-            checkpoints,
-            corpus,
-            batches,
-            topology,
-            clock,
-            log,
-            signals,
-            roll_backs,
+            run, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals, roll_backs,
             pins,
-        )
+        )  # fmt: skip
         with Heartbeat(
             clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
             tell=lambda text, figures: log.event(text, "blame", **figures),
@@ -190,13 +179,13 @@ def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[Sequence[dic
     A run that goes on takes the same: the base of its adapters, the reference of its answers.
     """
     config = run.config
-    roles = ["base"] * (config.lora.rank > 0) + ["reference"] * (config.train.objective == "dpo")
-    if not roles:
+    roles = {"base": config.lora.rank > 0, "reference": config.train.objective == "dpo"}
+    if not any(roles.values()):
         return teacher.restore(config, run.abstract_frozen), {}
     source = initial.run_of(config)
-    pin = source.pin(record and record[roles[0]])
+    pin = source.pin(record and (record["base"] or record["reference"]))
     weights = source.restore(run.abstract_frozen[0], pin)
-    return [weights] * len(roles), dict.fromkeys(roles, pin)
+    return [weights] * sum(roles.values()), {role: pin for role, held in roles.items() if held}
 
 
 def spoiled_step(config, frozen: Sequence) -> Callable:

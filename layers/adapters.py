@@ -15,15 +15,8 @@ from flax import nnx
 
 from layers.products import project
 
-INPUTS = {
-    "query": 1,
-    "key": 1,
-    "value": 1,
-    "out": 2,
-    "gate": 1,
-    "up": 1,
-    "down": 1,
-}  # dimensions that products sum over
+# How many of a weight's first dimensions a product sums over.
+INPUTS = {"query": 1, "key": 1, "value": 1, "out": 2, "gate": 1, "up": 1, "down": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,11 +16,13 @@ from configs.base import ConfigError
 from configs.validation import validate
 from migration import hugging_face, logits, peft
 from parallelism.mesh import mesh_context
+from tests.migration import hugging_face_cases as cases
+from tests.migration.record_hugging_face import FOLDER
 from tests.support import write_sums
 from tests.test_train import in_process, lines_of, own_batches
 from training import array_files, initial
 from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import restore_evaluated
+from training.other_run import OtherRun, restore_evaluated
 
 
 def small(**changes):
@@ -154,7 +156,12 @@ def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole,
         f"stack.blocks.{name}" for name in ("attention.adapters.query", "attention.adapters.out", "mlp.adapters.down")
     }
     assert sum(array.size for array in kept.values()) == 2 * (2 * (32 + 32) + (48 + 32))
-    merged, weights = evaluated(adapted(base, lora__rank=0), tuned), evaluated(small(), base)
+    plain = adapted(base, lora__rank=0)
+    merged, weights = evaluated(plain, tuned), evaluated(small(), base)
+    run = assembly.assemble(plain)
+    with mesh_context(run.mesh):  # for a run that begins from this one
+        again = OtherRun("train.init_from", str(tuned)).restore(run.abstract_state.params)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), merged)
     for name in ("query", "out", "key"):
         a, b = (kept.get(f"stack.blocks.attention.adapters.{name}.{part}", np.zeros(1)) for part in "ab")
         change = 3 * np.tensordot(a[0], b[0], 1) if name != "key" else 0.0
@@ -202,7 +209,9 @@ def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):
     with pytest.raises(CheckpointError, match=r"has adapters alone, and not what they are beside: .* holds no run"):
         read()
     shutil.copytree(whole[1], place)
-    with pytest.raises(CheckpointError, match="has other weights; bring back the one that the run began with"):
+    with pytest.raises(
+        CheckpointError, match=r"not what they are beside: checkpoint 2 of .* has other weights; bring that back"
+    ):
         read()
 
 
@@ -218,3 +227,13 @@ def test_adapters_that_do_not_go_with_the_rest_are_one_line(base):
     ):
         with pytest.raises(ConfigError, match=message):
             validate(adapted(base, **changes), 8)
+
+
+def test_what_came_beside_imported_weights_goes_out_with_those_that_began_from_them(tmp_path):
+    """Configuration and types of the tensors as they were published."""
+    config = cases.import_run(FOLDER / "qwen3", tmp_path / "imported")
+    config.train.init_from = str(tmp_path / "imported")
+    run = logits.float32_run(config)
+    found = hugging_face.as_published(config, tmp_path / "mine", run.abstract_state.params)
+    assert found == hugging_face.as_published(config, tmp_path / "imported", run.abstract_state.params)
+    assert found[0] == hugging_face.read_config(FOLDER / "qwen3") and set(found[2].values()) == {"BF16"}

@@ -159,8 +159,9 @@ def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
     try:
         base.pin(record["base"])
     except (ConfigError, CheckpointError) as error:
+        cause = str(error).partition(";")[0]
         raise CheckpointError(
-            f"{checkpoints.address} has adapters alone, and not what they are beside: {error}"
+            f"{checkpoints.address} has adapters alone, and not what they are beside: {cause}; bring that back"
         ) from None
     return base
 

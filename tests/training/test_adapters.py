@@ -15,6 +15,7 @@ from configs.validation import validate
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, random_weights
+from training import adapters
 
 ALL = "query,key,value,out,gate,up,down"
 EXPERTS = (("num_experts", 4), ("num_layers", 1))
@@ -61,14 +62,29 @@ def test_on_a_mesh_adapters_have_the_gradients_of_one_device(targets, of_model, 
     assert_close(found, gradients_and_scalars(targets, EXPERTS if of_model is EXPERTS else ()))
 
 
+def test_merged_with_what_they_are_beside_they_compute_the_same():
+    run, plain = assembled(adapted(ALL)), assembled(small_config())
+    params = random_weights(run.abstract_state.params, spread=0.1)
+    frozen = random_weights(run.abstract_frozen[0], seed=1)
+    state = dataclasses.replace(run.abstract_state, params=params)
+    merged = adapters.merged(frozen, params, 1.0)
+    with mesh_context(run.mesh):
+        found, wanted, without = (
+            each.eval_step(weights, batch())["loss"]
+            for each, weights in ((run, run.evaluated(state, [frozen])), (plain, merged), (plain, frozen))
+        )
+    assert_close(found, wanted)
+    assert abs(without[0] - wanted[0]) > 1e-3 * wanted[0]
+
+
 def test_nothing_is_computed_nor_kept_for_weights_that_stay():
     """A product has three of its size in a full step and two here; those of attention's scores are the same in both."""
     run = assembled(adapted("query,value", fsdp=2))
-    adapters = sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.params))
-    assert adapters == run.num_trained == 2 * 3 * (40 + 8 * 6 + 40 + 4 * 6)
-    assert sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.optimizer)) == 2 * adapters + 2
+    of_adapters = sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.params))
+    assert of_adapters == run.num_trained == 2 * 3 * (40 + 8 * 6 + 40 + 4 * 6)
+    assert sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.optimizer)) == 2 * of_adapters + 2
     full = assembled(small_config(fsdp=2))
-    assert run.num_parameters == full.num_parameters + adapters
+    assert run.num_parameters == full.num_parameters + of_adapters
     flops = [each.compile().cost_analysis()["flops"] for each in (run, full)]
     assert flops[0] < 0.8 * flops[1]
     assert run.flops_per_token < 0.8 * full.flops_per_token
