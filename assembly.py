@@ -24,17 +24,13 @@ from layers.axes import declared_axes
 from layers.projection import Projection
 from parallelism import axis_rules, processes, proof
 from parallelism.mesh import make_mesh, mesh_context
-from training import fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
+from training import automatic, fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
 from training.shards import in_shards, part_square
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
 from training.teacher import Teacher
 from training.teacher import configuration as teacher_configuration
 
-CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
-CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
-# Of float32 logits per device: on CPU what is fast, elsewhere few chunks, for each sums the head's gradient anew.
-LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
 PRODUCTS = ("matrix", optimizers.VOCAB)  # kinds of weights that are used in the type that a model computes in
 WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole on a device between microbatches
 
@@ -83,7 +79,7 @@ class Run:
         """Return `train_step` compiled for the run's state and batch."""
         with mesh_context(self.mesh):
             lowered = self.train_step.lower(self.abstract_state, self.abstract_batch, *self.abstract_frozen)
-            return lowered.compile(compiler_options=COMPILER_OPTIONS[_platform(self.mesh)])
+            return lowered.compile(compiler_options=COMPILER_OPTIONS[automatic.platform(self.mesh)])
 
     @property
     def batch_sharding(self) -> NamedSharding:
@@ -123,7 +119,7 @@ def assemble(
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     how = {"frozen": True} if config.lora.rank else {}
     flops_per_token = _model_module(config).flops_per_token(config.model, config.train.sequence_length, **how)
-    num_microbatches = config.train.gradient_accumulation or _automatic_microbatches(config, flops_per_token, mesh)
+    num_microbatches = config.train.gradient_accumulation or automatic.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
     teacher = _teacher(config, mesh)
     make_model, graph, abstract_model, others = _model(config, mesh, teacher)
@@ -134,7 +130,7 @@ def assemble(
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     in_parts = not slow and by_device(config)
-    num_chunks = _loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
+    num_chunks = automatic.loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(
         config, num_chunks=num_chunks, **({"teacher": teacher.model} if teacher else {})
     )
@@ -301,10 +297,13 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
     A student whose stream is compared with its teacher's has a `projection` to the width of that.
     """
-    on_cpu = _platform(mesh) == "cpu"
 
     def make_model(rngs):
-        how = dict(dtype=_dtype(config, on_cpu), scan=_scan(config, on_cpu), kernel=_kernel(config, mesh))
+        how = dict(
+            dtype=automatic.dtype(config, mesh),
+            scan=automatic.scan(config, mesh),
+            kernel=automatic.kernel(config, mesh),
+        )
         if config.lora.rank:
             how["lora"] = LoRA(config.lora.rank, config.lora.alpha, fine_tuning.targets(config.lora.targets))
         model = _model_module(config).make(config.model, **how, rngs=rngs)
@@ -330,7 +329,7 @@ def _teacher(config, mesh) -> Teacher | None:
     _, graph, abstract, _ = _model(stored, mesh)
     if config.train.objective == "dpo":
         return Teacher(stored.model, graph, _beside(stored, abstract, mesh))
-    dtype = _dtype(stored, _platform(mesh) == "cpu")
+    dtype = automatic.dtype(stored, mesh)
     return Teacher(stored.model, graph, _laid_out(abstract, mesh, lambda names: dtype))
 
 
@@ -347,7 +346,7 @@ def _beside(config, abstract: nnx.State, mesh) -> dict:
 
     Those of products are in the type that these are computed in, those of norms in float32.
     """
-    dtype = _dtype(config, _platform(mesh) == "cpu")
+    dtype = automatic.dtype(config, mesh)
     return _laid_out(abstract, mesh, lambda names: dtype if optimizers.kind(names) in PRODUCTS else jnp.float32)
 
 
@@ -358,15 +357,6 @@ def _laid_out(abstract: nnx.State, mesh, dtype: Callable) -> dict:
         lambda leaf, of_leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, of_leaf, sharding=sharding),
         nnx.to_pure_dict(abstract), types, axis_rules.weight_shardings(declared_axes(abstract), mesh),
     )  # fmt: skip
-
-
-def _kernel(config, mesh) -> str:
-    """Return by whose kernels to attend, "" for none: a CPU has none."""
-    return "" if config.model.attention == "reference" or _platform(mesh) == "cpu" else _platform(mesh)
-
-
-def _platform(mesh) -> str:
-    return mesh.devices.flat[0].platform
 
 
 def _with_sharding(shape, sharding) -> jax.ShapeDtypeStruct:
@@ -416,40 +406,3 @@ def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:
     whole_bytes = 4 * _num_parameters(abstract_model) / config.mesh.model
     axes = ("dcn_data", "data", "fsdp") if whole_bytes <= WHOLE_GRADIENT_BYTES else ("dcn_data", "data")
     return {axis: config.mesh[axis] for axis in axes if config.mesh[axis] > 1}
-
-
-def _dtype(config, on_cpu: bool):
-    slow_bfloat16 = on_cpu and not throughput.has_native_bfloat16()
-    automatic = "float32" if slow_bfloat16 else "bfloat16"
-    return jnp.dtype(automatic if config.model.dtype == "auto" else config.model.dtype)
-
-
-def _scan(config, on_cpu: bool) -> bool:
-    if config.model.layer_loop == "auto":
-        # XLA's CPU backend drops the barriers that keep rematerialised work late: unrolled, remat would save nothing.
-        return not on_cpu or config.model.num_layers > CPU_UNROLLED_LAYERS or config.model.remat != "none"
-    return config.model.layer_loop == "scan"
-
-
-def _automatic_microbatches(config, flops_per_token: float, mesh) -> int:
-    """1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
-    rows = config.train.global_batch // batch_shards(config.mesh)
-    flops = flops_per_token * config.train.global_batch * config.train.sequence_length
-    if _platform(mesh) != "cpu":
-        return 1
-    fitting = (m for m in range(1, rows + 1) if rows % m == 0 and flops / m <= CPU_MICROBATCH_FLOPS)
-    return next(fitting, rows)
-
-
-def _loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> int:
-    """Return the fewest parts of the length whose logits stay within the limit per device.
-
-    The axis `model` splits the vocabulary of the logits, or their length.
-    """
-    by_vocab, by_length = (config.mesh.model, 1) if vocab_split else (1, config.mesh.model)
-    length = config.train.sequence_length // (config.mesh.context * by_length)
-    rows = config.train.global_batch // (batch_shards(config.mesh) * num_microbatches)
-    automatic = LOSS_CHUNK_BYTES[_platform(mesh)] // (4 * config.model.vocab_size // by_vocab)
-    limit = config.train.loss_chunk_tokens or automatic
-    fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)
-    return next(fitting, length)

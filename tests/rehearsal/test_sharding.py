@@ -122,7 +122,7 @@ def seven_billion(**mesh):
 
 def by_the_rules(loaded) -> dict[str, bool]:
     """Return for each weight of a layer whether what the axis rules say of it is as good as the best."""
-    *_, abstract = assembly._model(loaded.config, one_device_mesh())
+    _, _, abstract, _ = assembly._model(loaded.config, one_device_mesh())
     mesh, rules, agreed = loaded.config.mesh, dict(RULES), {}
     for path, (shape, names) in declared_axes(abstract).items():
         dims = [(size, rules[name]) for size, name in zip(shape, names, strict=True) if name != "layers"]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a configuration leaves to the platform: `auto`, and 0 where that is as many as fit."""
+
+import jax.numpy as jnp
+
+from configs.base import batch_shards
+from training import throughput
+
+CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
+CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
+# Of float32 logits per device: on CPU what is fast, elsewhere few chunks, for each sums the head's gradient anew.
+LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
+
+
+def kernel(config, mesh) -> str:
+    """Return by whose kernels to attend, "" for none: a CPU has none."""
+    return "" if config.model.attention == "reference" or platform(mesh) == "cpu" else platform(mesh)
+
+
+def platform(mesh) -> str:
+    """Return cpu, gpu or tpu: what the devices of a mesh are."""
+    return mesh.devices.flat[0].platform
+
+
+def dtype(config, mesh) -> jnp.dtype:
+    """Return in what a model computes."""
+    slow_bfloat16 = platform(mesh) == "cpu" and not throughput.has_native_bfloat16()
+    usual = "float32" if slow_bfloat16 else "bfloat16"
+    return jnp.dtype(usual if config.model.dtype == "auto" else config.model.dtype)
+
+
+def scan(config, mesh) -> bool:
+    """Return whether layers are gone through by a scan, and not unrolled."""
+    model = config.model
+    if model.layer_loop == "auto":
+        # XLA's CPU backend drops the barriers that keep rematerialised work late: unrolled, remat would save nothing.
+        return platform(mesh) != "cpu" or model.num_layers > CPU_UNROLLED_LAYERS or model.remat != "none"
+    return model.layer_loop == "scan"
+
+
+def microbatches(config, flops_per_token: float, mesh) -> int:
+    """Return 1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
+    rows = config.train.global_batch // batch_shards(config.mesh)
+    flops = flops_per_token * config.train.global_batch * config.train.sequence_length
+    if platform(mesh) != "cpu":
+        return 1
+    fitting = (m for m in range(1, rows + 1) if rows % m == 0 and flops / m <= CPU_MICROBATCH_FLOPS)
+    return next(fitting, rows)
+
+
+def loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> int:
+    """Return the fewest parts of the length whose logits stay within the limit per device.
+
+    The axis `model` splits the vocabulary of the logits, or their length.
+    """
+    by_vocab, by_length = (config.mesh.model, 1) if vocab_split else (1, config.mesh.model)
+    length = config.train.sequence_length // (config.mesh.context * by_length)
+    rows = config.train.global_batch // (batch_shards(config.mesh) * num_microbatches)
+    limit = config.train.loss_chunk_tokens or LOSS_CHUNK_BYTES[platform(mesh)] // (
+        4 * config.model.vocab_size // by_vocab
+    )
+    fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)
+    return next(fitting, length)
