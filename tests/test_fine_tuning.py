@@ -93,7 +93,11 @@ def test_where_no_recipe_is_typed_it_is_that_of_the_run_to_begin_from(base, tmp_
     begun, gone = f"--workdir={tmp_path}", f"--config.train.init_from={tmp_path}/gone"
     for arguments, wanted, line in (
         ([f"--config.train.init_from={base}", begun], 0, f"model.mlp_dim = 48  ({base}/config.json)"),
-        ([f"--config.train.init_from={base}", "--config=configs/char.py", begun], 0, "model.mlp_dim = 384  (configs/char.py)"),
+        (
+            [f"--config.train.init_from={base}", "--config=configs/char.py", begun],
+            0,
+            "model.mlp_dim = 384  (configs/char.py)",
+        ),
         ([gone, begun], 2, f"train.init_from={tmp_path}/gone holds no run (no config.json there)"),
         (["--config.train.init_from=gs://runs/one", begun], 2, "give --config too"),
     ):
