@@ -54,7 +54,8 @@ def main(command: command_line.Command, verb: str) -> None:
     if verb == "logits":
         write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
     elif len(formats) != 1:
-        raise ConfigError(f"convert.py {verb} needs --hf=FOLDER or --trm=FILE.safetensors, and one of them")
+        more = ", --peft=FOLDER" if verb == "export" else ""
+        raise ConfigError(f"convert.py {verb} needs --hf=FOLDER{more} or --trm=FILE.safetensors, and one of them")
     elif flags.peft:
         export_adapters(command, verb, pathlib.Path(flags.peft).expanduser())
     elif verb == "import" and command.bucket:

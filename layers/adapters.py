@@ -70,7 +70,7 @@ class Adapted(nnx.Module):
         targets = [name for name in names if lora and name in lora.targets]
         self.adapters = nnx.Dict({name: Adapter(getattr(self, name), INPUTS[name], **how) for name in targets})
 
-    def project(self, name: str, spec: str, x: jax.Array) -> jax.Array:
+    def project(self, spec: str, x: jax.Array, name: str) -> jax.Array:
         """Return the einsum `spec` of `x` and the weight of this name, in the type of `x`."""
         y = self.multiply(spec, x, getattr(self, name)[...])
         return y + self.adapters[name](spec, x) if name in self.adapters else y

@@ -103,9 +103,9 @@ class Attention(Adapted):
             backward pass needs of it "attended".
         """
         x_BTD = opened(x_BTD)
-        q_BTNH = plus(self.project("query", "BTD,DNH->BTNH", x_BTD), self.query_bias)
-        k_BTKH = plus(self.project("key", "BTD,DKH->BTKH", x_BTD), self.key_bias)
-        v_BTKH = plus(self.project("value", "BTD,DKH->BTKH", x_BTD), self.value_bias)
+        q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, "query"), self.query_bias)
+        k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "key"), self.key_bias)
+        v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "value"), self.value_bias)
         q_BTNH = rotate(self.query_norm(q_BTNH), angles)
         q_BTNH = checkpoint_name(q_BTNH if self.query_scale == 1.0 else self.query_scale * q_BTNH, "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
@@ -113,7 +113,7 @@ class Attention(Adapted):
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(closed(self.project("out", "BTNH,NHD->BTD", y_BTNH)), self.out_bias), cache
+        return plus(closed(self.project("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -53,7 +53,7 @@ class SwiGLU(Adapted):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array like `x`, [B, T, D]."""
         x = opened(x)
-        gate = checkpoint_name(plus(self.project("gate", self.INTO, x), self.gate_bias), "gate")
-        up = checkpoint_name(plus(self.project("up", self.INTO, x), self.up_bias), "up")
+        gate = checkpoint_name(plus(self.project(self.INTO, x, "gate"), self.gate_bias), "gate")
+        up = checkpoint_name(plus(self.project(self.INTO, x, "up"), self.up_bias), "up")
         hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
-        return plus(closed(self.project("down", self.OUT, hidden)), self.down_bias)
+        return plus(closed(self.project(self.OUT, hidden, "down")), self.down_bias)

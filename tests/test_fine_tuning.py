@@ -19,7 +19,7 @@ from parallelism.mesh import mesh_context
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import FOLDER
 from tests.support import write_sums
-from tests.test_train import in_process, lines_of, own_batches
+from tests.test_train import command, finish, in_process, lines_of, own_batches
 from training import array_files, initial
 from training.checkpoints import CheckpointError, Checkpoints
 from training.other_run import OtherRun, restore_evaluated
@@ -86,6 +86,26 @@ def test_a_folder_is_the_recipe_of_its_model(base):
     assert loaded.config.train.sequence_length == 32 and loaded.config.train.steps == 7
     assert loaded.config.train.global_batch == 32 and loaded.config.optimizer.ema_decay == 0  # as in configs/base.py
     assert loaded.origins["model.vocab_size"] == str(base / "config.json")
+
+
+def test_where_no_recipe_is_typed_it_is_that_of_the_run_to_begin_from(base, tmp_path):
+    """Of its copy in the workdir where that run is gone, which a run that was begun may go on without."""
+    begun, gone = f"--workdir={tmp_path}", f"--config.train.init_from={tmp_path}/gone"
+    for arguments, wanted, line in (
+        ([f"--config.train.init_from={base}", begun], 0, f"model.mlp_dim = 48  ({base}/config.json)"),
+        (
+            [f"--config.train.init_from={base}", "--config=configs/char.py", begun],
+            0,
+            "model.mlp_dim = 384  (configs/char.py)",
+        ),
+        ([gone, begun], 2, f"train.init_from={tmp_path}/gone holds no run (no config.json there)"),
+        (["--config.train.init_from=gs://runs/one", begun], 2, "give --config too"),
+    ):
+        status, out, err = finish(command("train.py", "--print_config", *arguments, cache=tmp_path))
+        assert status == wanted and line in out + err, out + err
+    shutil.copy(base / "config.json", tmp_path)
+    status, out, err = finish(command("train.py", "--print_config", gone, begun, cache=tmp_path))
+    assert status == 0 and f"model.mlp_dim = 48  ({tmp_path}/config.json)" in out, err
 
 
 def test_what_does_not_go_together_is_one_line(base, tmp_path):

@@ -16,12 +16,13 @@ from models.trm import LengthMixer
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, relative_error
 
-SIZES = dict(zip("BTSDFNKGHVEC", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7), strict=True))
+SIZES = dict(zip("BTSDFNKGHVECR", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7, 9), strict=True))
 SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
 SPECS = sorted(set(re.findall(r'\b(?:product|project)\(\s*"([^"]+)"', SOURCES)))
 OF_WEIGHTS = sorted(
     {*re.findall(r'\bself\.project\("([^"]+)"', SOURCES), SwiGLU.INTO, SwiGLU.OUT, LengthMixer.INTO, LengthMixer.OUT}
 )
+OF_ADAPTERS = {"BTD,DR->BTR", "BTR,RNH->BTNH", "BTNH,NHR->BTR", "BTR,RD->BTD"}  # as layers/adapters.py makes them
 # Of a product whose operands are rounded: int8 is off by up to 1/255 of the largest of some ten numbers, fp8 by 1/16.
 ROUNDED = {"int8": 0.015, "fp8": 0.05}
 
@@ -52,7 +53,7 @@ def test_the_specs_were_found():
     [
         (form, spec)
         for form in (products._native_einsum, products._matrix_einsum)
-        for spec in sorted({*SPECS, *OF_WEIGHTS})
+        for spec in sorted({*SPECS, *OF_WEIGHTS, *OF_ADAPTERS})
     ],
 )
 def test_native_form_equals_einsum_forward_and_backward(form, spec):
