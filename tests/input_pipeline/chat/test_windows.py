@@ -137,6 +137,8 @@ def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(1)}])
     with pytest.raises(DataError, match=r"one line, of which no part can be held out; use data.validation_path"):
         corpus(source="chat", path=path)
+    with pytest.raises(DataError, match=r"without field 'text' .*: data.source=chat reads conversations"):
+        corpus(source="auto", path=path)
     with pytest.raises(DataError, match=r"data.source=chat needs a tokenizer that is there; use that of the run"):
         corpus(source="chat", path=path, tokenizer="sentencepiece", vocab_size=300)
     template = CHATML.replace(
