@@ -66,18 +66,15 @@ def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(tmp_path, 
 
 
 def test_adapters_begin_as_their_reference(tmp_path):
-    """The weights that they are beside are the reference's, and what they add is nothing at first."""
+    """The weights that they are beside are the reference, and what they add is nothing at first."""
     config = preferred(tmp_path)
     config.lora.rank = 2
     validate(config, 1)
     run = assembly.assemble(config, devices=jax.devices()[:1])
-    beside, reference = run.abstract_frozen
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), beside) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), reference
-    )
+    (beside,) = run.abstract_frozen
     with mesh_context(run.mesh):
         weights = placed(random_weights(beside), beside)
-        _, scalars, gradients = run.observed_step(run.init(), placed(pairs(), run.abstract_batch), weights, weights)
+        _, scalars, gradients = run.observed_step(run.init(), placed(pairs(), run.abstract_batch), weights)
     assert abs(scalars["loss"] - math.log(2)) < 1e-6 and scalars["accuracy"] == 0.5
     assert any(np.any(gradient) for gradient in jax.tree.leaves(jax.device_get(gradients)))
 
