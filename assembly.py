@@ -92,9 +92,14 @@ class Run:
         return self.config.train.global_batch // self.num_microbatches
 
     @property
+    def flops_per_example(self) -> float:
+        """Model FLOPs of one row of a batch, of padding and what is not learned too."""
+        return self.flops_per_token * self.config.train.sequence_length
+
+    @property
     def flops_per_step(self) -> float:
         """Model FLOPs of one update."""
-        return self.flops_per_token * self.config.train.global_batch * self.config.train.sequence_length
+        return self.flops_per_example * self.config.train.global_batch
 
 
 def assemble(

@@ -129,7 +129,7 @@ class StepLog:
             )
 
     def _log(self, step: int, figures: dict) -> None:
-        rates = self.stopwatch.interval(self.run.mesh.size, self.run.flops_per_token, self.peak_flops)
+        rates = self.stopwatch.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         self.display.train(step, figures | rates)

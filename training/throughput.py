@@ -85,16 +85,16 @@ class Stopwatch:
         self.tokens += tokens
         self.examples += examples
 
-    def interval(self, num_devices: int, flops_per_token: float, peak_flops: float | None) -> dict:
+    def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:
         """Return the metrics of the steps since the last call, and begin anew. `peak_flops`: of all devices."""
         seconds, steps = max(self.step_seconds, 1e-9), max(self.steps, 1)
-        rate = self.tokens / seconds
+        rate, examples_rate = self.tokens / seconds, self.examples / seconds
         figures = {
             "step_seconds": seconds / steps,
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / num_devices,
-            "examples_per_second": self.examples / seconds,
-            "mfu": rate * flops_per_token / peak_flops if peak_flops else None,
+            "examples_per_second": examples_rate,
+            "mfu": examples_rate * flops_per_example / peak_flops if peak_flops else None,
             "data_wait_seconds": self.data_seconds / steps,
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": device_memory_gib(),
