@@ -67,11 +67,9 @@ train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/m
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
 
-# A process more than there are cores, which would be idle a sixth of the time while tests wait; each grows to 3.4 GiB.
-# One file needs no second process: .venv/bin/python -m pytest tests/...
-workers = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# A process for each core, of up to 1.5 GiB. One file needs no second process: .venv/bin/python -m pytest tests/...
 test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
-	$(python) -m pytest --numprocesses=$(workers) --maxprocesses=8 --dist=worksteal --durations=15 $(ARGS)
+	$(python) -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)
