@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import fine_tuning, ramp, simulation
-from configs.base import BATCH_AXES, MESH_AXES, batch_shards, by_device
+from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, batch_shards, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.adapters import LoRA
 from layers.axes import declared_axes
@@ -255,7 +255,7 @@ def layout_differences(config) -> list[str]:
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
-    if config.train.objective in ("distillation", "dpo"):  # the loss of one model is proved; layouts are of models
+    if config.train.objective in OF_TWO_MODELS:  # the loss of one is proved; layouts are of models
         config.train.objective, config.distillation.teacher = "language_modeling", ""
     config.lora.rank = 0
     config.batch.update(ramp="none", first=0, noise_scale=False)  # whose parts belong to a layout too
@@ -324,11 +324,11 @@ def _model(config, mesh, teacher: Teacher | None = None) -> tuple[Callable, nnx.
 
 
 def _teacher(config, mesh) -> Teacher | None:
-    """Return the teacher or reference of a configuration, laid out as any model, in the type that it computes in.
+    """Return the teacher or reference of a configuration, laid out as any model: a teacher in the type it computes in.
 
-    A reference stays in float32 like the parameters that it is compared with, which are the same at first.
+    A reference has the types of weights beside adapters, and so computes what the run does at first.
     """
-    if config.train.objective not in ("distillation", "dpo"):
+    if config.train.objective not in OF_TWO_MODELS:
         return None
     stored = teacher_configuration(config)
     _, graph, abstract, _ = _model(stored, mesh)

@@ -183,9 +183,8 @@ def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, 
     config = run.config
     needed = {"base": config.lora.rank > 0, "reference": config.train.objective == "dpo"}
     roles = [role for role in needed if needed[role]]
-    source = initial.run_of(config) if roles else teacher.run_of(config)
-    pin = source.pin(record and record[roles[0]]) if roles else None
-    frozen = tuple(source.restore(params, pin) for params in run.abstract_frozen)
+    pin = teacher.run_of(config).pin(record and record[roles[0]]) if roles else None
+    frozen = teacher.restore(config, run.abstract_frozen, pin)
     return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
 
 

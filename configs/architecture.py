@@ -115,5 +115,6 @@ def multiples_text(value: int, unit: int) -> str:
 
 
 def divisors_text(value: int, near: int) -> str:
+    """Return the two divisors of a value that are nearest to another, in words."""
     divisors = sorted((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - near))
     return " or ".join(str(d) for d in sorted(divisors[:2]))

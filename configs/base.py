@@ -10,6 +10,7 @@ import math
 from ml_collections import ConfigDict
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
+OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
 BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run that begins with the weights of another may be, and what adapters of them."""
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
+from configs.loading import one_of
 
 OF_ATTENTION, OF_MLP = ("query", "key", "value", "out"), ("gate", "up", "down")  # weights that adapters are for
 
@@ -15,12 +14,8 @@ def targets(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def check(config: ConfigDict, one_of: Callable) -> None:
-    """Raise ConfigError where `train.init_from` or `lora` do not go with the rest of a configuration.
-
-    Args:
-      one_of: (key, value, choices) -> raises where the value is none of the choices.
-    """
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError where `train.init_from` or `lora` do not go with the rest of a configuration."""
     source, model = config.train.init_from, config.model
     if source and model.name != "decoder_lm":
         raise ConfigError(f"train.init_from={source} does not go with model.name={model.name}; only a decoder_lm does")
@@ -30,10 +25,10 @@ def check(config: ConfigDict, one_of: Callable) -> None:
             "has no projection to the teacher's width"
         )
     if config.lora.rank:
-        _check_adapters(config, one_of)
+        _check_adapters(config)
 
 
-def _check_adapters(config: ConfigDict, one_of: Callable) -> None:
+def _check_adapters(config: ConfigDict) -> None:
     names, rank = targets(config.lora.targets), config.lora.rank
     if not config.train.init_from:
         raise ConfigError(f"lora.rank={rank} needs train.init_from, the folder of the run whose weights are adapted")

@@ -176,7 +176,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
     stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
-    if stored["train.objective"] in ("distillation", "dpo"):  # a teacher is needed to train alone
+    if stored["train.objective"] in base.OF_TWO_MODELS:  # a teacher is needed to train alone
         stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     stored |= {"lora.rank": 0}  # adapters are merged where they are read, see training/other_run.py
     if stored["data.tokenizer"] != "byte":
@@ -223,6 +223,12 @@ def nearest(name: str, candidates) -> str:
     """Return the candidate most like `name`; of dotted keys, first the ones whose last part matches."""
     same_leaf = [c for c in candidates if c.split(".")[-1] == name.split(".")[-1]]
     return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
+
+
+def one_of(key: str, value: str, choices) -> None:
+    """Raise ConfigError where the value of a key is none of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
 
 
 def recipe_names() -> list[str]:

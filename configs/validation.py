@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from configs import architecture, fine_tuning, heldout, layouts, preference, ramp, topologies, unread
 from configs.architecture import multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
-from configs.loading import ROOT, Loaded, assign, nearest
+from configs.loading import ROOT, Loaded, assign, one_of
 
 CHOICES = {
     "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),
@@ -108,7 +108,7 @@ def check_keys(config: ConfigDict) -> None:
     architecture.check(config.model)
     _check_axis_order(config.layout.axis_order)
     layouts.changes(config.layout.changes)
-    fine_tuning.check(config, _one_of)
+    fine_tuning.check(config)
     preference.check(config)
 
 
@@ -131,12 +131,12 @@ def _value(config: ConfigDict, key: str):
 
 def _check_values(config: ConfigDict) -> None:
     for key, choices in CHOICES.items():
-        _one_of(key, _value(config, key), choices)
+        one_of(key, _value(config, key), choices)
     for key, room in MODULES.items():
         modules = sorted(p.stem for p in pathlib.Path(ROOT / room).glob("*.py") if p.stem != "__init__")
-        _one_of(key, _value(config, key), modules)
+        one_of(key, _value(config, key), modules)
     for key, file in FUNCTIONS.items():
-        _one_of(key, _value(config, key), functions_of_config(ROOT / file))
+        one_of(key, _value(config, key), functions_of_config(ROOT / file))
     for is_right, rule, keys in RANGES:
         for key in keys:
             if not is_right(_value(config, key)):
@@ -165,11 +165,6 @@ def _check_data(data: ConfigDict) -> None:
         raise ConfigError(f"{both}; empty one of them, as with --config.data.mixture=")
     if not 0 < data.holdout_fraction < 1:
         raise ConfigError(f"data.holdout_fraction={data.holdout_fraction} must lie between 0 and 1")
-
-
-def _one_of(key: str, value: str, choices) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
 
 
 def _check_axis_order(order: str) -> None:

@@ -79,6 +79,11 @@ class Option:
     seconds: float
 
     @property
+    def rank(self) -> tuple[float, float]:
+        """The less the better; to the picosecond, since sums of the same bytes in another order are the same."""
+        return round(self.seconds, 12), self.held
+
+    @property
     def moved(self) -> float:
         """Bytes that a device is sent in a step."""
         return sum(move.bytes for move in self.moves)
@@ -104,8 +109,7 @@ def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> tuple[l
             illegal[rule] += 1
         else:
             legal.append(_option(tensor, spec, mesh, rates))
-    # To the picosecond: sums of the same bytes in another order are the same.
-    return sorted(legal, key=lambda option: (round(option.seconds, 12), option.held)), dict(illegal)
+    return sorted(legal, key=lambda option: option.rank), dict(illegal)
 
 
 def text(spec: Spec) -> str:
@@ -273,10 +277,7 @@ def _verdict(fitting: list[Option], others: list[Option], times: float, topology
         return [f"none fits: {text(least.spec)} holds least, {share(least)}"]
     best = fitting[0]
     lines = [f"{text(best.spec)}: {seconds_text(best.seconds)} a step, {share(best)}; {why(best)}"]
-    same = [
-        text(other.spec) for other in fitting[1:]
-        if (round(other.seconds, 12), other.held) == (round(best.seconds, 12), best.held)
-    ]  # fmt: skip
+    same = [text(other.spec) for other in fitting[1:] if other.rank == best.rank]
     lines += [f"as good: {', '.join(same)}"] if same else []
     quicker = [option for option in others if option.seconds < best.seconds]
     lines += [f"{text(o.spec)} would be quicker, {seconds_text(o.seconds)}, but takes {share(o)}" for o in quicker[:1]]

@@ -26,8 +26,8 @@ class Teacher:
 
 
 def run_of(config: ConfigDict) -> OtherRun:
-    """Return the run whose weights these are: of `distillation.teacher`, as a reference of `train.init_from`."""
-    if config.train.objective == "dpo":
+    """Return the run of what is frozen: the teacher's, or of a reference and beside adapters `train.init_from`."""
+    if config.train.objective == "dpo" or config.lora.rank:
         return initial.run_of(config)
     return OtherRun("distillation.teacher", config.distillation.teacher)
 
