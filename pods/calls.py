@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of programs of this machine: displayed as they go, tried again where the reason passes, or only printed."""
 
-import dataclasses
 import random
 import re
 import shlex
@@ -13,7 +12,7 @@ import time
 from typing import TextIO
 
 from pods.settings import Settings
-from pods.transports import PodError
+from pods.transports import PodError, Result
 
 PERMANENT = re.compile(  # said of a call that fails again however often it is made
     r"permission|denied|forbidden|unauthenticated|not[_ ](?:be )?found|already[_ ]exists|invalid[_ ]argument"
@@ -27,31 +26,12 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 SSH_FAILED = 255  # ssh's own status, where no command ran
-LONGEST = 400  # characters of a message
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """How a call ended and what it said."""
-
-    status: int
-    stdout: str = ""
-    stderr: str = ""
-
-    @property
-    def message(self) -> str:
-        """What went wrong, in one line: gcloud's own error, else the last line said."""
-        _, error, text = self.stderr.rpartition("ERROR: ")
-        if not error:
-            text = ([""] + [line for line in self.stderr.splitlines() if line.strip()])[-1]
-        text = " ".join(re.sub(r"^\(gcloud\.[\w.-]+\) ", "", text).split())
-        return text[:LONGEST] or f"exit status {self.status}"
 
 
 def call(
     settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, repeat: bool = True
-) -> Answer:
-    """Make a call and return how it ended; with --dry_run print it.
+) -> Result:
+    """Make a call and return how it ended; with --dry_run print it. What stderr said counts of a failure alone.
 
     Args:
       show: display its output as it comes.
@@ -64,43 +44,41 @@ def call(
     """
     if settings.dry_run:
         print(shlex.join(argv), flush=True)
-        return Answer(0)
+        return Result(None, 0)
     if shutil.which(argv[0]) is None:
         raise PodError(f"{argv[0]} is not installed here: https://cloud.google.com/sdk/docs/install")
     for attempt in range(settings.retries + 1):
-        answer = _run(argv, show)
-        if attempt == settings.retries or not _passes(answer, remote, repeat):
+        result = _run(argv, show)
+        if attempt == settings.retries or not _passes(result, remote, repeat):
             break
         pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
         what = " ".join(word for word in argv[:5] if not word.startswith("-"))
-        print(
-            f"{what}: {answer.message}; again in {pause:.0f} s ({attempt + 1} of {settings.retries})",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        again = f"again in {pause:.0f} s ({attempt + 1} of {settings.retries})"
+        print(f"{what}: {result.message}; {again}", file=sys.stderr, flush=True)
         time.sleep(pause)
-    return answer
+    return result
 
 
-def _passes(answer: Answer, remote: bool, repeat: bool) -> bool:
+def _passes(result: Result, remote: bool, repeat: bool) -> bool:
     """Whether the reason of a failure may be gone at the next try."""
-    if answer.status == 0:
+    if result.status == 0:
         return False
-    if remote and answer.status == SSH_FAILED:
-        return repeat and not re.search(r"permission denied", answer.stderr, re.IGNORECASE)
-    if remote and "ERROR: (gcloud." not in answer.stderr:
+    if remote and result.status == SSH_FAILED:
+        return repeat and not re.search(r"permission denied", result.output, re.IGNORECASE)
+    if remote and "ERROR: (gcloud." not in result.output:
         return False
-    return not PERMANENT.search(answer.message) and bool(TRANSIENT.search(answer.message))
+    return not PERMANENT.search(result.message) and bool(TRANSIENT.search(result.message))
 
 
-def _run(argv: list[str], show: bool) -> Answer:
+def _run(argv: list[str], show: bool) -> Result:
     """Run it, reading both outputs side by side."""
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
-    said: tuple[list[str], list[str]] = ([], [])
+    stdout, stderr = [], []
     readers = [
-        threading.Thread(target=_read, args=(process.stdout, said[0], sys.stdout if show else None), daemon=True),
-        threading.Thread(target=_read, args=(process.stderr, said[1], sys.stderr if show else None), daemon=True),
+        threading.Thread(target=_read, args=(process.stdout, stdout, sys.stdout if show else None), daemon=True),
+        threading.Thread(target=_read, args=(process.stderr, stderr, sys.stderr if show else None), daemon=True),
     ]
     for reader in readers:
         reader.start()
@@ -111,7 +89,7 @@ def _run(argv: list[str], show: bool) -> Answer:
         raise
     for reader in readers:
         reader.join()
-    return Answer(status, "".join(said[0]), "".join(said[1]))
+    return Result(None, status, "".join(stdout + stderr if status else stdout))
 
 
 def _read(stream: TextIO, lines: list[str], display: TextIO | None) -> None:

@@ -10,7 +10,7 @@ from absl import flags
 
 from pods import hosts, recipes, switches, watch
 from pods.settings import Settings, with_experts
-from pods.transports import PodError, Transport, usage_error
+from pods.transports import PodError, Transport, expect_success, usage_error
 
 CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
 REPORT = "optimization_deployment_report.json"
@@ -31,9 +31,7 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
         check_devices_free(settings, transport)
     script = f"{hosts.python(settings)} scripts/deploy_optimizations.py --config={CONFIG}"
     results = transport.run(hosts.in_environment(settings, f"{script} --join_seconds={settings.join_seconds}"))
-    failed = [result for result in results if result.status]
-    if failed:
-        raise PodError(f"the optimizations could not be deployed: {first_error(failed)}")
+    expect_success(results, "deploy the optimizations")
     return 0 if settings.dry_run else _check_reports(settings, transport, resolved.given)
 
 
@@ -44,10 +42,7 @@ def send(settings: Settings, transport: Transport, resolved: switches.Resolved) 
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
         file.write_text(json.dumps(content, indent=1))
-        target = f"{settings.name}:{settings.repo_dir}/{CONFIG}"
-        result = transport.copy(str(file), target, recurse=False)
-    if result.status:
-        raise PodError(f"{CONFIG} could not be copied to the hosts: {result.output.strip()}")
+        transport.copy(str(file), f"{settings.name}:{settings.repo_dir}/{CONFIG}", recurse=False)
 
 
 def check_devices_free(settings: Settings, transport: Transport) -> None:
@@ -55,15 +50,6 @@ def check_devices_free(settings: Settings, transport: Transport) -> None:
     running = [str(worker.number) for worker in watch.look(settings, transport, None) if worker.alive]
     if running:
         raise PodError(f"a run holds the devices of workers {', '.join(running)}; `stop` lets it save, then try again")
-
-
-def first_error(failed: list) -> str:
-    """Return who failed, and the last line that the first of them said."""
-    first = failed[0]
-    said = ["", *first.output.strip().splitlines()][-1].removeprefix("error: ")
-    numbers = [str(result.worker) for result in failed if result.worker is not None]
-    who = f"worker{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}: " if numbers else ""
-    return f"{who}{said or f'exit status {first.status}'}"
 
 
 def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str], list[str]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a program on all hosts of a pod as one process group, ends it, and starts the same again.
 
-What was launched is kept on this side (`transport.record_path`): the words, variables, switches, commit and time;
+What was launched is kept on this side (pods/records.py): the words, variables, switches, commit and time;
 restart and supervise start that again, whatever the environment says by then.
 """
 
@@ -12,7 +12,7 @@ import time
 from pods import hosts, life, recipes, records, watch
 from pods.settings import Settings
 from pods.switches import Resolved
-from pods.transports import PodError, Transport
+from pods.transports import PodError, Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
 PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this side that count on the hosts too
@@ -56,7 +56,7 @@ def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Stop, and start what was launched last again; a run of train.py goes on from its newest good checkpoint."""
-    record = records.read(transport)
+    record = records.read(settings)
     transport.run(hosts.stop(settings, for_good=False))
     return start(settings, transport, record | {"time": time.time()})
 
@@ -75,13 +75,11 @@ def start(settings: Settings, transport: Transport, record: dict, *, unless_ende
     idle = not settings.dry_run and _is_idle(settings, transport, unless_ended)
     life.share_secrets(settings, transport)
     if idle:  # before the launch: of one that fails on some workers, or is cut short, `restart` has to know
-        records.write(transport, record)
+        records.write(settings, record)
     results = transport.run(command)
     if settings.dry_run:
         return 0
-    failed = [result for result in results if result.status]
-    if failed:
-        raise PodError(_last_line(failed[0].output))
+    expect_success(results, "launch it")
     if any("runs already" in result.output for result in results):
         return 0
     time.sleep(LOOK_AFTER_SECONDS)
@@ -126,7 +124,7 @@ def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bo
     PodError where a part of them does, since a late worker would wait for a group that is not its own.
     """
     workers = watch.look(settings, transport, None)
-    if unless_ended and not transport.record_path.exists():
+    if unless_ended and not records.launched(settings):
         raise PodError("the pod was given back by `delete`")
     if unless_ended and any(worker.stopped for worker in workers):
         raise PodError("the run was stopped by `stop`")
@@ -150,7 +148,3 @@ def _check_started(settings: Settings, transport: Transport, record: dict) -> in
     )[:1]
     print(result.output.rstrip(), file=sys.stderr)
     raise PodError(f"{', '.join(worker.how() for worker in failed)}; above is the end of {record['log']}_{number}.out")
-
-
-def _last_line(text: str) -> str:
-    return ["", *text.strip().splitlines()][-1]

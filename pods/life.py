@@ -11,14 +11,14 @@ import os
 import pathlib
 import re
 import shlex
-import shutil
 import tempfile
 
 from configs import topologies
 from pods import hosts, records
-from pods.gcloud import quoted, storage
+from pods.calls import call
+from pods.gcloud import storage
 from pods.settings import Settings
-from pods.transports import PodError, Result, Transport, connect, selected, usage_error
+from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
 
 BACKUP = "/tmp/backup_models"
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY")  # of this machine's environment, for the hosts
@@ -59,9 +59,7 @@ def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Print state, health, accelerator and addresses; where there is no pod, in gcloud's words."""
-    pod = transport.describe() if settings.transport == "local" else transport.found()
-    if pod is None:
-        raise PodError(f"there is no pod {settings.name} in {settings.pod_root}; `create` makes it")
+    pod = transport.found()
     if not settings.dry_run:
         print(json.dumps(pod, indent=1) if settings.json else _summary(settings, pod))
     return 0
@@ -69,7 +67,7 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Give the pod back, and forget what was launched on it."""
-    with records.forgotten(settings, transport):
+    with records.forgotten(settings):
         _tell(settings, transport.delete())
     return 0
 
@@ -78,7 +76,7 @@ def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Bring code, packages, secrets and the optimizations' configuration to every host."""
     transport.put_code()
     share_secrets(settings, transport)
-    _expect_success(settings, transport.run(hosts.count_devices(settings)), "count its devices")
+    expect_success(transport.run(hosts.count_devices(settings)), "count its devices")
     from pods import deploy  # which uses this module
 
     return deploy.setup_optimizations(settings, transport, rest)
@@ -95,8 +93,8 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
     text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items())
     target = f"{settings.name}:{settings.repo_dir}/{hosts.ENV_FILE}"
     with _private_file(text, written=not settings.dry_run) as source:
-        _expect_success(settings, [transport.copy(source, target, recurse=False)], f"take {', '.join(secrets)}")
-    _expect_success(settings, transport.run(hosts.protect_secrets(settings)), "protect its secrets")
+        transport.copy(source, target, recurse=False)
+    expect_success(transport.run(hosts.protect_secrets(settings)), "protect its secrets")
     _tell(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
 
 
@@ -118,7 +116,10 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
 
 
 def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Copy between here and the pod: SOURCE and TARGET, of which one is NAME:PATH."""
+    """Copy between here and the pod: SOURCE and TARGET, of which one is NAME:PATH.
+
+    From several workers it is copied to folders worker-I in the target.
+    """
     if len(rest) != 2:
         raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
     if any(path.startswith("gs:") for path in rest):
@@ -129,11 +130,19 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     pod = (source or target)[1]
     if pod != settings.name and settings.given("name"):
         raise usage_error(f"copy {shlex.join(rest)}: the pod is {settings.name}, not {pod}")
-    settings = dataclasses.replace(settings, name=pod)
+    transport, worker = connect(dataclasses.replace(settings, name=pod)), settings.worker or "all"
     remote = f"{pod}:{(source or target)[2]}"
     if target:
-        return _upload(settings, connect(settings), rest[0], remote)
-    return _download(settings, connect(settings), remote, rest[1])
+        path = pathlib.Path(rest[0]).expanduser()
+        if not path.exists():
+            raise usage_error(f"copy: there is no {rest[0]} here")
+        transport.copy(str(path), remote, worker=worker, recurse=path.is_dir())
+    elif worker.isdigit():
+        transport.copy(remote, rest[1], worker=worker)
+    else:  # scp takes one at a time
+        for number in selected(worker, transport.num_workers):
+            transport.copy(remote, f"{_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
+    return 0
 
 
 def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -141,8 +150,9 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not rest:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
     worker = settings.worker or "all"
-    status = _worst(transport.run(quoted(rest), worker=worker, output_directory=_output_directory(settings)))
-    if status:
+    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # one word is text for the shell there
+    results = transport.run(command, worker=worker, output_directory=_folder(settings, settings.output_directory))
+    if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
     return 0
 
@@ -154,16 +164,15 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     target = pathlib.Path(rest[0] if rest else BACKUP)
     folder = settings.run_folder(num_workers=1)  # where each host has its own, the coordinator's
     if folder.startswith("gs://"):
-        if not settings.dry_run:
-            target.mkdir(parents=True, exist_ok=True)
-        _expect_success(settings, [storage(settings, ["rsync", "-r", folder, str(target)], show=True)], "be backed up")
+        words = ["rsync", "-r", folder, _folder(settings, str(target))]
+        expect_success([storage(settings, words, show=True)], f"back {folder} up")
     elif settings.transport == "local":
-        _copy_here(settings, pathlib.Path(folder), target)
+        result = call(settings, ["cp", "-r", f"{folder}/.", _folder(settings, str(target))])
+        expect_success([result], f"back {folder} up")
     else:
         path = folder if folder.startswith("/") else f"{settings.repo_dir}/{folder}"
         inside = "/*" if target.is_dir() else ""  # scp would put a folder into one that is there
-        if not settings.dry_run:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        _folder(settings, str(target.parent))
         transport.copy(f"{settings.name}:{path}{inside}", str(target), worker=str(settings.coordinator_worker))
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
@@ -174,9 +183,9 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Follow the newest log of one worker; of several, print its end."""
     worker = settings.worker or str(settings.coordinator_worker)
-    folder = _output_directory(settings)
+    folder = _folder(settings, settings.output_directory)
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
-    _expect_success(settings, transport.run(command, worker=worker, output_directory=folder), "show its log")
+    expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
     if folder:
         _tell(settings, f"the logs are in {folder}")
     return 0
@@ -198,45 +207,11 @@ def _summary(settings: Settings, pod: dict) -> str:
     return "\n".join(lines)
 
 
-def _upload(settings: Settings, transport: Transport, source: str, target: str) -> int:
-    path = pathlib.Path(source).expanduser()
-    if not path.exists():
-        raise usage_error(f"copy: there is no {source} here")
-    result = transport.copy(str(path), target, worker=settings.worker or "all", recurse=path.is_dir())
-    _expect_success(settings, [result], f"take {source}")
-    return 0
-
-
-def _download(settings: Settings, transport: Transport, source: str, target: str) -> int:
-    """From one worker to `target`, from several to folders worker-I in it: scp takes one at a time."""
-    worker = settings.worker or "all"
-    if worker.isdigit():
-        _expect_success(settings, [transport.copy(source, target, worker=worker)], f"give {source}")
-        return 0
-    for number in selected(worker, transport.num_workers):
-        folder = pathlib.Path(target) / f"worker-{number}"
-        if not settings.dry_run:
-            folder.mkdir(parents=True, exist_ok=True)
-        result = transport.copy(source, f"{folder}/", worker=str(number))
-        _expect_success(settings, [result], f"give {source} of worker {number}")
-    return 0
-
-
-def _copy_here(settings: Settings, source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copy the shared folder of a local pod, which lies on this machine."""
-    if settings.dry_run:
-        print(shlex.join(["cp", "-r", str(source), str(target)]))
-    elif not source.is_dir():
-        raise PodError(f"{settings.name} has no run in {source} yet")
-    else:
-        shutil.copytree(source, target, dirs_exist_ok=True)
-
-
-def _output_directory(settings: Settings) -> str:
-    """Return the folder for a file of each worker, made where it has to be; "" where none is wanted."""
-    if settings.output_directory and not settings.dry_run:
-        pathlib.Path(settings.output_directory).mkdir(parents=True, exist_ok=True)
-    return settings.output_directory
+def _folder(settings: Settings, path: str) -> str:
+    """Return the path of a folder here, made but in a dry run; "" is none."""
+    if path and not settings.dry_run:
+        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    return path
 
 
 @contextlib.contextmanager
@@ -250,18 +225,3 @@ def _private_file(text: str, *, written: bool):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         yield str(path)
-
-
-def _worst(results: list[Result]) -> int:
-    """Return 0 where all succeeded, else the status of one that did not."""
-    return next((result.status for result in results if result.status), 0)
-
-
-def _expect_success(settings: Settings, results: list[Result], what: str) -> None:
-    """Raise PodError naming the workers that failed."""
-    failed = [result for result in results if result.status]
-    if failed:
-        where = ", ".join(str(result.worker) for result in failed if result.worker is not None)
-        said = ([""] + [line for line in failed[0].output.splitlines() if line.strip()])[-1]
-        host = f"worker {where} of {settings.name}" if where else settings.name
-        raise PodError(f"{host} could not {what} (exit status {failed[0].status}): {said}")

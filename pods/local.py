@@ -7,7 +7,6 @@ workers is a process group of its own, found through JAX_COORDINATOR_ADDRESS. Ca
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import random
@@ -18,12 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from configs import topologies
 from configs.loading import ROOT
 from pods import hosts, records
-from pods.transports import PodError, Result, selected, usage_error
+from pods.settings import Settings
+from pods.transports import PodError, Result, expect_success, selected, usage_error
 
 KEPT = (  # of the environment; a host would not see the rest either
     r"PATH|LANG|LC_\w+|TERM|TZ|USER|LOGNAME|SHELL|TMPDIR|\w+_proxy|\w+_PROXY|SSL_\w+|HF_\w+|XLA_FLAGS"
@@ -32,37 +32,39 @@ KEPT = (  # of the environment; a host would not see the rest either
 PORTS = range(20000, 32000)  # below those that the system hands out by itself
 DELETE_GRACE_SECONDS = 20
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
+GONE = 'echo "its folder is gone"; exit 255'  # as of a host that ssh does not reach
 
 
 class Local:
-    """The transport `local`; `folder` holds everything of the pod."""
+    """The transport `local`; `folder` holds everything of the pod, `shared` in place of a bucket what all see."""
 
-    def __init__(self, settings):
-        self.name, self.accelerator = settings.name, settings.accel
-        self.repo_dir, self.wanted_workers = settings.repo_dir, settings.workers
-        self.folder, self.settings = settings.pod_folder.absolute(), settings
-        self._code(0)
+    def __init__(self, settings: Settings):
+        self.settings, self.name = settings, settings.name
+        self.folder = settings.pod_folder.absolute()
+        self.description, self.shared = self.folder / "pod.json", self.folder / "shared"
+        self.code = settings.repo_dir.removeprefix("~/")
+        if self.code.startswith(("/", "~")) or ".." in pathlib.Path(self.code).parts:
+            raise usage_error(f"REPO_DIR={settings.repo_dir} is not below a local worker's home; write ~/torus")
 
     @property
     def num_workers(self) -> int:
         """Workers of the pod that is there, else of the one that `create` would make."""
-        pod = self.describe()
-        return pod["workers"] if pod else self._workers_to_make()
-
-    @property
-    def shared(self) -> pathlib.Path:
-        """The folder that all workers see, in place of a bucket."""
-        return self.folder / "shared"
-
-    @property
-    def record_path(self) -> pathlib.Path:
-        """Where this side keeps what it launched."""
-        return self.folder / "launch.json"
+        if pod := self.describe():
+            return pod["workers"]
+        topology = topologies.get(self.settings.accel)
+        workers = self.settings.workers or topology.hosts
+        if workers < 1 or topology.chips % workers:
+            raise usage_error(f"--workers={workers} does not divide the {topology.chips} chips of {topology.name}")
+        return workers
 
     def describe(self) -> dict | None:
-        """Return state, health and accelerator type, as gcloud does; None where no such pod is."""
-        path = self.folder / "pod.json"
-        return records.read_json(path, {"state", "acceleratorType", "workers"}) if path.exists() else None
+        keys = {"state", "acceleratorType", "workers"}
+        return records.read_json(self.description, keys) if self.description.exists() else None
+
+    def found(self) -> dict:
+        if (pod := self.describe()) is None:
+            raise PodError(f"there is no pod {self.name} in {self.folder}; `create` makes it")
+        return pod
 
     def create(self) -> str:
         """Make the workers' folders with the code as it stands here; what a broken create left goes.
@@ -72,23 +74,19 @@ class Local:
         """
         if self.describe():
             return f"{self.name} exists already"
-        workers = self._workers_to_make()
+        workers = self.num_workers
         if self.settings.dry_run:
             return f"# dry run: would make {workers} workers in {self.folder}"
         for index in range(workers):
-            if self._home(index).exists():
-                shutil.rmtree(self._home(index))
+            shutil.rmtree(self._home(index), ignore_errors=True)
             self._put_code(index)
         self.shared.mkdir(exist_ok=True)
-        pod = {"name": self.name, "state": "READY", "health": "HEALTHY", "acceleratorType": self.accelerator}
-        partial = self.folder / "pod.json.partial"
-        partial.write_text(json.dumps(pod | {"workers": workers, "transport": "local"}, indent=1))
-        partial.replace(self.folder / "pod.json")
+        pod = {"name": self.name, "state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}
+        records.write_json(self.description, pod | {"workers": workers, "transport": "local"})
         return f"{self.name}: created, {workers} workers in {self.folder}"
 
     def wait(self) -> str:
-        """A folder is there at once."""
-        self._present()
+        self.found()
         return f"{self.name} is READY"
 
     def delete(self) -> str:
@@ -97,14 +95,13 @@ class Local:
         The workers are those that are there, whatever pod.json says: a create that was cut short left none.
         """
         homes = {int(path.name.removeprefix("worker-")): path for path in self.folder.glob("worker-[0-9]*")}
-        if not homes and not (self.folder / "pod.json").exists():
+        if not homes and not self.description.exists():
             return f"{self.name} does not exist; nothing to delete"
         if self.settings.dry_run:
             return f"# dry run: would end what runs in {self.folder} and remove the workers"
         grace = min(self.settings.grace_seconds, DELETE_GRACE_SECONDS)
-        self._run_on(hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), sorted(homes), show=False)
-        for name in ("pod.json", "pod.json.partial"):
-            (self.folder / name).unlink(missing_ok=True)
+        self._run_on(sorted(homes), hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), show=False)
+        self.description.unlink(missing_ok=True)
         for home in homes.values():
             shutil.rmtree(home, ignore_errors=True)
         for folder in (self.shared, self.folder):
@@ -115,91 +112,83 @@ class Local:
 
     def put_code(self) -> None:
         """Lay the present commit and changed files over every worker's code, and link the .venv that runs this."""
-        for index in range(self._present()["workers"] if not self.settings.dry_run else 0):
+        for index in range(self.found()["workers"] if not self.settings.dry_run else 0):
             self._put_code(index)
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """Run a shell command in the home folder of each worker, as one process group; return how each ended.
-
-        A worker whose folder is gone has status 255, as by ssh. With `output_directory` what each said is left in a
-        file WORKER.log there.
-        """
+        """As one process group; a worker whose folder is gone has status 255, as by ssh."""
+        workers = selected(worker, self.num_workers)
         if self.settings.dry_run:
-            return [Result(index, 0, "") for index in self._say(command, worker)]
-        self._present()
-        results = self._run_on(command, selected(worker, self.num_workers), show)
+            print(shlex.join(["bash", "-c", command]))
+            return [Result(index, 0) for index in workers]
+        self.found()
+        results = self._run_on(workers, command, show)
         for result in results if output_directory else ():
-            pathlib.Path(output_directory).mkdir(parents=True, exist_ok=True)
             pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
         return results
 
-    def _run_on(self, command: str, workers: list[int], show: bool) -> list[Result]:
-        calls = [_Call(index, self._start(command, index, group)) for index, group in self._group(workers)]
-        readers = [threading.Thread(target=call.read, args=(show, len(calls) > 1), daemon=True) for call in calls]
-        for reader in readers:
-            reader.start()
-        try:
-            for reader in readers:
-                reader.join()
-            return [call.result() for call in calls]
-        finally:  # after Ctrl-C, what was started in the foreground goes with us
-            for call in calls:
-                call.kill()
-
     def run_each(self, command: str) -> list[Result]:
-        """Run a command on every worker, showing nothing."""
         return self.run(command, show=False)
 
-    def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> Result:
-        """Copy by `cp` where one of the two begins with NAME:, an absolute path lying under worker-I/root."""
-        workers = selected(worker, self.num_workers)
+    def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
+        """By `cp`; an absolute path of a worker lies under worker-I/root."""
+        workers, cp = selected(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
         if self.settings.dry_run:
-            print(shlex.join(["cp", *(["-r"] if recurse else []), source, target]))
-            return Result(None, 0, "")
-        self._present()
+            print(shlex.join([*cp, source, target]))
+            return
+        self.found()
         if self._is_remote(source) and len(workers) > 1:
             raise PodError(f"{source} is on {len(workers)} workers and {target} is one place; give --worker=0")
-        output = []
         for index in workers:
             places = [self._place(text, index) for text in (source, target)]
             if self._is_remote(target):
                 pathlib.Path(places[1]).parent.mkdir(parents=True, exist_ok=True)
-            command = ["cp", *(["-r"] if recurse else []), "--", *places]
-            done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            output.append(done.stdout)
-            if done.returncode:
-                return Result(index, done.returncode, "".join(output))
-        return Result(None, 0, "".join(output))
+            done = subprocess.run([*cp, "--", *places], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            expect_success([Result(index, done.returncode, done.stdout)], f"copy {source} to {target}")
 
-    def _say(self, command: str, worker: str) -> list[int]:
-        """Print what a dry run leaves out; return the workers that it is for."""
-        print(shlex.join(["bash", "-c", command]))
-        return selected(worker, self.num_workers)
+    def _run_on(self, workers: list[int], command: str, show: bool) -> list[Result]:
+        """Run a command on workers as one process group; after Ctrl-C, what was started goes with us."""
+        group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(len(workers))}
+        started = {
+            index: self._start(index, command, group | {"JAX_PROCESS_INDEX": str(rank)})
+            for rank, index in enumerate(workers)
+        }
 
-    def _present(self) -> dict:
-        pod = self.describe()
-        if pod is None:
-            raise PodError(f"there is no pod {self.name} in {self.folder}; `create` makes it")
-        return pod
+        def read(index: int) -> Result:
+            """Take the output line by line, and show it, where there are several workers with their number."""
+            process, prefix, lines = started[index], f"worker {index}: ", []
+            with process.stdout:
+                for line in process.stdout:
+                    lines.append(line)
+                    if show:
+                        print(prefix + line.removeprefix(prefix) if len(workers) > 1 else line, end="", flush=True)
+            return Result(index, process.wait(), "".join(lines))
 
-    def _workers_to_make(self) -> int:
-        topology = topologies.get(self.accelerator)
-        workers = self.wanted_workers or topology.hosts
-        if workers < 1 or topology.chips % workers:
-            raise usage_error(f"--workers={workers} does not divide the {topology.chips} chips of {topology.name}")
-        return workers
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
+            try:
+                return list(pool.map(read, workers))
+            finally:
+                for process in started.values():
+                    if process.poll() is None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(process.pid, signal.SIGKILL)
+
+    def _start(self, index: int, command: str, variables: dict[str, str]) -> subprocess.Popen:
+        home = self._home(index)
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        variables = variables | {"POD_WORKER": str(index), "HOME": str(home), "XDG_CACHE_HOME": cache}
+        there = home.is_dir()
+        return subprocess.Popen(
+            ["bash", "-c", command if there else GONE], cwd=home if there else None, text=True, errors="replace",
+            env=host_environment() | variables, start_new_session=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
     def _home(self, index: int) -> pathlib.Path:
         return self.folder / f"worker-{index}"
 
-    def _code(self, index: int) -> pathlib.Path:
-        relative = self.repo_dir.removeprefix("~/")
-        if relative.startswith(("/", "~")) or ".." in pathlib.Path(relative).parts:
-            raise usage_error(f"REPO_DIR={self.repo_dir} is not below a local worker's home; write ~/torus")
-        return self._home(index) / relative
-
     def _put_code(self, index: int) -> None:
-        code, commit = self._code(index), _git("rev-parse", "HEAD").strip()
+        code, commit = self._home(index) / self.code, _git("rev-parse", "HEAD").strip()
         if not (code / ".venv").exists():
             code.parent.mkdir(parents=True, exist_ok=True)
             _git("clone", "--quiet", "--local", "--no-checkout", str(ROOT), str(code))
@@ -215,24 +204,6 @@ class Local:
             elif name and not source.exists():
                 target.unlink(missing_ok=True)
 
-    def _group(self, workers: list[int]) -> list[tuple[int, dict[str, str]]]:
-        """Return (worker, variables by which its processes find each other) for a new group."""
-        port, count = free_port(), len(workers)
-        common = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_PROCESS_COUNT": str(count)}
-        ranked = enumerate(workers)
-        return [(index, common | {"JAX_PROCESS_INDEX": str(rank), "POD_WORKER": str(index)}) for rank, index in ranked]
-
-    def _start(self, command: str, index: int, group: dict[str, str]) -> subprocess.Popen | None:
-        home = self._home(index)
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        environment = host_environment() | group | {"HOME": str(home), "XDG_CACHE_HOME": cache}
-        if not home.is_dir():
-            return None
-        return subprocess.Popen(
-            ["bash", "-c", command], cwd=home, env=environment, text=True, errors="replace", start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-
     def _is_remote(self, text: str) -> bool:
         return text.startswith(f"{self.name}:")
 
@@ -244,33 +215,6 @@ class Local:
         if path.startswith("/"):
             return str(home / "root" / path.lstrip("/"))
         return os.path.join(home, path.removeprefix("~").lstrip("/"))
-
-
-class _Call:
-    """One worker's part of a `run`; without a process, the worker is not there."""
-
-    def __init__(self, worker: int, process: subprocess.Popen | None):
-        self.worker, self.process, self.lines = worker, process, []
-
-    def read(self, show: bool, several: bool) -> None:
-        """Take the output line by line, and show it, where there are several workers with their number."""
-        prefix = f"worker {self.worker}: "
-        for line in self.process.stdout if self.process else [f"{prefix}its folder is gone\n"]:
-            self.lines.append(line)
-            if show:
-                print(prefix + line.removeprefix(prefix) if several else line, end="", flush=True)
-
-    def kill(self) -> None:
-        """End the command if it still runs."""
-        if self.process and self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def result(self) -> Result:
-        """Return how it ended, and all it said."""
-        if self.process:
-            self.process.stdout.close()
-        return Result(self.worker, self.process.wait() if self.process else 255, "".join(self.lines))
 
 
 def host_environment() -> dict[str, str]:
@@ -290,9 +234,9 @@ def free_port() -> int:
             return port
 
 
-def _git(*arguments: str) -> str:
+def _git(*words: str) -> str:
     """Return what git answers about the code that runs this; PodError with its last line where it fails."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True)
+    done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
     if done.returncode:
-        raise PodError(f"git {arguments[0]}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+        raise PodError(f"git {words[0]}: {Result(None, done.returncode, done.stderr).message}")
     return done.stdout

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 
 from pods.settings import FIELDS, ROOT, Settings
-from pods.transports import PodError, Transport, usage_error
+from pods.transports import PodError, usage_error
 
 KEYS = {
     "subcommand", "words", "environment", "log", "workdir", "switches", "recipe", "accelerator", "commit", "changed",
@@ -19,16 +19,21 @@ CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] ==
 CREATION += ["accel", "version", "workers"]  # with the above, all that a pod is made by
 
 
-def read(transport: Transport) -> dict:
+def launched(settings: Settings) -> bool:
+    """Whether anything was launched from here on the pod that is there."""
+    return _launch_path(settings).exists()
+
+
+def read(settings: Settings) -> dict:
     """Return what was launched last; PodError (status 2) where nothing was.
 
     Keys: subcommand, words (the program and its arguments), environment (variables beside the hosts' own), log (prefix
     of its name), workdir (None where it is no run of train.py), switches (given, on, not_yet; or None), recipe,
     accelerator, commit, changed (files that differed from it), time (Unix seconds).
     """
-    if not transport.record_path.exists():
-        raise usage_error(f"nothing was launched from here ({transport.record_path} is missing); `launch` first")
-    return read_json(transport.record_path, KEYS)
+    if not launched(settings):
+        raise usage_error(f"nothing was launched from here ({_launch_path(settings)} is missing); `launch` first")
+    return read_json(_launch_path(settings), KEYS)
 
 
 def read_json(path: pathlib.Path, keys: set[str] = frozenset()) -> dict:
@@ -42,14 +47,14 @@ def read_json(path: pathlib.Path, keys: set[str] = frozenset()) -> dict:
     return content
 
 
-def write(transport: Transport, record: dict) -> None:
-    """Keep what was launched; the file is whole or absent."""
-    _write_json(transport.record_path, record)
+def write(settings: Settings, record: dict) -> None:
+    """Keep what was launched."""
+    write_json(_launch_path(settings), record)
 
 
 def keep_creation(settings: Settings) -> None:
     """Keep the flags of a creation, by which the pod is made again where it is taken away."""
-    _write_json(_creation_path(settings), {name: getattr(settings, name) for name in CREATION})
+    write_json(_creation_path(settings), {name: getattr(settings, name) for name in CREATION})
 
 
 def creation_kept(settings: Settings) -> bool:
@@ -67,9 +72,9 @@ def as_created(settings: Settings) -> Settings:
 
 
 @contextlib.contextmanager
-def forgotten(settings: Settings, transport: Transport) -> Iterator[None]:
+def forgotten(settings: Settings) -> Iterator[None]:
     """What is kept goes, before the pod does, so that `supervise` lets it go; it is back where that fails."""
-    files = (transport.record_path, _creation_path(settings))
+    files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
     for file in texts:
         file.unlink()
@@ -83,20 +88,26 @@ def forgotten(settings: Settings, transport: Transport) -> Iterator[None]:
 
 def code_state() -> tuple[str, list[str]]:
     """Return the commit of the code here, and the files that differ from it; "" outside a git checkout."""
-    commit = _git("rev-parse", "HEAD").strip()
-    return commit, [line[3:] for line in _git("status", "--porcelain").splitlines()] if commit else []
+    commit = git("rev-parse", "HEAD").strip()
+    return commit, [line[3:] for line in git("status", "--porcelain").splitlines()] if commit else []
+
+
+def git(*words: str) -> str:
+    """Return what git says of the code here; "" where it fails."""
+    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True).stdout
+
+
+def _launch_path(settings: Settings) -> pathlib.Path:
+    return settings.pod_folder / "launch.json"
 
 
 def _creation_path(settings: Settings) -> pathlib.Path:
     return settings.pod_folder / "created.json"
 
 
-def _write_json(path: pathlib.Path, content: dict) -> None:
+def write_json(path: pathlib.Path, content: dict) -> None:
+    """Write a file that is whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1))
     partial.replace(path)
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True).stdout

@@ -44,7 +44,7 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if settings.dry_run:
         print("# dry run: would look at every worker, and stop and launch all again where one died")
         return 0
-    record = records.read(transport)
+    record = records.read(settings)
     settings = _as_created(settings, record)
     supervisor = Supervisor(settings, connect(settings), record)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -85,7 +85,7 @@ class Supervisor:
 
     def look(self) -> Verdict:
         """Ask the pod and its workers."""
-        if not self.transport.record_path.exists():
+        if not records.launched(self.settings):
             return Verdict(end=watch.STOPPED, trouble="the pod was given back by `delete`")
         try:
             pod = self.transport.describe()
@@ -130,7 +130,7 @@ class Supervisor:
         count = f"restart {self.restarts} of {self.settings.max_restarts}"
         self.alert(f"{self.settings.name}: {verdict.trouble}; {count} from the newest good checkpoint")
         time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self.restarts - 1), LONGEST_PAUSE_SECONDS))
-        if not self.transport.record_path.exists():  # given back meanwhile; the next look ends with it
+        if not records.launched(self.settings):  # given back meanwhile; the next look ends with it
             return True
         try:
             if verdict.lost:

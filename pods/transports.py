@@ -5,11 +5,13 @@ Both run the same shell commands (pods/hosts.py), so that what the tests run her
 """
 
 import dataclasses
-import pathlib
 import re
+from collections.abc import Iterable
 from typing import Protocol
 
 WORKERS = re.compile(r"all|\d+(-\d+)?(,\d+)*")  # what --worker takes; gcloud knows no names of workers
+GCLOUD_ERROR = re.compile(r"ERROR: (?:\(gcloud\.[\w.-]+\) |(?=gcloud crashed))")
+LONGEST = 400  # characters of a message
 
 
 class PodError(Exception):
@@ -34,7 +36,23 @@ class Result:
 
     worker: int | None
     status: int
-    output: str
+    output: str = ""
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in one line: gcloud's own error, else the last line said."""
+        *_, text = GCLOUD_ERROR.split(self.output)
+        if text == self.output:
+            text = ["", *filter(str.strip, text.splitlines())][-1].removeprefix("error: ")
+        return " ".join(text.split())[:LONGEST] or f"exit status {self.status}"
+
+
+def expect_success(results: Iterable[Result], what: str) -> None:
+    """Raise PodError where some failed: which workers could not do what, and what the first of them said."""
+    if failed := [result for result in results if result.status]:
+        numbers = ", ".join(str(result.worker) for result in failed if result.worker is not None)
+        who = f"worker {numbers} could not" if numbers else "could not"
+        raise PodError(f"{who} {what} (exit status {failed[0].status}): {failed[0].message}")
 
 
 class Transport(Protocol):
@@ -44,12 +62,11 @@ class Transport(Protocol):
     def num_workers(self) -> int:
         """Hosts of the pod."""
 
-    @property
-    def record_path(self) -> pathlib.Path:
-        """Where the launching side keeps what it launched."""
-
     def describe(self) -> dict | None:
         """Return {"state", "health", "acceleratorType", "workers", ...}, or None where there is no such pod."""
+
+    def found(self) -> dict:
+        """Return the same; PodError where there is no such pod."""
 
     def create(self) -> str:
         """Make the pod, and return a line that says so, or that it was there."""
@@ -73,8 +90,8 @@ class Transport(Protocol):
     def run_each(self, command: str) -> list[Result]:
         """Run it by one call a worker, side by side, showing nothing, so that an unreachable one hides no other."""
 
-    def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> Result:
-        """Copy between here and the workers, whose paths are written NAME:PATH."""
+    def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
+        """Copy between here and the workers, whose paths are written NAME:PATH; PodError where that fails."""
 
 
 def connect(settings) -> Transport:

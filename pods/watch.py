@@ -138,7 +138,7 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Print the pod's state and every worker's; 1 where something is wrong."""
 
     def picture() -> tuple[str, int]:
-        record = records.read(transport) if transport.record_path.exists() else None
+        record = records.read(settings) if records.launched(settings) else None
         pod = transport.describe()
         workers = look(settings, transport, record) if pod else []
         wrong = problems(settings, pod, workers)
@@ -159,12 +159,12 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Print how far the run is, how fast, and what it has cost."""
     if settings.dry_run:
-        workdir = records.read(transport)["workdir"] if transport.record_path.exists() else ""
+        workdir = records.read(settings)["workdir"] if records.launched(settings) else ""
         workdir = workdir or settings.run_folder(transport.num_workers)
         for name in ("metrics.jsonl", "config.json"):
             transport.run(_read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
         return 0
-    record = records.read(transport)
+    record = records.read(settings)
     if not record["workdir"]:
         raise PodError(f"what was launched is no run of train.py: {shlex.join(record['words'])}")
     settings = recipes.of_pod(settings, transport)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from pods import records
 from tests.pods.recording import Recorder
 
 
@@ -41,8 +42,7 @@ def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a
     launched = gcloud.run("launch", "--dry-run", "--", "true", HF_TOKEN="hf_secret")
     assert "scp /tmp/private/.env 'torus:~/torus/.env'" in launched.stdout and "chmod 600 .env" in launched.stdout
     assert "hf_secret" not in launched.stdout + launched.stderr
-    git = {"status": " M pod.py", "rev-parse": "c" * 40}
-    monkeypatch.setattr("pods.gcloud._git", lambda *words: git[words[0]])
+    monkeypatch.setattr(records, "code_state", lambda: ("c" * 40, ["pod.py"]))
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
     assert setup.status == 0, setup.stderr
     assert "# warning: there are uncommitted changes" in setup.stdout.splitlines()[0]

@@ -3,7 +3,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import time
 
@@ -23,7 +22,6 @@ class Pod:
     """A transport that says what it was told, and keeps what it was asked."""
 
     num_workers = 2
-    record_path = pathlib.Path(__file__)  # any that is there
 
     def __init__(self):
         self.described, self.asked = {"state": "READY"}, []
@@ -49,6 +47,7 @@ def looks(monkeypatch):
     """What the next looks find, and what was launched again; the last one stays."""
     found, launched = [], []
     monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(records, "launched", lambda _: True)
     monkeypatch.setattr(watch, "look", lambda *_: found.pop(0) if len(found) > 1 else found[0])
     monkeypatch.setattr(launch, "start", lambda settings, transport, record, **_: launched.append(record) or 0)
     return found, launched
@@ -145,14 +144,15 @@ def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
     assert supervisor("--max_restarts=3").run() == 1 and len(launched) == 2 + 3
 
 
-def test_a_pod_that_was_given_back_is_not_made_again(looks, tmp_path, monkeypatch):
+def test_a_pod_that_was_given_back_is_not_made_again(looks, monkeypatch):
     found, launched = looks
     found += [workers(**ended(1))]
-    one = supervisor()
-    one.transport.described, one.transport.record_path = None, tmp_path / "gone.json"
+    one, kept = supervisor(), [False]
+    one.transport.described = None
+    monkeypatch.setattr(records, "launched", lambda _: kept[0])
     assert one.run() == 75 and (launched, one.transport.asked) == ([], [])
-    one.transport.record_path.touch()
-    monkeypatch.setattr(time, "sleep", lambda _: one.transport.record_path.unlink(missing_ok=True))  # in the pause
+    kept[0] = True
+    monkeypatch.setattr(time, "sleep", lambda _: kept.__setitem__(0, False))  # in the pause
     assert one.run() == 75 and (launched, one.transport.asked) == ([], [])
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pods import launch, records, settings, transports, watch
+from pods import launch, records, settings, watch
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod
 
@@ -119,10 +119,9 @@ def running(tmp_path, monkeypatch):
     assert pod.run("create").status == 0
     assert pod.run("launch", "--", "sleep", "600").status == 0
     asked, _ = settings.read([], pod.variables)
-    transport = transports.connect(asked)
     workdir = pod.folder / "shared" / "tiny"
-    record = records.read(transport) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "not_yet": []}}
-    records.write(transport, record)
+    record = records.read(asked) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "not_yet": []}}
+    records.write(asked, record)
     (workdir / "workers").mkdir(parents=True)
     for worker in range(4):
         line = beat(step=40 + worker, time=time.time(), host_memory_gib=1.25, device_memory_gib=[2.0, 3.0])
