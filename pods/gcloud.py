@@ -17,8 +17,6 @@ from pods.calls import call
 from pods.settings import Settings
 from pods.transports import PodError, Result, check_worker, expect_success, selected, usage_error
 
-NOT_FOUND = re.compile(r"not[_ ](?:be )?found", re.IGNORECASE)
-EXISTS = re.compile(r"already[_ ]exists?", re.IGNORECASE)
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
 OPTIONS = (  # of a creation
@@ -226,20 +224,22 @@ class Gcloud:
         """Make a call that has to succeed."""
         result = self._call(words, **options)
         if result.status:
-            kind = (
-                _Missing if NOT_FOUND.search(result.message) else _Exists if EXISTS.search(result.message) else PodError
-            )
+            kinds = [kind for kind in (_Missing, _Exists) if kind.SAID.search(result.message)]
             verb = " ".join(words[: 3 if words[2] == "list" else 2])
-            raise kind(f"gcloud compute tpus {verb}: {result.message}")
+            raise (kinds or [PodError])[0](f"gcloud compute tpus {verb}: {result.message}")
         return result
 
 
 class _Missing(PodError):
     """There is no such node or request."""
 
+    SAID = re.compile(r"not[_ ](?:be )?found", re.IGNORECASE)
+
 
 class _Exists(PodError):
     """There is one already."""
+
+    SAID = re.compile(r"already[_ ]exists?", re.IGNORECASE)
 
 
 def storage(settings: Settings, words: list[str], *, show: bool = False) -> Result:

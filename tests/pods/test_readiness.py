@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pods import deploy, readiness, records, settings, switches
-from pods.transports import PodError, Result
+from pods.transports import PodError, Result, connect
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod, committed_clone, small_run
 from tests.support import ROOT
@@ -148,24 +148,24 @@ def found(workdir: str = "gs://bucket/run", second: dict | None = None, **change
         ("code", {"workers": [Worker(0, commit="d" * 40)]}, f"worker 0 has commit {'d' * 12}, this clone"),
         ("code", {"workers": [Worker(0, commit=COMMIT, changed=2)]}, "worker 0 has 2 changed files"),
         ("mesh", {"second": {"mesh": {"data": 16}}}, "worker 1 has other mesh than worker 0"),
-        ("corpus", {"second": {"corpus": "xyz"}}, "worker 1 has other corpus than worker 0"),
-        ("three_steps", {"checks": [CHECK | {"trained": [{"loss": None}]}]}, "losses [None]"),
+        ("data", {"second": {"corpus": "xyz"}}, "worker 1 has other corpus than worker 0"),
+        ("3-step run", {"checks": [CHECK | {"trained": [{"loss": None}]}]}, "losses [None]"),
         ("checkpoint", {"checks": [CHECK | {"starts": [0, 0]}]}, "starts [0, 0]"),
-        ("logging", {"second": {"log": False}}, "worker 1 keeps no log"),
-        ("monitoring", {"second": {"heartbeat": False}}, "worker 1 wrote no heartbeat"),
+        ("metrics and logs", {"second": {"log": False}}, "worker 1 keeps no log"),
+        ("monitoring and recovery", {"second": {"heartbeat": False}}, "worker 1 wrote no heartbeat"),
     ],
 )  # fmt: skip
 def test_each_item_can_fail_and_says_where(monkeypatch, item, changes, evidence):
     monkeypatch.setattr(records, "code_state", lambda: (COMMIT, []))
-    well = vars(readiness)[item](found())
+    well = readiness.judge(item, found())
     assert well.ready, well
-    failed = vars(readiness)[item](found(**changes))
+    failed = readiness.judge(item, found(**changes))
     assert not failed.ready and evidence in failed.evidence
 
 
 def test_uncommitted_changes_here_are_not_ready(monkeypatch):
     monkeypatch.setattr(records, "code_state", lambda: (COMMIT, ["train.py"]))
-    assert readiness.code(found()).evidence == "1 uncommitted changes here, as train.py"
+    assert readiness.judge("code", found()).evidence == "1 uncommitted changes here, as train.py"
 
 
 @pytest.mark.parametrize(
@@ -182,23 +182,17 @@ def test_uncommitted_changes_here_are_not_ready(monkeypatch):
 def test_the_bucket_has_to_be_there_near_and_writable(monkeypatch, location, statuses, ready, evidence):
     answers = iter(statuses)
     monkeypatch.setattr(readiness, "storage", lambda *_: Result(None, next(answers), location + "\n"))
-    item = readiness.storage_place(found())
+    item = readiness.judge("storage", found())
     assert item.ready == ready and evidence in item.evidence
 
 
 def test_what_it_costs_by_the_measured_step():
-    assert readiness.cost(found()).evidence == (
+    assert readiness.judge("cost", found()).evidence == (
         "$51.52 an hour for 16 chips at $3.22 (2025-11); $5.15 for 1,000 steps of 0.360 s"
     )
 
 
 def test_without_a_pod_there_is_nothing_to_validate(tmp_path):
+    without, _ = settings.read(["--transport=local", f"--pod_root={tmp_path}"], {})
     with pytest.raises(PodError, match="there is no pod"):
-        readiness.validate(settings.read(["--transport=local", f"--pod_root={tmp_path}"], {})[0], _NoPod(), [])
-
-
-class _NoPod:
-    num_workers = 4
-
-    def describe(self):
-        return None
+        readiness.validate(without, connect(without), [])
