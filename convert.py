@@ -68,61 +68,104 @@ def main(command: command_line.Command, verb: str) -> None:
     if not verb:
         raise ConfigError("convert.py import, export or logits? Name one of them first, see --help")
     if verb == "logits":
-        write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
-    elif len(formats) != 1:
+        return write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
+    if len(formats) != 1:
         more = ", --peft=FOLDER" if verb == "export" else ""
         raise ConfigError(f"convert.py {verb} needs --hf=FOLDER{more} or --trm=FILE.safetensors, and one of them")
-    elif flags.peft:
-        export_adapters(command, verb, pathlib.Path(flags.peft).expanduser())
-    elif verb == "import" and command.bucket:
+    if verb == "import" and command.bucket:
         raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy that to the bucket")
-    else:
-        (convert_hugging_face if flags.hf else convert_trm)(command, verb)
-
-
-def convert_hugging_face(command: command_line.Command, verb: str) -> None:
-    """Import or export a folder in Hugging Face's format."""
-    folder = pathlib.Path(command_line.FLAGS.hf).expanduser()
-    if verb == "export":
+    place = pathlib.Path(flags[formats[0]].value).expanduser()
+    if formats == ["trm"]:
+        check_trm(command.config)
+    elif verb == "export":
         refuse_others(command)
-        step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
-        print(f"step {step} of {command.address} is in {folder}")
-        return
+    return CONVERSIONS[verb, formats[0]](command, place)
+
+
+def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
+    """Make a model in Hugging Face's format, in a folder or on the hub, a run."""
     if typed := list(command.loaded.typed):
         raise ConfigError(
             f"--config.{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
         )
-    published = hugging_face.Published(hugging_face.fetched(command_line.FLAGS.hf), command.workdir)
+    name = command_line.FLAGS.hf
+    published = hugging_face.Published(hugging_face.fetched(name), command.workdir)
     published.make_run(record_of_start(published.config, command.workdir))
     print(
-        f"{published.num_parameters:,} parameters of {command_line.FLAGS.hf} are the checkpoint of step 0 "
+        f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "
         f"in {command.workdir}; train.py --workdir={command.workdir} goes on from there"
     )
 
 
-def export_adapters(command: command_line.Command, verb: str, folder: pathlib.Path) -> None:
-    """Export adapters in PEFT's format."""
-    if verb != "export":
-        raise ConfigError(f"--peft={folder}: adapters are given out alone; import the model that has them merged")
-    refuse_others(command)
+def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:
+    """Write a folder in Hugging Face's format."""
+    step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
+    print(f"step {step} of {command.address} is in {folder}")
+
+
+def export_adapters(command: command_line.Command, folder: pathlib.Path) -> None:
+    """Write adapters in PEFT's format."""
     step = peft.export(logits.float32_run(command.config), command.workdir, folder)
     print(f"the adapters of step {step} of {command.address} are in {folder}")
 
 
-def convert_trm(command: command_line.Command, verb: str) -> None:
-    """Import or export a file of the Tiny Recursive Model's public reference."""
-    config, file = command.config, pathlib.Path(command_line.FLAGS.trm).expanduser()
+def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
+    """Make weights of the Tiny Recursive Model's public reference the checkpoint of step 0 of a new run.
+
+    Nothing is written unless they fit. Moments and all else are as at the start of a run; the average is the weights.
+
+    Raises:
+      WeightsError: the file cannot be read, or has not the weights of the configured model.
+      CheckpointError: the folder has a checkpoint, or cannot be used.
+    """
+    config, workdir = command.config, command.workdir
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    refuse_checkpoints(Checkpoints(workdir))
+    weights = trm_reference.load(file, run.abstract_state.params)
+    with (
+        workdirs.exclusive(workdir),
+        Checkpoints(workdir, Retention(config.checkpoint.keep, 0, 0)) as checkpoints,
+        mesh_context(run.mesh),
+    ):
+        refuse_checkpoints(checkpoints)
+        workdirs.open_workdir(workdir, flat(config), None)
+        checkpoints.save_and_wait(0, run.init(weights), record_of_start(config, workdir))
+    print(f"{run.num_parameters:,} parameters of {file} are the checkpoint of step 0 in {workdir}")
+
+
+def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
+    """Write the evaluated parameters of a run's newest checkpoint, as the reference names them.
+
+    Raises:
+      ConfigError: there is such a file, or no folder for it.
+      WeightsError: the model has weights that the reference does not know.
+      CheckpointError: the run has no checkpoint.
+    """
+    refuse_file("trm", file)
+    run = assembly.assemble(command.config, devices=jax.devices()[:1])
+    with Checkpoints(command.address) as checkpoints, mesh_context(run.mesh):
+        step = checkpoints.newest_or_error()
+        params = checkpoints.restore_evaluated(step, run.abstract_state)
+    trm_reference.save(file, jax.device_get(params))
+    print(f"step {step} of {command.address} is in {file}")
+
+
+CONVERSIONS = {
+    ("import", "hf"): import_hugging_face,
+    ("export", "hf"): export_hugging_face,
+    ("export", "peft"): export_adapters,
+    ("import", "trm"): import_trm,
+    ("export", "trm"): export_trm,
+}
+
+
+def check_trm(config) -> None:
+    """Raise ConfigError for a configuration of another model than the reference's."""
     if config.model.name != "trm":
         raise ConfigError(
             f"model.name={config.model.name} is not the model that the reference has; "
             "use a recipe or a run of model.name=trm, such as --config=configs/trm/sudoku.py"
         )
-    if verb == "export":
-        step = export_weights(config, command.address, file)
-        print(f"step {step} of {command.address} is in {file}")
-    else:
-        num_parameters = import_weights(config, command.workdir, file)
-        print(f"{num_parameters:,} parameters of {file} are the checkpoint of step 0 in {command.workdir}")
 
 
 def refuse_others(command: command_line.Command) -> None:
@@ -143,49 +186,9 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
     run = logits.float32_run(command.config)
     with Checkpoints(command.workdir) as checkpoints:
         step = checkpoints.newest_or_error()
-        weights = hugging_face.saved(checkpoints, step)
+        weights = hugging_face.Saved(checkpoints, step)
         logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), logits.of_run(run, weights.read, tokens_BT))
     print(f"logits of step {step} of {command.address} are in {file}")
-
-
-def import_weights(config, workdir: pathlib.Path, file: pathlib.Path) -> int:
-    """Make weights of the reference the checkpoint of step 0 of a new run; return how many parameters they are.
-
-    Nothing is written unless they fit. Moments and all else are as at the start of a run; the average is the weights.
-
-    Raises:
-      WeightsError: the file cannot be read, or has not the weights of the configured model.
-      CheckpointError: the folder has a checkpoint, or cannot be used.
-    """
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    refuse_checkpoints(Checkpoints(workdir))
-    weights = trm_reference.load(file, run.abstract_state.params)
-    with (
-        workdirs.exclusive(workdir),
-        Checkpoints(workdir, Retention(config.checkpoint.keep, 0, 0)) as checkpoints,
-        mesh_context(run.mesh),
-    ):
-        refuse_checkpoints(checkpoints)
-        workdirs.open_workdir(workdir, flat(config), None)
-        checkpoints.save_and_wait(0, run.init(weights), record_of_start(config, workdir))
-    return run.num_parameters
-
-
-def export_weights(config, address, file: pathlib.Path) -> int:
-    """Write the evaluated parameters of a run's newest checkpoint, as the reference names them; return its step.
-
-    Raises:
-      ConfigError: there is such a file, or no folder for it.
-      WeightsError: the model has weights that the reference does not know.
-      CheckpointError: the run has no checkpoint.
-    """
-    refuse_file("trm", file)
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
-        step = checkpoints.newest_or_error()
-        params = checkpoints.restore_evaluated(step, run.abstract_state)
-    trm_reference.save(file, jax.device_get(params))
-    return step
 
 
 def refuse_file(flag: str, file: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import hugging_face_hub, safetensors_files
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
-from migration.safetensors_files import DTYPES, Stored, WeightsError
+from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
 from training import array_files
 from training.checkpoints import Checkpoints
 from training.other_run import reader
@@ -165,21 +165,13 @@ def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path
     """Raise WeightsError for the first tensor that is missing, unknown or of another shape."""
     expected = {tensor.name: tensor.shape for tensor in tensors}
     unread = (*families.UNREAD, "lm_head.weight") if tied else families.UNREAD
-    missing = [name for name in expected if name not in stored]
-    unknown = [name for name in stored if name not in expected and not name.endswith(unread)]
-    if missing or unknown:
-        said = [f"lacks {missing[0]}{_others(missing)}"] if missing else []
-        said += [f"has {unknown[0]}{_others(unknown)}, for which the model has no place"] if unknown else []
-        raise WeightsError(f"{folder}: {' and '.join(said)}; its config.json describes another model")
+    given = [name for name in stored if name in expected or not name.endswith(unread)]
+    check_names(given, expected, folder, "its config.json describes another model")
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise WeightsError(
                 f"{stored[name].file}: {name} is {list(stored[name].shape)}, but by config.json it is {list(shape)}"
             )
-
-
-def _others(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 @contextlib.contextmanager
@@ -205,13 +197,15 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
 
 
 class Saved:
-    """The weights of a checkpoint of ours as they are given out: read in parts, rounded to the type they go out in."""
+    """The evaluated weights of a checkpoint of ours as they are given out, as these tensors of these types (or F32).
 
-    def __init__(self, opened: Callable[[str], Callable], tensors: Sequence[Tensor], types: dict[str, str]):
-        """Read by what `reader` of training/other_run.py returns."""
-        self.opened = functools.cache(opened)
+    They are read in parts, and rounded to the type that they go out in.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
+        self.opened = functools.cache(reader(checkpoints, step))
         self.tensors, self.last = {tensor.name: tensor for tensor in tensors}, ""
-        self.types = {tensor.name: types.get(tensor.name, "F32") for tensor in tensors}
+        self.types = {tensor.name: (types or {}).get(tensor.name, "F32") for tensor in tensors}
         self.type_of = {(tensor.ours, tensor.index[:1]): self.types[tensor.name] for tensor in tensors}
 
     def written(self) -> dict[str, tuple[str, tuple]]:
@@ -232,11 +226,6 @@ class Saved:
         """Return float32 of an array of ours: of one layer, whose experts go out in one type, or rows of a table."""
         values = self.opened(ours)(index if rows is None else (*index, rows))
         return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
-
-
-def saved(checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
-    """Return the evaluated weights of a checkpoint, to be given out as these tensors."""
-    return Saved(reader(checkpoints, step), tensors, types or {})
 
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
@@ -281,7 +270,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
     values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = checkpoints.newest_or_error()
-        weights = saved(checkpoints, step, tensors, types)
+        weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
         with new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)

@@ -8,7 +8,7 @@ github.com/huggingface/safetensors describes it. Several files have an index tha
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -67,6 +67,17 @@ def find(folder: pathlib.Path) -> dict[str, Stored]:
         name, file = min(unlisted.items())
         raise WeightsError(f"{folder / file}: has {name}, which {INDEX} does not say is there")
     return {name: headers[file][name] for name, file in where.items()}
+
+
+def check_names(given: Iterable[str], expected: Iterable[str], where, hint: str) -> None:
+    """Raise WeightsError for the first tensor that is missing, and for the first that the model has not."""
+    missing, unknown = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
+    said = []
+    for names, verb, rest in ((missing, "lacks", ""), (unknown, "has", ", for which the model has no place")):
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        said += [f"{verb} {names[0]}{more}{rest}"] if names else []
+    if said:
+        raise WeightsError(f"{where}: {' and '.join(said)}; {hint}")
 
 
 def write(

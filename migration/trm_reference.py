@@ -7,15 +7,16 @@ reference is [out, in] and several of ours may stand in it, one below the other;
 """
 
 import math
-import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import safetensors.numpy
 
-from migration.safetensors_files import WeightsError
+from migration.safetensors_files import WeightsError, check_names
+from training.workdir import write_atomically
 
 PREFIXES = ("_orig_mod.model.", "model.", "")
 TABLE = "inner.puzzle_emb.weights"
@@ -79,17 +80,12 @@ def load(path: pathlib.Path, like: dict) -> dict:
 
 def save(path: pathlib.Path, params: dict, prefix: str = PREFIXES[0]) -> None:
     """Write our weights under the reference's names, to a file that is whole or absent."""
-    part = path.with_name(path.name + ".part")
-    try:
-        safetensors.numpy.save_file(to_reference(params, prefix), part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path, safetensors.numpy.save(to_reference(params, prefix)))
 
 
 def to_reference(params: dict, prefix: str = PREFIXES[0]) -> dict[str, np.ndarray]:
     """Return {name: float32 array} of the reference, of our tree."""
-    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _leaves(params)}
+    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _leaves(params).items()}
     return {prefix + rule.theirs: _joined(rule, [flat[name] for name in rule.ours]) for rule in _rules(flat)}
 
 
@@ -101,10 +97,10 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
     Args:
       source: what messages call the tensors.
     """
-    shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like)}
+    shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like).items()}
     given = _without_prefix(tensors, source)
     rules = list(_rules(shapes))
-    _check_names(given.keys(), {rule.theirs for rule in rules}, source)
+    check_names(given, {rule.theirs for rule in rules}, source, "set the model to what it was trained as")
     flat = {}
     for rule in rules:
         wanted = [shapes[name] for name in rule.ours]
@@ -118,7 +114,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
                 "model's sizes to those that it was trained with"
             )
         flat |= zip(rule.ours, _split(rule, tensor, wanted), strict=True)
-    return _map(lambda name, _: flat[name], like)
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[_name(path)], like)
 
 
 def _rules(ours: dict) -> Iterator[Rule]:
@@ -147,18 +143,6 @@ def _without_prefix(tensors: dict, source: str) -> dict:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _check_names(given, expected: set[str], source: str) -> None:
-    missing, unknown = sorted(expected - given), sorted(given - expected)
-    if missing or unknown:
-        said = [f"lacks {missing[0]}" + _others(missing)] if missing else []
-        said += [f"has {unknown[0]}{_others(unknown)}, for which the model has no place"] if unknown else []
-        raise WeightsError(f"{source}: {' and '.join(said)}; set the model to what it was trained as")
-
-
-def _others(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
 def _their_shape(rule: Rule, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     if not rule.inputs:
         return shapes[0]
@@ -180,16 +164,10 @@ def _split(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> lis
     return [np.ascontiguousarray(part.T).reshape(shape) for part, shape in parts]
 
 
-def _leaves(tree: dict) -> list[tuple[str, object]]:
-    """Return (dotted name, leaf) of all leaves."""
-    found = []
-    _map(lambda name, leaf: found.append((name, leaf)), tree)
-    return found
+def _leaves(tree: dict) -> dict[str, object]:
+    """Return {dotted name: leaf}."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _map(function: Callable, tree: dict, prefix: str = "") -> dict:
-    """Return the tree with `function(dotted name, leaf)` in place of each leaf."""
-    return {
-        key: _map(function, leaf, f"{prefix}{key}.") if isinstance(leaf, dict) else function(f"{prefix}{key}", leaf)
-        for key, leaf in tree.items()
-    }
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -15,6 +15,10 @@ from pods.transports import PodError, Transport, expect_success, usage_error
 CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
 REPORT = "optimization_deployment_report.json"
 SIZES = ("small", "medium", "large")
+DISABLE = {  # flags of scripts/deploy_optimizations.py
+    name: f"disable-{name.removeprefix('ENABLE_').removesuffix('_OPT').lower().replace('_', '-')}"
+    for name in switches.SWITCHES
+}
 
 
 def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -52,28 +56,27 @@ def check_devices_free(settings: Settings, transport: Transport) -> None:
         raise PodError(f"a run holds the devices of workers {', '.join(running)}; `stop` lets it save, then try again")
 
 
-def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str], list[str]]:
-    """Return for scripts/deploy_optimizations.py the switches, train.py's arguments, and lines on what is not yet.
+def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str]]:
+    """Return for scripts/deploy_optimizations.py the switches, and train.py's arguments.
 
     A flag that is absent leaves what the file says: a switch that is off there stays off.
     """
     own, rest = _own_flags(argv, description)
-    file = own["config"].value if (own["config"].value or "").endswith(".json") else ""
-    stored = switches.read_file(file) if file else {}
-    typed = {s.name: False for s in switches.SWITCHES.values() if own[s.disable_flag].value}
-    resolved = switches.resolve(stored | typed)
-    values = json.loads(pathlib.Path(file).read_text()) if file else {}
-    recipe = own["config"].value if own["config"].value and not file else ""
-    size = own["model-size"].value or values.get("model_size") or "medium"
-    length = own["sequence-length"].value or values.get("sequence_length")
-    arguments = [] if recipe or own["model-size"].value else list(values.get("arguments", []))
-    num_experts = own["num-experts"].value or values.get("num_experts")
-    size = with_experts(size) if num_experts else size
-    arguments = arguments or [f"--config={recipe or f'configs/{size}.py'}"]
-    keys = [f"--config.{key}={value}" for key, value in resolved.keys.items()]
-    keys += [f"--config.model.num_experts={num_experts}"] if num_experts else []
-    keys += [f"--config.{key}={value}" for key, value in recipes.length_keys(arguments[0], length).items()]
-    return resolved, [arguments[0], *keys, *arguments[1:], *rest], resolved.lines()
+    config = own["config"].value or ""
+    is_json = config.endswith(".json")
+    stored = switches.read_file(config) if is_json else {}
+    resolved = switches.resolve(stored, {name: False for name, flag in DISABLE.items() if own[flag].value})
+    size, length, num_experts = (
+        own[flag].value or stored.get(flag.replace("-", "_"))
+        for flag in ("model-size", "sequence-length", "num-experts")
+    )
+    size = with_experts(size or "medium") if num_experts else size or "medium"
+    recipe, more = f"--config={config if config and not is_json else f'configs/{size}.py'}", []
+    if stored.get("arguments") and not own["model-size"].value:
+        recipe, *more = stored["arguments"]
+    keys = resolved.keys | ({"model.num_experts": num_experts} if num_experts else {})
+    keys |= recipes.length_keys(recipe, length)
+    return resolved, [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *more, *rest]
 
 
 def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
@@ -99,8 +102,8 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
     flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
     flags.DEFINE_integer("num-experts", None, "in each block, of the recipe model-size_moe", 1, flag_values=own)
-    for switch in switches.SWITCHES.values():
-        flags.DEFINE_bool(switch.disable_flag, None, f"{switch.name}=false", flag_values=own)
+    for name, flag in DISABLE.items():
+        flags.DEFINE_bool(flag, None, f"{name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):
         print(f"{description}\n{own.get_help()}")
         sys.exit(0)

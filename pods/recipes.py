@@ -21,7 +21,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
     names = (switches.ALL, *switches.SWITCHES)
     typed = {name: getattr(settings, name.lower()) for name in names if settings.given(name.lower())}
     stored = switches.read_file(settings.optimization_config) if settings.optimization_config else {}
-    return switches.resolve(stored | typed)
+    return switches.resolve(stored, typed)
 
 
 def of_pod(settings: Settings, transport: Transport) -> Settings:

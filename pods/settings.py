@@ -290,9 +290,7 @@ def _convert(name: str, given, default, origin: str):
     """Return a value as the type of its default."""
     label = f"--{name}" if origin == "flag" else name.upper()
     if isinstance(default, bool):
-        if str(given).strip().lower() not in TRUTH:
-            raise usage_error(f"{label}={given} is neither true nor false")
-        return TRUTH[str(given).strip().lower()]
+        return truth(label, given)
     if isinstance(default, str):
         return given
     try:
@@ -303,6 +301,13 @@ def _convert(name: str, given, default, origin: str):
     if value < 0:
         raise usage_error(f"{label}={given} is negative")
     return value
+
+
+def truth(label: str, given: str | bool) -> bool:
+    """Return a value as a truth value; a usage error, which calls it `label`, where it is none."""
+    if str(given).strip().lower() not in TRUTH:
+        raise usage_error(f"{label}={given} is neither true nor false")
+    return TRUTH[str(given).strip().lower()]
 
 
 def _check(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from pods.transports import PodError
 
 if __name__ == "__main__":
     try:
-        SWITCHES, ARGUMENTS, LINES = deploy.resolve(sys.argv, __doc__)
+        SWITCHES, ARGUMENTS = deploy.resolve(sys.argv, __doc__)
     except PodError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
@@ -29,15 +29,13 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__)
 
 import jax
-import numpy as np
 
 import assembly
 from configs import validation
 from configs.loading import flat
 from parallelism import identity, processes
 from parallelism.mesh import mesh_context
-from parallelism.placement import local_rows, place
-from training import throughput
+from training import preflight
 
 STEPS = 3
 
@@ -48,46 +46,27 @@ def measure(config) -> dict:
     run, started = assembly.assemble(config), time.perf_counter()
     step = run.compile()
     compiled = time.perf_counter() - started
-    memory = step.memory_analysis()
     seconds, losses = [], []
     with mesh_context(run.mesh):
-        state = run.init()
-        for batch in random_batches(run):
+        shardings = {name: array.sharding for name, array in run.abstract_batch.items()}
+        state, draw = run.init(), jax.jit(run.objective.random_batch, out_shardings=shardings)
+        for batch in [draw(jax.random.key(number)) for number in range(STEPS)]:
             started = time.perf_counter()
             state, scalars = step(state, batch)
             losses.append(float(jax.block_until_ready(scalars["loss"])))
             seconds.append(time.perf_counter() - started)
-    sizes = {
-        "arguments": memory.argument_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-        "outputs_not_aliased": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-    }
     step_seconds = sum(seconds[1:]) / (STEPS - 1)
     return {
         "compile_seconds": compiled,
         "first_step_seconds": seconds[0],
         "step_seconds": step_seconds,
         "tokens_per_second": config.train.global_batch * config.train.sequence_length / step_seconds,
-        "memory_gib_per_device": {name: size / throughput.GIB for name, size in sizes.items()}
-        | {"total": sum(sizes.values()) / throughput.GIB},
+        "memory_gib_per_device": preflight.compiled_gib(step),
         "losses": losses,
         "parameters": run.num_parameters,
         "flops_per_step": run.flops_per_step,
         "mesh": dict(config.mesh),
     }
-
-
-def random_batches(run: assembly.Run):
-    """Return `STEPS` batches of random tokens on the devices, a document a row."""
-    train, sharding = run.config.train, run.batch_sharding
-    rows, length, rng = local_rows(sharding, train.global_batch), train.sequence_length, np.random.default_rng(0)
-    batches = []
-    for _ in range(STEPS):
-        tokens = rng.integers(0, run.config.model.vocab_size, (train.global_batch, length + 1), np.int32)[rows]
-        positions = np.broadcast_to(np.arange(length, dtype=np.int32), (len(rows), length))
-        batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "positions": positions}
-        batches.append(batch | {"segments": np.ones_like(positions)})
-    return place(batches, sharding, train.global_batch)
 
 
 def main() -> None:
@@ -98,7 +77,7 @@ def main() -> None:
         validation.validate(config, jax.device_count())
     first = processes.index() == 0
     if first:
-        print("\n".join([*LINES, *COMMAND.banner()]), flush=True)
+        print("\n".join([*SWITCHES.lines(), *COMMAND.banner()]), flush=True)
     commit, changed = records.code_state()
     report = {
         "switches": SWITCHES.record(),
@@ -122,7 +101,7 @@ def main() -> None:
             f"{report['num_devices']} devices ({report['device_kind']}), {report['num_processes']} processes: "
             f"compiled in {report['compile_seconds']:.1f} s, {report['step_seconds']:.3f} s a step, "
             f"{report['tokens_per_second']:,.0f} tokens/s, "
-            f"{report['memory_gib_per_device']['total']:.2f} GiB a device; on: {', '.join(SWITCHES.on) or 'nothing'}; "
+            f"{report['memory_gib_per_device']:.2f} GiB a device; on: {', '.join(SWITCHES.on) or 'nothing'}; "
             f"{deploy.REPORT}"
         )
     processes.leave()

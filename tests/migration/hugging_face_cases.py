@@ -21,7 +21,7 @@ def logits_of(config, workdir: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarra
     """Return the logits of a run's newest checkpoint."""
     run = logits.float32_run(config)
     with Checkpoints(workdir) as checkpoints:
-        weights = hugging_face.saved(checkpoints, checkpoints.newest_or_error())
+        weights = hugging_face.Saved(checkpoints, checkpoints.newest_or_error())
         return np.stack(list(logits.of_run(run, weights.read, tokens_BT)))
 
 

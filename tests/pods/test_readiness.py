@@ -43,12 +43,11 @@ def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16")
-    resolved, words, lines = deploy.resolve(["deploy", *flags], "")
+    resolved, words = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
     assert words == ["--config=configs/large_moe.py", "--config.model.num_experts=16"]
-    assert not any("experts" in line for line in lines)
     flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
-    resolved, words, _ = deploy.resolve(["deploy", *flags], "")
+    resolved, words = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
     assert words == [
         "--config=configs/small.py", "--config.model.dtype=bfloat16", "--config.model.remat=attention",
@@ -90,7 +89,7 @@ def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_swit
         assert (report["process"], report["num_processes"], report["num_devices"]) == (worker, 2, 4)
         assert report["mesh"]["fsdp"] == 4 and report["config"]["model.remat"] == "attention"
         assert report["compile_seconds"] > 0 and report["tokens_per_second"] > 0
-        assert report["memory_gib_per_device"]["total"] > 0 and len(report["losses"]) == 3
+        assert report["memory_gib_per_device"] > 0 and len(report["losses"]) == 3
         assert (
             report["commit"]
             == subprocess.check_output(["git", "-C", pair.code, "rev-parse", "HEAD"], text=True).strip()
