@@ -11,7 +11,6 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from configs import topologies
 from pods import hosts, recipes, records
 from pods.calls import call
 from pods.settings import Settings
@@ -170,8 +169,8 @@ class Gcloud:
 
     def _imagined(self) -> dict:
         """In a dry run every host is there."""
-        name = recipes.slice_name(self.settings)
-        workers = self.settings.slices * (topologies.get(name).hosts if name else 1)
+        topology = recipes.preset(self.settings)
+        workers = self.settings.slices * (topology.hosts if topology else 1)
         print(f"# dry run: taken to be READY with {workers} workers", flush=True)
         endpoints = [{"ipAddress": f"10.0.0.{i + 2}"} for i in range(workers)]
         described = {"state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}

@@ -139,28 +139,24 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
     """
     beat = f'"$(cat {heartbeat} 2>/dev/null | grep . || echo null)"' if heartbeat else "null"
     fields = (
-        ("worker", "%s", '"$W"'),
         ("alive", "%s", '"$(alive && echo true || echo false)"'),
         ("pid", "%s", '"$(cat run.pid 2>/dev/null | grep . || echo null)"'),
         ("status", "%s", '"$(cat run.status 2>/dev/null | grep . || echo null)"'),
         ("stopped", "%s", '"$([ -e run.stopped ] && echo true || echo false)"'),
         ("now", "%s", '"$(date +%s)"'),
         ("started", "%s", '"$(date -r run.pid +%s 2>/dev/null || echo null)"'),
-        ("log_age_seconds", "%s", '"$(age)"'),
         ("commit", '"%s"', '"$(git rev-parse --verify -q HEAD 2>/dev/null)"'),
         ("changed", "%s", "\"$(git status --porcelain 2>/dev/null | wc -l | tr -d ' ')\""),
         ("rss_gib", "%s", '"$(memory)"'),
         ("heartbeat", "%s", beat),
     )
     form = "{" + ", ".join(f'"{name}": {kind}' for name, kind, _ in fields) + "}\\n"
-    helpers = (
+    memory = (
         'memory() { ps -A -o pgid=,rss= | awk -v p="$(cat run.pid 2>/dev/null)" '
-        "'$1 == p { k += $2 } END { printf \"%.2f\", k / 1048576 }'; }; "
-        "age() { l=$(ls -t logs/*_$W.out 2>/dev/null | head -n 1); "
-        '[ -n "$l" ] && echo $(( $(date +%s) - $(date -r "$l" +%s) )) || echo null; }'
+        "'$1 == p { k += $2 } END { printf \"%.2f\", k / 1048576 }'; }"
     )
     values = " ".join(value for *_, value in fields)
-    return in_code(settings, f"{ALIVE}; {helpers}; printf {shlex.quote(form)} {values}")
+    return in_code(settings, f"{ALIVE}; {memory}; printf {shlex.quote(form)} {values}")
 
 
 def tail(settings: Settings, *, follow: bool) -> str:
@@ -183,12 +179,8 @@ def setup(settings: Settings, url: str, commit: str) -> str:
         f"git remote add origin {shlex.quote(url)}; }} && git fetch -q origin && "
         f"{{ git checkout -q --detach {commit} || {{ {unpushed}; }}; }}"
     )
-    return f'{WORKER}; {code} && {exclude()} && {packages(settings)} && echo "worker $W: {commit[:12]} is set up"'
-
-
-def exclude() -> str:
-    """From the folder of the code: what a run leaves there is no change in git's eyes."""
-    return f"printf '%s\\n' {' '.join(map(shlex.quote, OURS))} > .git/info/exclude"
+    exclude = f"printf '%s\\n' {' '.join(map(shlex.quote, OURS))} > .git/info/exclude"
+    return f'{WORKER}; {code} && {exclude} && {packages(settings)} && echo "worker $W: {commit[:12]} is set up"'
 
 
 def packages(settings: Settings) -> str:

@@ -21,31 +21,25 @@ LOG_TAIL_LINES = 15
 
 def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Start `rest` on all hosts as one process group; without it train.py on the recipe of MODEL_SIZE."""
-    settings, words, workdir = recipes.of_pod(settings, transport), list(rest), None
-    if not words:
-        words, workdir = _train_words(settings, transport, recipes.chosen_data_keys(settings), [])
-    elif words[0] in ("python", "python3"):
-        words[0] = hosts.python(settings)
-    return start(settings, transport, _record(settings, "launch", words, workdir=workdir))
+    settings = recipes.of_pod(settings, transport)
+    if not rest:
+        return _train(settings, transport, "launch", recipes.chosen_data_keys(settings), [])
+    words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
+    return start(settings, transport, _record(settings, "launch", words))
 
 
 def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Train the plain recipe on the Hugging Face data set of DATASET, CONFIG, SPLIT, TEXT_KEY; `rest` is train.py's."""
     settings = recipes.of_pod(settings, transport)
-    words, workdir = _train_words(settings, transport, recipes.data_keys(settings), rest)
-    return start(settings, transport, _record(settings, "launch_pretrain_hf", words, workdir=workdir))
+    return _train(settings, transport, "launch_pretrain_hf", recipes.data_keys(settings), rest)
 
 
 def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Train the recipe with what the enabled switches change, logging to logs/train_optimized_worker_I.out."""
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
-    keys = recipes.chosen_data_keys(settings) | switches.keys
-    words, workdir = _train_words(settings, transport, keys, rest)
+    keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
     say_not_yet(settings, switches)
-    record = _record(
-        settings, "launch_optimized", words, workdir=workdir, log="train_optimized_worker", switches=switches.record()
-    )
-    return start(settings, transport, record)
+    return _train(settings, transport, "launch_optimized", keys, rest, log=log, switches=switches.record())
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -92,15 +86,16 @@ def say_not_yet(settings: Settings, switches: Resolved) -> None:
         print(f"# {line}" if settings.dry_run else line, flush=True)
 
 
-def _train_words(settings: Settings, transport: Transport, keys: dict, more: list[str]) -> tuple[list[str], str]:
-    """Return the words that run train.py, and the folder of the run."""
-    arguments = recipes.arguments(settings, keys, more, settings.run_folder(transport.num_workers))
+def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], **kept) -> int:
+    """Launch train.py; its folder is the one in the arguments that counts, the last."""
+    arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
     workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
-    return [hosts.python(settings), "train.py", *arguments], workdir
+    words = [hosts.python(settings), "train.py", *arguments]
+    return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 
 
 def _record(
-    settings: Settings, subcommand: str, words: list[str], *, workdir, log="train_worker", switches=None
+    settings: Settings, subcommand: str, words: list[str], *, workdir=None, log="train_worker", switches=None
 ) -> dict:
     commit, changed = records.code_state()
     return {

@@ -4,7 +4,6 @@
 Each takes the settings, the transport and what else was typed, returns the exit status, and raises PodError.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -92,8 +91,12 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
         return
     text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items())
     target = f"{settings.name}:{settings.repo_dir}/{hosts.ENV_FILE}"
-    with _private_file(text, written=not settings.dry_run) as source:
-        transport.copy(source, target, recurse=False)
+    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
+        source = pathlib.Path("/tmp/private" if settings.dry_run else folder, hosts.ENV_FILE)
+        if not settings.dry_run:
+            source.touch(mode=0o600)
+            source.write_text(text)
+        transport.copy(str(source), target, recurse=False)
     expect_success(transport.run(hosts.protect_secrets(settings)), "protect its secrets")
     _tell(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
 
@@ -212,16 +215,3 @@ def _folder(settings: Settings, path: str) -> str:
     if path and not settings.dry_run:
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return path
-
-
-@contextlib.contextmanager
-def _private_file(text: str, *, written: bool):
-    """Yield the path of a file that only we can read, gone afterwards; in a dry run the path that it might have."""
-    if not written:
-        yield f"/tmp/private/{hosts.ENV_FILE}"
-        return
-    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
-        path = pathlib.Path(folder, hosts.ENV_FILE)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        yield str(path)

@@ -119,10 +119,9 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
     """Print the manifest that --gke or --slurm asks for; `rest` are more arguments of train.py."""
     if settings.gke == settings.slurm:
         raise usage_error("manifest takes one of --gke and --slurm")
-    name = recipes.slice_name(settings)
-    if not name:
+    topology = recipes.preset(settings)
+    if topology is None:
         raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
-    topology = topologies.get(name)
     num_hosts = topology.hosts * settings.slices if settings.gke else 1  # under Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")

@@ -107,12 +107,12 @@ def judge(name: str, found: Found) -> Item:
 
 def hardware(found: Found) -> tuple[list[str], str]:
     """The pod is there, healthy, and its hosts see as many chips as its type has."""
-    pod, chips = found.pod, recipes.num_chips(found.settings)
+    pod, topology = found.pod, recipes.preset(found.settings)
     state = ", ".join(filter(None, (pod.get("state"), pod.get("health"), pod.get("acceleratorType"))))
     counts = [check["local_devices"] for check in found.told.values()]
     wrong = watch.problems(found.settings, pod, []) or ([] if counts else [UNREACHED])
-    if counts and sum(counts) != (chips or sum(counts)):
-        wrong.append(f"{sum(counts)} devices where {found.settings.accel} has {chips} chips")
+    if counts and topology and sum(counts) != topology.chips:
+        wrong.append(f"{sum(counts)} devices where {found.settings.accel} has {topology.chips} chips")
     kind = "simulated CPU devices" if found.first.get("simulated") else found.first.get("device_kind", "devices")
     return wrong, f"{state}; {' + '.join(map(str, counts))} {kind}"
 
@@ -213,11 +213,11 @@ def monitoring(found: Found) -> tuple[list[str], str]:
 
 def cost(found: Found) -> tuple[list[str], str]:
     """What the run would cost by what a step took; no figure where it was simulated or has no price."""
-    settings, chips = found.settings, recipes.num_chips(found.settings)
-    imitated = dataclasses.replace(settings, transport="gcloud")  # a local pod costs nothing itself
-    price = watch.price_per_chip_hour(imitated)
-    if not (chips and price):
+    settings, topology = found.settings, recipes.preset(found.settings)
+    price = watch.price_per_chip_hour(dataclasses.replace(settings, transport="gcloud"))  # of the pod that is imitated
+    if not (topology and price):
         return [], f"the price of {settings.accel} is not known; --price=DOLLARS per chip-hour"
+    chips = topology.chips
     hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({topologies.PRICES_AS_OF})"
     if found.first.get("simulated") or len(found.first.get("trained", [])) < 3:
         return [], f"{hour}; simulated steps do not tell how many hours"

@@ -35,15 +35,15 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
     return dataclasses.replace(settings, accel=actual)
 
 
-def slice_name(settings: Settings) -> str:
-    """Return the preset of configs/topologies.py that the pod is; "" where there is none."""
-    if settings.type and settings.topology:
-        wanted = f"{settings.type}:{settings.topology}"
-        return next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")
+def preset(settings: Settings) -> topologies.Topology | None:
+    """Return the slice of configs/topologies.py that the pod is; None where there is none."""
     name = settings.accel
     for google, ours in GOOGLE_NAMES.items():
         name = name.replace(google, ours)
-    return name if name in topologies.SLICES else ""
+    if settings.type:
+        wanted = f"{settings.type}:{settings.topology}"
+        name = next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")
+    return topologies.get(name) if name in topologies.SLICES else None
 
 
 def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str] = (), workdir: str = "") -> list[str]:
@@ -57,9 +57,9 @@ def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str
     Raises:
       PodError: they do not come to a configuration that can run (status 2).
     """
-    keys = dict(keys) | training_keys(settings)
+    keys, topology = dict(keys) | training_keys(settings), preset(settings)
     words = [f"--config={settings.recipe}"] + ([f"--workdir={workdir}"] if workdir else [])
-    words += [f"--topology={slice_name(settings)}"] if slice_name(settings) else []
+    words += [f"--topology={topology.name}"] if topology else []
     words += [f"--join_seconds={settings.join_seconds}"]
     words += [f"--config.{key}={value}" for key, value in keys.items()]
     words += [f"--config.{text}" for text in settings.overrides] + list(more)
@@ -78,9 +78,9 @@ def training_keys(settings: Settings) -> dict[str, object]:
         "data.tokenizer": settings.spm_model,
     }
     if settings.per_device_batch and not settings.batch_size:
-        if not slice_name(settings):
+        if (topology := preset(settings)) is None:
             raise usage_error(f"PER_DEVICE_BATCH: how many chips {settings.accel} has is not known; set BATCH_SIZE")
-        keys["train.global_batch"] = settings.per_device_batch * topologies.get(slice_name(settings)).chips
+        keys["train.global_batch"] = settings.per_device_batch * topology.chips
     return {key: value for key, value in keys.items() if value} | length_keys(
         f"--config={settings.recipe}", settings.seq_len
     )
@@ -138,8 +138,3 @@ def check(settings: Settings, words: list[str]) -> None:
         validation.validate(loaded.config, loaded.topology.chips)
     except ConfigError as error:
         raise usage_error(str(error)) from None
-
-
-def num_chips(settings: Settings) -> int | None:
-    """Return how many chips the pod has; None where its type is not known."""
-    return topologies.get(slice_name(settings)).chips if slice_name(settings) else None

@@ -195,11 +195,6 @@ def with_experts(size: str) -> str:
     return f"{size.removesuffix('_moe')}_moe"
 
 
-def recipe_names() -> list[str]:
-    """Return the recipes of configs/: what has a get_config(), without base.py, from which they begin."""
-    return [name for name in loading.recipe_names() if name != "base"]
-
-
 def environment_name(field: str) -> str:
     """Return the environment's variable of a field, or "" for flags alone."""
     return "" if field in NOT_IN_ENVIRONMENT else field.upper()
@@ -324,7 +319,7 @@ def _check(settings: Settings) -> None:
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
         raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
     if not (ROOT / settings.recipe).is_file():
-        names = recipe_names()
+        names = [name for name in loading.recipe_names() if name != "base"]  # from which all begin
         near = nearest(settings.recipe_name, names)
         raise usage_error(f"there is no recipe {settings.recipe}; nearest: {near} (all: {', '.join(names)})")
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from configs import topologies
 from pods import hosts, recipes, records
 from pods.settings import Settings
 from pods.transports import PodError, Transport
@@ -149,10 +148,6 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
         lines = [*_heading(settings, pod, record), *table, *[f"PROBLEM: {line}" for line in wrong]]
         return "\n".join(lines), bool(wrong)
 
-    if settings.dry_run:
-        transport.describe()
-        transport.run_each(hosts.status_line(settings))
-        return 0
     return _show(settings, picture)
 
 
@@ -172,7 +167,10 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
     def picture() -> tuple[str, int]:
         lines, config = _read_run(settings, transport, record["workdir"])
-        figures = summarise(lines, config.get("train.steps"), recipes.num_chips(settings), price, record["time"])
+        topology = recipes.preset(settings)
+        figures = summarise(
+            lines, config.get("train.steps"), topology and topology.chips, price, launched=record["time"]
+        )
         if settings.json:
             return json.dumps(figures), 0
         return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
@@ -233,8 +231,8 @@ def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
 
 def price_per_chip_hour(settings: Settings) -> float | None:
     """Return --price, else that of the slice's preset; None where there is none, and for chips that are simulated."""
-    name = "" if settings.transport == "local" else recipes.slice_name(settings)
-    return settings.price or (topologies.get(name).price_per_chip_hour if name else None)
+    topology = None if settings.transport == "local" else recipes.preset(settings)
+    return settings.price or (topology.price_per_chip_hour if topology else None)
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
@@ -247,34 +245,25 @@ def _worker(number: int, result, record: dict | None) -> Worker:
     """Read one worker's answer; a heartbeat of an earlier run is none."""
     found = [line for line in result.output.splitlines() if line.startswith("{") and line.endswith("}")]
     if result.status or not found:
-        error = ["", *result.output.strip().splitlines()][-1] or f"exit status {result.status}"
-        return Worker(number, reachable=False, error=error[:200])
+        return Worker(number, reachable=False, error=result.message[:200])
     try:
         said = json.loads(found[-1])
     except ValueError:
         return Worker(number, reachable=False, error="its answer is no JSON; is its heartbeat file damaged?")
-    beat, now = said["heartbeat"], said["now"]
+    beat, now, started, pid = (said.pop(name) for name in ("heartbeat", "now", "started", "pid"))
     if beat is not None and not (isinstance(beat, dict) and beat.keys() >= BEAT_KEYS):
         return Worker(number, reachable=False, error=f"its heartbeat is damaged: {beat}"[:200])
-    if beat and said["started"] and beat["time"] < said["started"] - 1:
+    if beat and started and beat["time"] < started - 1:
         beat = None
-    return Worker(
-        number, alive=said["alive"], launched=said["pid"] is not None, stopped=said["stopped"], status=said["status"],
-        commit=said["commit"], changed=said["changed"], rss_gib=said["rss_gib"], heartbeat=beat,
-        age=max(0.0, now - beat["time"]) if beat else None,
-    )  # fmt: skip
+    age = max(0.0, now - beat["time"]) if beat else None
+    return Worker(number, launched=pid is not None, heartbeat=beat, age=age, **said)
 
 
 def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[str]:
     state = "does not exist"
     if pod:
-        parts = [
-            pod.get("state", "?"),
-            pod.get("health", ""),
-            pod.get("acceleratorType", ""),
-            f"{pod['workers']} workers",
-        ]
-        state = ", ".join(part for part in parts if part)
+        parts = (pod.get("state", "?"), pod.get("health"), pod.get("acceleratorType"), f"{pod['workers']} workers")
+        state = ", ".join(filter(None, parts))
     lines = [f"pod {settings.name}: {state} ({settings.transport})"]
     if record is None:
         return [*lines, "launched: nothing"]
@@ -311,8 +300,7 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
         worker, command = str(settings.coordinator_worker), _read_command(settings, workdir, name)
         [result] = transport.run(command, worker=worker, show=False)
         if result.status:
-            reason = (["", *result.output.strip().splitlines()])[-1]
-            raise PodError(f"{workdir}/{name}: {reason}; the run has not got to its first step?")
+            raise PodError(f"{workdir}/{name}: {result.message}; the run has not got to its first step?")
         return result.output
 
     whole = [text for text in read("metrics.jsonl").splitlines() if text.startswith("{") and text.endswith("}")]
@@ -342,8 +330,10 @@ def _figure(name: str, value) -> str:
 
 def _show(settings: Settings, picture: Callable[[], tuple[str, int]]) -> int:
     """Print a picture and return its exit status; with --watch again and again, in place on a terminal."""
-    if not settings.watch:
+    if settings.dry_run or not settings.watch:
         text, status = picture()
+        if settings.dry_run:
+            return 0
         print(text)
         return int(status)
     seconds = settings.poll_seconds if settings.given("poll_seconds") else WATCH_SECONDS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A puzzle that somebody typed: a text file with a Sudoku or a maze."""
+"""A puzzle as text: a file that somebody typed, with a Sudoku or a maze, and what a terminal shows of one."""
 
 import collections
 import pathlib
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.base import ConfigError
+from input_pipeline.puzzles.maze import CHARACTERS
+from input_pipeline.puzzles.sudoku_solver import BOXES
 
-BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # side of a Sudoku: (height, width) of its boxes
-MAZE = "# SGo"  # wall, free, start, goal, path; tokens 1 to 5
 EMPTY, IGNORED = ".0_", " \t|-+"  # of a Sudoku
 RULES = (
     f"a Sudoku is of digits, with one of {' '.join(EMPTY)} for each empty cell and | - + where you like; "
@@ -55,8 +55,26 @@ def read(path: pathlib.Path) -> Puzzle:
         raise ConfigError(f"{path}: is not text; {RULES}") from None
     if not any(line.strip() for line in lines):
         raise ConfigError(f"{path}: is empty; {RULES}")
-    is_maze = set("".join(lines)) & set(MAZE) - {" "}
+    is_maze = set("".join(lines)) & set(CHARACTERS) - {" "}
     return _maze(path, lines) if is_maze else _sudoku(path, lines)
+
+
+def board_text(kind: str, board: np.ndarray) -> str:
+    """Return tokens [height, width] as lines of text, which `read` reads back; ? is a token that the kind has not."""
+    if kind == "maze":
+        letters = "?" + CHARACTERS
+        return "\n".join("".join(letters[token * (token < len(letters))] for token in row) for row in board)
+    height, width = BOXES[len(board)]
+    words = [[digit(token, len(board)) for token in row] for row in board]
+    spaced = [" | ".join(" ".join(row[at : at + width]) for at in range(0, len(row), width)) for row in words]
+    rule = "+".join("-" * len(part) for part in spaced[0].split("|"))
+    bands = ["\n".join(spaced[at : at + height]) for at in range(0, len(spaced), height)]
+    return f"\n{rule}\n".join(bands)
+
+
+def digit(token: int, side: int) -> str:
+    """Return what a cell of a Sudoku shows."""
+    return "." if token == 1 else str(token - 1) if 2 <= token <= side + 1 else "?"
 
 
 def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
@@ -67,7 +85,7 @@ def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
         numbered.pop(0)
     first, width = numbered[0][0], len(numbered[0][1])
     for number, line in numbered:
-        wrong = [column for column, character in enumerate(line, 1) if character not in MAZE]
+        wrong = [column for column, character in enumerate(line, 1) if character not in CHARACTERS]
         if wrong:
             raise ConfigError(f"{path}:{number}: {line[wrong[0] - 1]!r} in column {wrong[0]} is no cell; {RULES}")
         if len(line) != width:
@@ -81,7 +99,7 @@ def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
             raise ConfigError(f"{path}:{first}: the maze has no {mark}; put one {mark} where its {what} is")
         if len(where) > 1:
             raise ConfigError(f"{path}:{where[1]}: a second {mark}, after that of line {where[0]}; leave one {what}")
-    return Puzzle("maze", np.array([[MAZE.index(c) + 1 for c in line] for _, line in numbered], np.int32))
+    return Puzzle("maze", np.array([[CHARACTERS.index(c) + 1 for c in line] for _, line in numbered], np.int32))
 
 
 def _sudoku(path: pathlib.Path, lines: list[str]) -> Puzzle:

@@ -14,8 +14,7 @@ import assembly
 from configs.base import ConfigError
 from input_pipeline.puzzles import maze, sudoku
 from objectives.recursive import IGNORED
-from reasoning.pictures import board_text
-from reasoning.puzzle_file import Puzzle
+from reasoning.puzzle_file import Puzzle, board_text
 from reasoning.voting import sigmoid
 
 BLANK = 0  # row of the puzzle table of puzzles that have no embedding of their own
@@ -90,15 +89,16 @@ def _step(params, graph, objective, carry, batch):
 def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
     """Return lines for a terminal: the puzzle, what each step made of it, the last answer, and what that is worth."""
     size = puzzle.tokens.shape
-    lines, before = ["puzzle", board_text(puzzle.tokens, size, puzzle.kind)], puzzle.tokens.ravel()
+    lines, before = ["puzzle", board_text(puzzle.kind, puzzle.tokens)], puzzle.tokens.ravel()
     for number, answer in enumerate(answers, 1):
         places = np.flatnonzero(answer.cells != before)
         lines += ["", f"step {number}: probability of halting {answer.halt:.3f}; {_changes(places, size[1])}"]
-        lines += [board_text(answer.cells, size, puzzle.kind)] if len(places) else []
+        lines += [board_text(puzzle.kind, answer.cells.reshape(size))] if len(places) else []
         before = answer.cells
-    wrong = problem(puzzle, before.reshape(size))
+    last = before.reshape(size)
+    wrong = problem(puzzle, last)
     verdict = f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
-    return [*lines, "", f"after {len(answers)} steps", board_text(before, size, puzzle.kind), verdict]
+    return [*lines, "", f"after {len(answers)} steps", board_text(puzzle.kind, last), verdict]
 
 
 def problem(puzzle: Puzzle, answer: np.ndarray) -> str:

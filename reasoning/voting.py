@@ -91,12 +91,9 @@ class Votes:
 
     def ranked(self, task: str, given: np.ndarray) -> list[Candidate]:
         """Return what was predicted for a test input, best first; what ties is in an order of its own."""
-        predictions = self.table.get((task, _packed(given)), {})
-        order = sorted(predictions, key=lambda predicted: _rank(predicted, *predictions[predicted]))
-        return [
-            Candidate(_unpacked(predicted), count, float(total / count))
-            for predicted, (count, total) in ((predicted, predictions[predicted]) for predicted in order)
-        ]
+        predictions = self.table.get((task, _packed(given)), {}).items()
+        order = sorted((-count, -total / count, predicted) for predicted, (count, total) in predictions)
+        return [Candidate(_unpacked(predicted), -count, float(-mean)) for count, mean, predicted in order]
 
     def to_bytes(self) -> bytes:
         """Return the table to keep or to send; equal tables are equal bytes."""
@@ -117,15 +114,11 @@ class Votes:
         try:
             kept = json.loads(gzip.decompress(content))
             if kept["format"] != FORMAT:
-                raise DataError(
-                    f"{name}: votes of format {kept['format']}, not {FORMAT}; evaluate that checkpoint anew"
-                )
+                raise ValueError(f"format {kept['format']}, not {FORMAT}")
             for task, given, predictions in kept["votes"]:
                 for predicted, count, total in predictions:
                     votes._add((task, bytes.fromhex(given)), bytes.fromhex(predicted), count, Fraction(total))
         except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, DataError):
-                raise
             raise DataError(f"{name}: not a table of votes ({error}); evaluate that checkpoint anew") from None
         return votes
 
@@ -166,7 +159,7 @@ def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, f
     return {name: float(sum(found) / len(found)) for name, found in shares.items()}
 
 
-def results(votes: Votes, tasks: dict, earlier: Iterable[Votes] = ()) -> dict[str, float]:
+def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[str, float]:
     """Return `passes` of these votes alone, and as "pooled/pass@K" together with those of earlier checkpoints.
 
     The published scores are pooled ones: an ensemble of the checkpoints that one process evaluated.
@@ -174,10 +167,8 @@ def results(votes: Votes, tasks: dict, earlier: Iterable[Votes] = ()) -> dict[st
     Args:
       earlier: a table for each other checkpoint; without any, nothing is pooled and nothing said of it.
     """
-    earlier = list(earlier)
-    found = passes(votes, tasks)
     pooled = passes(votes.merge(earlier), tasks) if earlier else {}
-    return found | {f"pooled/{name}": value for name, value in pooled.items()}
+    return passes(votes, tasks) | {f"pooled/{name}": value for name, value in pooled.items()}
 
 
 def submission(votes: Votes, tasks: dict) -> dict[str, list[dict]]:
@@ -221,10 +212,6 @@ def _place(candidates: list[Candidate], truth: np.ndarray) -> float:
     """Return the place of the truth, from 0; infinity where nobody predicted it, or it is unknown."""
     found = (place for place, candidate in enumerate(candidates) if np.array_equal(candidate.grid, truth))
     return next(found, np.inf) if truth.size else np.inf
-
-
-def _rank(predicted: bytes, count: int, total: Fraction) -> tuple:
-    return -count, -total / count, predicted
 
 
 def _packed(grid: np.ndarray) -> bytes:

@@ -112,10 +112,9 @@ def test_every_subcommand_asks_exactly_this(gcloud, num_hosts):
 
 
 @pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
-@pytest.mark.parametrize("num_hosts", [1, 4, 8])
-def test_both_script_names_ask_the_same(gcloud, entry, num_hosts):
-    # That everything is passed on needs all subcommands once; the number of hosts is no matter of theirs.
-    run_all(gcloud, entry, num_hosts, None if num_hosts == 4 else {"create", "describe", "backup", "ssh", "delete"})
+def test_both_script_names_ask_the_same(gcloud, entry):
+    # They pass on whatever is typed: a word, flags, what follows --, paths; all subcommands are dry-run in test_pod.py.
+    run_all(gcloud, entry, 4, {"describe", "options", "ssh words", "backup"})
 
 
 @pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
@@ -174,7 +173,7 @@ def test_a_repository_url_with_a_password_is_refused(gcloud):
     assert "password" in done.last_line and "secret@" not in done.stderr
 
 
-@pytest.mark.parametrize("num_hosts", [1, 4, 8])
+@pytest.mark.parametrize("num_hosts", [1, 8])
 def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts):
     """By the real shell commands, on folders that play the hosts."""
     codes = [gcloud.folder / f"worker-{i}" / "torus" for i in range(num_hosts)]

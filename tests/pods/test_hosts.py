@@ -59,7 +59,7 @@ def test_what_is_launched_outlives_its_shell_and_stop_lets_it_save(host, shell):
     assert done.returncode == 0 and "worker 3: launched, process group" in done.stdout, done.stderr
     host.wait_for_log("started\n")
     status = host.status()
-    assert status["worker"] == 3 and status["alive"] is True and status["status"] is None
+    assert status["alive"] is True and status["status"] is None
     assert 0 <= status["now"] - status["started"] < 60 and status["rss_gib"] >= 0
     done = host.run(hosts.stop(host.settings), shell)
     assert (done.returncode, done.stdout) == (0, "worker 3: stopped, exit status 75\n")
