@@ -52,7 +52,7 @@ import jax
 
 import assembly
 from configs.loading import flat
-from migration import hugging_face, logits, peft, trm_reference
+from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
 from parallelism.mesh import mesh_context
 from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints
@@ -89,7 +89,7 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
             f"--config.{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
         )
     name = command_line.FLAGS.hf
-    published = hugging_face.Published(hugging_face.fetched(name), command.workdir)
+    published = hugging_face.Published(hugging_face_hub.folder_of(name), command.workdir)
     published.make_run(record_of_start(published.config, command.workdir))
     print(
         f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "

@@ -22,7 +22,7 @@ from configs.base import ConfigError
 from configs.loading import flat
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
-from migration import hugging_face_hub, safetensors_files
+from migration import safetensors_files
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
 from training import array_files
@@ -138,11 +138,6 @@ class Published:
         for name in self.family.zeros:
             shape = shapes[name].shape
             array_files.create(folder, f"params.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
-
-
-def fetched(name: str) -> pathlib.Path:
-    """Return the folder of a model that is one, or `org/name` on the hub."""
-    return hugging_face_hub.folder_of(name, (*WRITTEN, *BESIDE))
 
 
 def read_config(folder: pathlib.Path) -> dict:

@@ -7,21 +7,17 @@ gated model the library reads HF_TOKEN, or what `hf auth login` left; nothing he
 
 import pathlib
 import sys
-from collections.abc import Sequence
 
 import huggingface_hub
 from huggingface_hub import errors
 from huggingface_hub.utils import disable_progress_bars
 
 from configs.base import ConfigError
+from migration.hugging_face import BESIDE, WRITTEN
 
 
-def folder_of(name: str, patterns: Sequence[str]) -> pathlib.Path:
-    """Return a folder, or where there is none such the copy of what the hub has under this name.
-
-    Args:
-      name: of a folder, or `org/name` on the hub.
-      patterns: of the names of the files to bring.
+def folder_of(name: str) -> pathlib.Path:
+    """Return a folder, or where there is none such the copy of what the hub has under this name, `org/name`.
 
     Raises:
       ConfigError: there is no such folder, and the hub has no such model, does not give it out, or does not answer.
@@ -32,7 +28,7 @@ def folder_of(name: str, patterns: Sequence[str]) -> pathlib.Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WRITTEN, *BESIDE]))
     except errors.GatedRepoError:
         why = "its owners give it out on request: ask at its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:

@@ -25,22 +25,18 @@ def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
 class _Reader:
     def __init__(self, folder: pathlib.Path, config: dict):
         self.folder, self.config, self.gemma = folder, config, config["model_type"] in WITH_ONE
-        index = folder / "model.safetensors.index.json"
-        self.where = json.loads(index.read_text())["weight_map"] if index.exists() else None
+        index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        if index.exists():
+            self.where = json.loads(index.read_text())["weight_map"]
+        else:
+            with safetensors.safe_open(alone, "numpy") as tensors:
+                self.where = dict.fromkeys(tensors.keys(), alone.name)
         self.epsilon = config["rms_norm_eps"]
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a tensor in float32."""
-        file = self.folder / (self.where[name] if self.where else "model.safetensors")
-        with safetensors.safe_open(file, "numpy") as tensors:
+        with safetensors.safe_open(self.folder / self.where[name], "numpy") as tensors:
             return tensors.get_tensor(name).astype(np.float32)
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        if self.where:
-            return name in self.where
-        with safetensors.safe_open(self.folder / "model.safetensors", "numpy") as tensors:
-            return name in tensors.keys()  # noqa: SIM118
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         scale = self.tensor(name) + (1 if self.gemma else 0)
@@ -48,7 +44,7 @@ class _Reader:
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         y = x @ self.tensor(f"{name}.weight").T
-        return y + self.tensor(f"{name}.bias") if self.has(f"{name}.bias") else y
+        return y + self.tensor(f"{name}.bias") if f"{name}.bias" in self.where else y
 
     def logits(self, tokens_T: np.ndarray) -> np.ndarray:
         """Return float32 [T, V]."""
@@ -103,7 +99,7 @@ class _Reader:
         q_TNH = self.linear(x, at + "q_proj").reshape(length, heads, width)
         k_TKH = self.linear(x, at + "k_proj").reshape(length, kv_heads, width)
         v_TKH = self.linear(x, at + "v_proj").reshape(length, kv_heads, width)
-        if self.has(at + "q_norm.weight"):
+        if at + "q_norm.weight" in self.where:
             q_TNH, k_TKH = self.norm(q_TNH, at + "q_norm.weight"), self.norm(k_TKH, at + "k_norm.weight")
         cos, sin = _rotations(length, width, self.rope(is_local), config["max_position_embeddings"])
         q_TNH, k_TKH = _rotated(q_TNH, cos, sin), _rotated(k_TKH, cos, sin)

@@ -56,18 +56,13 @@ def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
 def read_tokens(file: pathlib.Path, model) -> np.ndarray:
     """Return int32 [batch, length] of a file; ConfigError for anything else, and for ids that are not the model's."""
     try:
-        tokens_BT = np.load(file, allow_pickle=False)
+        tokens_BT = np.asarray(np.load(file, allow_pickle=False))
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
     except (ValueError, EOFError) as error:
         raise ConfigError(f"--tokens={file}: is no .npy file ({' '.join(str(error).split())})") from None
-    if (
-        not isinstance(tokens_BT, np.ndarray)
-        or tokens_BT.dtype != np.int32
-        or tokens_BT.ndim != 2
-        or not tokens_BT.size
-    ):
-        found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}" if isinstance(tokens_BT, np.ndarray) else "several arrays"
+    if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
+        found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
         raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")
     wrong = tokens_BT[(tokens_BT < 0) | (tokens_BT >= model.vocab_size)]
     if wrong.size:
