@@ -2,6 +2,7 @@
 """Files kept between runs: where they are, written whole or not at all, by one process at a time."""
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +43,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def write_json(path: Path, value) -> None:
+    """Write what JSON can hold, whole or not at all."""
+    with writing(path) as file:
+        file.write(json.dumps(value).encode())
 
 
 @contextmanager

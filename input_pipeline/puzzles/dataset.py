@@ -15,18 +15,16 @@ and its answer.
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from input_pipeline.cache import writing
+from input_pipeline.cache import write_json, writing
 from input_pipeline.errors import DataError
-from input_pipeline.puzzles.threads import in_threads
+from input_pipeline.threads import in_threads
 
 SET = "all"
 BLANK = "<blank>"
@@ -86,7 +84,7 @@ class Plan:
 
 
 def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance: Callable[[int], object]) -> None:
-    """Write a data set into a folder, groups in parallel threads.
+    """Write a data set into a folder, its groups made in parallel threads.
 
     Args:
         identifiers: names, the blank one first.
@@ -95,8 +93,7 @@ def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance
     for name, plan in splits.items():
         (folder / name).mkdir(parents=True)
         _write_split(folder / name, plan, len(identifiers), advance)
-    with writing(folder / "identifiers.json") as file:
-        file.write(json.dumps(identifiers).encode())
+    write_json(folder / "identifiers.json", identifiers)
 
 
 def open_split(folder: Path, name: str) -> Split:
@@ -211,41 +208,22 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
         "seq_len": plan.seq_len, "num_puzzle_identifiers": num_identifiers, "total_groups": len(plan.sizes),
         "mean_puzzle_examples": float(sizes.mean()), "total_puzzles": len(sizes), "sets": [SET],
     }  # fmt: skip
-    with writing(place / "dataset.json") as file:
-        file.write(json.dumps(metadata, indent=1).encode())
+    write_json(place / "dataset.json", metadata)
 
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
-    """Write inputs and labels, groups in parallel; not by a memory map, which a full disk would end the process by."""
-    shape = (int(plan.firsts[-1]), plan.seq_len)
-    with _array_file(place, "inputs", shape) as inputs, _array_file(place, "labels", shape) as labels:
-        begin = inputs.tell()
-
-        def fill(first: int) -> int:
-            groups = range(first, min(first + plan.together, len(plan.sizes)))
-            offset = begin + int(plan.firsts[groups.start]) * plan.seq_len
-            arrays = plan.examples(groups)
+    """Write inputs and labels in order; not by a memory map, which a full disk would end the process by."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (int(plan.firsts[-1]), plan.seq_len)}
+    every = range(len(plan.sizes))
+    made = in_threads(plan.examples, (every[first : first + plan.together] for first in every[:: plan.together]))
+    with (
+        writing(place / f"{SET}__inputs.npy") as inputs,
+        writing(place / f"{SET}__labels.npy") as labels,
+        closing(made),
+    ):
+        for file in (inputs, labels):
+            np.lib.format.write_array_header_1_0(file, header)
+        for arrays in made:
             for file, array in zip((inputs, labels), arrays, strict=True):
-                assert array.shape == (plan.firsts[groups.stop] - plan.firsts[groups.start], plan.seq_len)
-                _write_at(file, array.astype(np.uint8, copy=False).tobytes(), offset)
-            return sum(array.size for array in arrays)
-
-        with closing(in_threads(fill, range(0, len(plan.sizes), plan.together))) as written:
-            for num_bytes in written:
-                advance(num_bytes)
-
-
-@contextmanager
-def _array_file(place: Path, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-    """Open the file of a uint8 array, its header written, that is on disk when it is closed."""
-    with open(place / f"{SET}__{name}.npy", "wb", buffering=0) as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        yield file
-        os.fsync(file.fileno())
-
-
-def _write_at(file: BinaryIO, content: bytes, offset: int) -> None:
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written
+                file.write(array.astype(np.uint8, copy=False).tobytes())
+            advance(sum(array.size for array in arrays))

@@ -11,7 +11,7 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
-from input_pipeline.puzzles.threads import in_threads
+from input_pipeline.threads import in_threads
 
 BATCH = 128  # puzzles made at once, fewer where fewer are asked for
 BARREN_BATCHES = 8  # in a row; then there are no others
