@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puzzle data sets made from what was published or drawn at random, kept in the cache by what they are made of.
 
-A data set appears in the cache whole or not at all, and is made once by however many processes ask for it.
+The public functions are sources. A data set appears in the cache whole or not at all, and is made once by however many
+processes ask for it.
 """
 
 import os
@@ -58,7 +59,7 @@ class Boards(NamedTuple):
     settings: str
 
 
-def published(path: str) -> Pair:
+def published(data, path: str, **_) -> Pair:
     """Return the windows of a folder that is a data set already.
 
     Raises:
@@ -68,7 +69,7 @@ def published(path: str) -> Pair:
     return _opened(folder, dataset.digest(folder))
 
 
-def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
+def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return Sudokus of the tables train.csv and test.csv in a folder, or without one drawn at random."""
     side = SUDOKU_SIDE if path else data.puzzle_size
     if side not in BOXES:
@@ -94,7 +95,7 @@ def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
     )
 
 
-def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
+def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return mazes of the tables train.csv and test.csv in a folder, or without one drawn at random."""
     side = MAZE_SIDE if path else data.puzzle_size
     if not 3 <= side <= maze.LARGEST_SIDE:
@@ -111,7 +112,7 @@ def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
     return _boards(data, path, seed, announce, Boards("maze", "mazes", side, len(maze.CHARACTERS) + 1, count, *how))
 
 
-def arc_tasks(data, path: str, seed: int, announce: Announce) -> Pair:
+def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return the tasks of ARC in a folder, of those of data.puzzle_set the test pairs of one subset held out."""
     folder = _folder(path, "*_challenges.json and *_solutions.json of the subsets of data.puzzle_set")
     number = data.puzzle_augmentations

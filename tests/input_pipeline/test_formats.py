@@ -169,7 +169,7 @@ def test_a_document_of_many_megabytes(read, tmp_path):
 def test_millions_of_documents_are_affordable(read, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(2_000)])
     spans = read(tmp_path / "a.jsonl")
-    parts = [(span, span.digest, span.stop, span.document, span.document._number) for span in spans]
+    parts = [(span, span.digest, span.stop, span.document, span.document.number) for span in spans]
     assert sum(sum(map(sys.getsizeof, part)) for part in parts) / len(spans) < 300
 
 
@@ -181,7 +181,7 @@ BAD_LINES = {  # what is wrong with a line of JSON, and what is said of it
     b'{"text": ["x"]}': "without text in 'text' ([\"x\"])",
     b'{"text": "\xff"}': "not UTF-8 at byte 10 of the line",
     b'{"text": "\\ud800"}': "not UTF-8 (surrogates not allowed: half of a \\u pair)",
-    b"[" * 100_000: "not JSON (nested too deeply)",
+    b"[" * 100_000: "not JSON (maximum recursion depth exceeded while decoding a JSON array from a unicode string)",
 }
 
 
