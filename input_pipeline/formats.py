@@ -63,7 +63,9 @@ class JsonLines(RecordFile):
         except json.JSONDecodeError as error:
             whole = ", and data.source=text reads the file as it is" if Path(self.path).suffix == ".json" else ""
             raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
-        except (RecursionError, ValueError) as error:  # brackets by the thousand, or digits
+        except RecursionError as error:
+            raise BadDocument(name, "not JSON", " (nested too deeply)") from error
+        except ValueError as error:  # a number of thousands of digits
             raise BadDocument(name, "not JSON", f" ({error})") from error
 
 
