@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A corpus made ready: documents found, split, tokenized once, stored, and opened as window sources."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from input_pipeline.cache import cache_folder
+from input_pipeline.cache import cache_folder, digest
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.documents import Document, Span, hold_out, scan
@@ -183,14 +182,10 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
 def _store(splits: Splits, tokenizer, data, announce: Callable[[str], object]) -> tuple[Path, dict]:
     """Return the folder of shards of one source under a tokenizer, and its manifest."""
     tokenizer = ChatTokenizer(tokenizer) if data.source in WINDOWS else tokenizer
-    documents = hashlib.blake2b(digest_size=16)
-    for split, spans in splits.items():
-        documents.update(split.encode())
-        for span in spans:
-            documents.update(span.digest + span.start.to_bytes(8) + span.stop.to_bytes(8))
+    documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
     facts = {
         "format": FORMAT,
-        "documents": documents.hexdigest(),
+        "documents": digest(*documents),
         "tokenizer": tokenizer.digest,
         "end_of_document": tokenizer.end_of_document,
     }
@@ -208,4 +203,4 @@ def _gzip_bits_per_byte(stores: list[tuple[Path, dict]]) -> float:
 
 
 def _digest(value) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest(json.dumps(value, sort_keys=True).encode())

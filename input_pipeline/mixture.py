@@ -102,6 +102,9 @@ class Schedule:
         return periods * self._taken + np.bincount(self._parts[:place], minlength=len(self._taken))
 
 
+_schedule = cache(Schedule)
+
+
 @dataclass(frozen=True)
 class Mixture:
     """What a run trains on: window sources, the weights that they had from which example on, what is left out.
@@ -175,7 +178,7 @@ class Mixture:
         Args:
             stored: what `record` gave of the earlier run, which has the same parts; none: its weights were these.
             taken: examples that the run has taken.
-            skips: of the earlier run, also as JSON gives them back.
+            skips: of the earlier run.
         """
         earlier = self.recorded(stored or self.record(), skips)
         example, weights = int(earlier.examples(taken)), self.history[-1][1]
@@ -212,11 +215,6 @@ class Mixture:
 def mixture_of_one(windows) -> Mixture:
     """Return the mixture that takes every example from one window source."""
     return Mixture((windows,), ((0, (Fraction(1),)),))
-
-
-@cache
-def _schedule(weights: Weights) -> Schedule:
-    return Schedule(weights)
 
 
 def _period(weights: Weights) -> int:

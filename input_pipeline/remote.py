@@ -6,7 +6,6 @@ has come of the others, and `listing.json` what the store said of each, so that 
 """
 
 import glob
-import hashlib
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from input_pipeline.cache import locked, write_json
+from input_pipeline.cache import digest, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.threads import in_threads
@@ -53,7 +52,7 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
         DataError: no such store, bucket or file; no permission; the disk is full; the store fails.
     """
     store, root = _open(url)
-    folder = cache / "remote" / hashlib.blake2b(url.rstrip("/").encode(), digest_size=16).hexdigest()
+    folder = cache / "remote" / digest(url.rstrip("/").encode())
     try:
         with locked(folder.with_suffix(".lock"), announce):
             files, below, is_glob = _list(store, root, url)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from input_pipeline import cache
 from input_pipeline.cache import write_json, writing
 from input_pipeline.errors import DataError
 from input_pipeline.threads import in_threads
@@ -127,11 +128,8 @@ def digest_of(files: list[Path], facts) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     with closing(in_threads(_content, files)) as contents:
-        for content in contents:
-            total.update(content)
-    return total.hexdigest()
+        return cache.digest(json.dumps(facts, sort_keys=True).encode(), *contents)
 
 
 def read_json(path: Path):
