@@ -20,38 +20,23 @@ NAME = "ledger.jsonl"
 
 
 class Excerpt(NamedTuple):
-    """Tokens of a document that a row was trained on.
+    """Tokens of a document that a row was trained on."""
 
-    Attributes:
-        document: its name, as messages of the pipeline have it.
-        segment: its number in the row, from 1, as in the batch's `segments`.
-        first, count: place of its first token among the row's targets, and how many there are.
-        offset: place of that token in the document, whose last token is its end of document.
-    """
-
-    document: str
-    segment: int
-    first: int
-    count: int
-    offset: int
+    document: str  # its name, as messages of the pipeline have it
+    segment: int  # its number in the row, from 1, as in the batch's `segments`
+    first: int  # place of its first token among the row's targets
+    count: int  # of these tokens
+    offset: int  # place of the first in the document, whose last token is its end of document
 
 
 class Example(NamedTuple):
-    """A row of a step's global batch.
+    """A row of a step's global batch."""
 
-    Attributes:
-        row: its number in the batch.
-        example: its place in the order of examples.
-        part: name of the part of the mixture.
-        window: its number in the part.
-        excerpts: what it is made of, in order.
-    """
-
-    row: int
-    example: int
-    part: str
-    window: int
-    excerpts: tuple[Excerpt, ...]
+    row: int  # its number in the batch
+    example: int  # its place in the order of examples
+    part: str  # name of the part of the mixture
+    window: int  # its number in the part
+    excerpts: tuple[Excerpt, ...]  # what it is made of, in order
 
 
 def new_section(

@@ -19,6 +19,7 @@ from math import lcm
 import numpy as np
 
 from input_pipeline.errors import DataError
+from input_pipeline.windows import Windows
 
 LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
 FOREVER = 1 << 62  # examples
@@ -107,17 +108,11 @@ _schedule = cache(Schedule)
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a run trains on: window sources, the weights that they had from which example on, what is left out.
+    """What a run trains on: window sources, the weights that they had from which example on, what is left out."""
 
-    Attributes:
-        parts: window sources, all of which give the same arrays.
-        history: (first example, weights) of each section of the order; the first begins with example 0.
-        skips: (taken, count): after so many taken examples, and after earlier skips, so many are left out.
-    """
-
-    parts: tuple
-    history: tuple[tuple[int, Weights], ...]
-    skips: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Windows, ...]  # all of which give the same arrays
+    history: tuple[tuple[int, Weights], ...]  # first example and weights of each section, from example 0 on
+    skips: tuple[tuple[int, int], ...] = ()  # after so many taken examples, and earlier skips, so many are left out
 
     @property
     def arrays(self) -> tuple[str, ...]:

@@ -40,15 +40,10 @@ class Task(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """Versions of a task, itself first.
+    """Versions of a task, itself first."""
 
-    Attributes:
-        turns: int [N], numbers of `dihedral`.
-        colours: uint8 [N, 10], what each colour becomes.
-    """
-
-    turns: np.ndarray
-    colours: np.ndarray
+    turns: np.ndarray  # int [N], numbers of `dihedral`
+    colours: np.ndarray  # uint8 [N, 10], what each colour becomes
 
 
 def encode(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:

@@ -37,26 +37,16 @@ Pair = tuple[PuzzleEpochs, PuzzleWindows]
 
 
 class Boards(NamedTuple):
-    """Square boards of one kind, of which each is a puzzle of one example.
+    """Square boards of one kind, of which each is a puzzle of one example."""
 
-    Attributes:
-        kind: as the cache has it; and `name`, a plural, as messages do.
-        num_versions: of each to train on, itself first.
-        draw: (generator, number) -> so many at random, as `drawn.split` takes them.
-        checked: a table -> its puzzles; raises DataError where they are none.
-        versions: (question, answer, generator) -> both in all versions, tokens [num_versions, side, side].
-        settings: that a user may change for there to be more.
-    """
-
-    kind: str
-    name: str
+    name: str  # a plural
     side: int
     vocab_size: int
-    num_versions: int
-    draw: Callable
-    checked: Callable[[tables.Table], Puzzles]
-    versions: Callable
-    settings: str
+    num_versions: int  # of each to train on, itself first
+    draw: Callable  # (generator, number) -> so many at random, as `drawn.split` takes them
+    checked: Callable[[tables.Table], Puzzles]  # raises DataError where they are none
+    versions: Callable  # (question, answer, generator) -> both in all versions, tokens [num_versions, side, side]
+    settings: str  # that a user may change for there to be more
 
 
 def published(data, path: str, **_) -> Pair:
@@ -89,10 +79,9 @@ def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
         return tuple(1 + np.concatenate([board[None], sudoku.augment(board, *draws)]) for board in boards)
 
     settings = f"data.puzzle_clues (0, or {EASY_CLUES[side]} and more), {SETTINGS}"
-    how = draw, _sudoku_table, versions, settings
-    return _boards(
-        data, path, seed, announce, Boards("sudoku", "Sudokus", side, side + 2, 1 + data.puzzle_augmentations, *how)
-    )
+    number = 1 + data.puzzle_augmentations
+    boards = Boards("Sudokus", side, side + 2, number, draw, _sudoku_table, versions, settings)
+    return _boards(data, path, seed, announce, boards)
 
 
 def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
@@ -108,8 +97,8 @@ def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     def versions(question: np.ndarray, answer: np.ndarray, generator: np.random.Generator) -> tuple:
         return tuple(maze.versions(board)[:count] for board in (question, answer))
 
-    how = draw, _maze_table, versions, SETTINGS
-    return _boards(data, path, seed, announce, Boards("maze", "mazes", side, len(maze.CHARACTERS) + 1, count, *how))
+    boards = Boards("mazes", side, len(maze.CHARACTERS) + 1, count, draw, _maze_table, versions, SETTINGS)
+    return _boards(data, path, seed, announce, boards)
 
 
 def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
@@ -172,7 +161,7 @@ def _boards(data, path: str, seed: int, announce: Announce, boards: Boards) -> P
         _write(place, plans, [BLANK], "writing puzzles", announce)
 
     names = OPTIONS if path else OPTIONS_OF_DRAWN
-    facts = {"kind": boards.kind, "seed": seed} | {name: data[name] for name in names}
+    facts = {"kind": boards.name, "seed": seed} | {name: data[name] for name in names}
     return _cached(data, files, facts, build, announce)
 
 
@@ -206,9 +195,10 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _write(place: Path, plans: dict[str, Plan], identifiers: list[str], title: str, announce: Announce) -> None:
-    with progress(title, sum(plan.num_bytes for plan in plans.values()), announce) as advance:
+    num_bytes = sum(2 * plan.num_examples * plan.seq_len for plan in plans.values())  # of inputs and labels
+    with progress(title, num_bytes, announce) as advance:
         dataset.write(place, plans, identifiers, advance)
-    counts = [f"{plan.firsts[-1]:,} in {name}" for name, plan in plans.items()]
+    counts = [f"{plan.num_examples:,} in {name}" for name, plan in plans.items()]
     announce(f"puzzles: {', '.join(counts)}, of {len(plans['train'].sizes):,} groups to train on")
 
 

@@ -17,7 +17,8 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,53 +36,31 @@ KEYS = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_l
 
 @dataclass(frozen=True)
 class Split:
-    """One split, its large arrays mapped into memory.
+    """One split, its large arrays mapped into memory."""
 
-    Attributes:
-        folder: of the data set.
-        metadata: what dataset.json holds.
-        inputs, labels: [examples, cells].
-        identifiers: [puzzles].
-        puzzles: [puzzles + 1], first examples.
-        groups: [groups + 1], first puzzles.
-    """
-
-    folder: Path
-    metadata: dict
-    inputs: np.ndarray
-    labels: np.ndarray
-    identifiers: np.ndarray
-    puzzles: np.ndarray
-    groups: np.ndarray
+    folder: Path  # of the data set
+    metadata: dict  # what dataset.json holds
+    inputs: np.ndarray  # [examples, cells]
+    labels: np.ndarray  # the same
+    identifiers: np.ndarray  # [puzzles]
+    puzzles: np.ndarray  # [puzzles + 1], first examples
+    groups: np.ndarray  # [groups + 1], first puzzles
 
 
 @dataclass
 class Plan:
-    """A split that is to be written.
-
-    Attributes:
-        seq_len, vocab_size: of its examples.
-        sizes: examples of each puzzle, of each group a list or array.
-        examples: groups -> their examples in order, (inputs, labels), uint8 [n, seq_len] each.
-        identifiers: of each puzzle, int [puzzles]; None: all blank.
-        together: how many groups `examples` is asked for at once, the last time fewer.
-        firsts: example of each group, and the end.
-    """
+    """A split that is to be written."""
 
     seq_len: int
     vocab_size: int
-    sizes: list
-    examples: Callable[[range], tuple[np.ndarray, np.ndarray]]
-    identifiers: np.ndarray | None = None
-    together: int = 1
-    firsts: np.ndarray = field(init=False)
+    sizes: list  # examples of each puzzle, of each group a list
+    examples: Callable[[range], tuple[np.ndarray, np.ndarray]]  # groups -> (inputs, labels), uint8 [n, seq_len] each
+    identifiers: np.ndarray | None = None  # of each puzzle, int [puzzles]; None: all blank
+    together: int = 1  # how many groups `examples` is asked for at once, the last time fewer
 
-    def __post_init__(self):
-        self.firsts = np.cumsum([0, *map(sum, self.sizes)])
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * int(self.firsts[-1]) * self.seq_len
+    @cached_property
+    def num_examples(self) -> int:
+        return sum(map(sum, self.sizes))
 
 
 def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance: Callable[[int], object]) -> None:
@@ -211,7 +190,7 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
     """Write inputs and labels in order; not by a memory map, which a full disk would end the process by."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (int(plan.firsts[-1]), plan.seq_len)}
+    header = {"descr": "|u1", "fortran_order": False, "shape": (plan.num_examples, plan.seq_len)}
     every = range(len(plan.sizes))
     made = in_threads(plan.examples, (every[first : first + plan.together] for first in every[:: plan.together]))
     with (

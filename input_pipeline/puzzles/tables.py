@@ -16,18 +16,12 @@ FIRST_ROW = 2  # in messages, the column names being row 1
 
 
 class Table(NamedTuple):
-    """Some rows of a file.
+    """Some rows of a file."""
 
-    Attributes:
-        path: of the file.
-        rows: int [N], where each stands.
-        questions, answers: uint8 [N, cells], characters by their codes.
-    """
-
-    path: Path
-    rows: np.ndarray
-    questions: np.ndarray
-    answers: np.ndarray
+    path: Path  # of the file
+    rows: np.ndarray  # int [N], where each stands
+    questions: np.ndarray  # uint8 [N, cells], characters by their codes
+    answers: np.ndarray  # the same
 
     def reject(self, wrong: np.ndarray, what: str) -> None:
         """Raise a DataError that names the first of the rows, bool [N], that are wrong."""
