@@ -106,7 +106,11 @@ def draw_versions(task: Task, number: int, generator: np.random.Generator) -> Ve
         turn = generator.integers(0, 8, number)
         colour = np.zeros((number, COLOURS), np.uint8)
         colour[:, 1:] = 1 + generator.random((number, COLOURS - 1)).argsort(axis=1)
-        new = [place for place, key in enumerate(_hashes(task, turn, colour).tolist()) if _is_new(key, met, number)]
+        new = []
+        for place, key in enumerate(_hashes(task, turn, colour).tolist()):
+            if key not in met and len(met) <= number:
+                met.add(key)
+                new.append(place)
         turns.append(turn[new])
         colours.append(colour[new])
     return Versions(np.concatenate(turns), np.concatenate(colours))
@@ -203,14 +207,6 @@ def _grid(where: str, rows: list) -> np.ndarray:
     if grid.ndim != 2 or not 1 <= min(grid.shape) <= max(grid.shape) <= SIDE or grid.min() < 0 or grid.max() >= COLOURS:
         raise DataError(f"{where}: a grid is no rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
     return grid.astype(np.uint8)
-
-
-def _is_new(key: int, met: set[int], number: int) -> bool:
-    """Whether a version is none of those met and still wanted; it is met then."""
-    new = key not in met and len(met) <= number
-    if new:
-        met.add(key)
-    return new
 
 
 def _hashes(task: Task, turns: np.ndarray, colours: np.ndarray) -> np.ndarray:

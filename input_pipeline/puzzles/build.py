@@ -24,7 +24,8 @@ from input_pipeline.puzzles.sudoku_solver import BOXES
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.threads import in_threads
 
-FORMAT = 2  # of what is made; another number is another folder
+FORMAT = 1  # of what is made; another number is another folder
+DRAWING = 2  # of rows from tables; the same
 SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of those in files
 TOGETHER = 4096  # held-out boards that are written at once
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
@@ -160,8 +161,8 @@ def _boards(data, path: str, seed: int, announce: Announce, boards: Boards) -> P
         }
         _write(place, plans, [BLANK], "writing puzzles", announce)
 
-    names = OPTIONS if path else OPTIONS_OF_DRAWN
-    facts = {"kind": boards.name, "seed": seed} | {name: data[name] for name in names}
+    options = {name: data[name] for name in (OPTIONS if path else OPTIONS_OF_DRAWN)}
+    facts = {"kind": data.source, "seed": seed} | options | ({"drawing": DRAWING} if path else {})
     return _cached(data, files, facts, build, announce)
 
 
