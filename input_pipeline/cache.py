@@ -2,6 +2,8 @@
 """Files kept between runs: where they are, written whole or not at all, by one process at a time."""
 
 import fcntl
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from input_pipeline.errors import DataError
+
+
+def digest(*contents: bytes) -> str:
+    """Return a digest of some bytes, one after the other, by which what is made of them is named."""
+    return hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
 
 
 def cache_path(cache_dir: str) -> Path:
@@ -42,6 +49,12 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+
+
+def write_json(path: Path, value) -> None:
+    """Write what JSON can hold, whole or not at all."""
+    with writing(path) as file:
+        file.write(json.dumps(value).encode())
 
 
 @contextmanager

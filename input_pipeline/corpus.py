@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A corpus made ready: documents found, split, tokenized once, stored, and opened as window sources."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from input_pipeline.cache import cache_folder
+import numpy as np
+
+from input_pipeline.cache import cache_folder, digest
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.documents import Document, Span, hold_out, scan
@@ -26,29 +27,15 @@ Splits = dict[str, list[Span]]  # of one source: its documents for "train", for 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run reads.
+    """What a run reads."""
 
-    Attributes:
-        tokenizer: .vocab_size, .end_of_document (id), .encode(str) -> list[int], .decode(list[int]) -> str,
-            .digest; None where tokens stand for no text.
-        train: the window sources that are trained on, and their weights.
-        heldout: a window source: .num_documents, .num_tokens (ends of documents among them),
-            .num_bytes (of UTF-8), .num_examples(T) and .read(indices, T), which gives int32
-            [len(indices), T] `tokens`, `targets`, `segments` (0: padding) and `positions`; of other sources
-            the arrays that they name.
-        digest: the same wherever the same documents, tokenizer and split are read, with whatever weights.
-        gzip_bits_per_byte: `gzip -9` on the held-out documents one at a time; None where there is no text.
-        names: of the parts of .train: their data paths, or where there is none the source.
-        documents: of each part of .train, in stored order; None unless asked for, as they take memory.
-    """
-
-    tokenizer: AnyTokenizer | None
-    train: Mixture
+    tokenizer: AnyTokenizer | None  # None where tokens stand for no text
+    train: Mixture  # the window sources that are trained on, and their weights
     heldout: Windows
-    digest: str
-    gzip_bits_per_byte: float | None
-    names: tuple[str, ...] = ()
-    documents: tuple[list[Document], ...] | None = None
+    digest: str  # the same wherever the same documents, tokenizer and split are read, with whatever weights
+    gzip_bits_per_byte: float | None  # `gzip -9` on the held-out documents one at a time; None where there is no text
+    names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or where there is none the source
+    documents: tuple[list[Document], ...] | None = None  # of each part of .train, in stored order, if asked for
 
     @property
     def is_of_conversations(self) -> bool:
@@ -85,21 +72,17 @@ def prepare(
     """
     paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
 
-    def read(path: str):
-        return read_source(data, path=path, vocab_size=vocab_size, seed=seed, announce=announce)
-
-    found = [read(path) for path in paths]
+    read = partial(read_source, data, vocab_size=vocab_size, seed=seed, announce=announce)
+    found = [read(path=path) for path in paths]
     if isinstance(found[0], tuple):
-        train, heldout = found[0]
-        return _of_windows(mixture_of_one(train), heldout, data)
-    validation = read(data.validation_path) if data.validation_path else None
+        return _of_windows(mixture_of_one(found[0][0]), found[0][1], data)
+    validation = read(path=data.validation_path) if data.validation_path else None
     parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
     if validation is not None:
         parts.append({"heldout": _scan(data.validation_path, validation, data, announce)})
     for path, part in zip(paths, parts, strict=False):
         _leave_out_heldout(path, part, parts, announce)
-    cache = cache_folder(data.cache_dir)
-    tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, cache, announce)
+    tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, announce)
     stores = [_store(part, tokenizer, data, announce) for part in parts]
     kind = WINDOWS.get(data.source, TokenWindows)
     trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store[1]["splits"]]
@@ -168,10 +151,10 @@ def _scan(path: str, documents, data, announce: Callable[[str], object]) -> list
     return spans
 
 
-def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: bool, cache: Path, announce):
+def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: bool, announce):
     """Return the one tokenizer of all parts, whatever their weights."""
     spans = [span for part in parts for span in part.get("train", ())]
-    tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache, announce)
+    tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache_folder(data.cache_dir), announce)
     if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
         few = f"the documents have {tokenizer.vocab_size:,} pieces in them, not model.vocab_size={vocab_size}"
         if vocab_size_typed:
@@ -183,14 +166,10 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
 def _store(splits: Splits, tokenizer, data, announce: Callable[[str], object]) -> tuple[Path, dict]:
     """Return the folder of shards of one source under a tokenizer, and its manifest."""
     tokenizer = ChatTokenizer(tokenizer) if data.source in WINDOWS else tokenizer
-    documents = hashlib.blake2b(digest_size=16)
-    for split, spans in splits.items():
-        documents.update(split.encode())
-        for span in spans:
-            documents.update(span.digest + span.start.to_bytes(8) + span.stop.to_bytes(8))
+    documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
     facts = {
         "format": FORMAT,
-        "documents": documents.hexdigest(),
+        "documents": digest(*documents),
         "tokenizer": tokenizer.digest,
         "end_of_document": tokenizer.end_of_document,
     }
@@ -200,12 +179,10 @@ def _store(splits: Splits, tokenizer, data, announce: Callable[[str], object]) -
 
 def _gzip_bits_per_byte(stores: list[tuple[Path, dict]]) -> float:
     """Take the figure out of the manifests, as it depends on the machine's zlib, and average it over the bytes."""
-    bits, num_bytes = 0.0, 0
-    for _, manifest in stores:
-        size = sum(shard["bytes"] for shard in manifest["splits"].get("heldout", ()))
-        bits, num_bytes = bits + size * (manifest.pop("gzip_bits_per_byte") or 0), num_bytes + size
-    return bits / num_bytes
+    sizes = [sum(shard["bytes"] for shard in manifest["splits"].get("heldout", ())) for _, manifest in stores]
+    figures = [manifest.pop("gzip_bits_per_byte") or 0 for _, manifest in stores]
+    return float(np.average(figures, weights=sizes))
 
 
 def _digest(value) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest(json.dumps(value, sort_keys=True).encode())

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -55,6 +56,11 @@ class Span:
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+    @property
+    def key(self) -> bytes:
+        """What tells these bytes from any others."""
+        return self.digest + self.start.to_bytes(8) + self.stop.to_bytes(8)
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes, at most PIECE_BYTES at a time. Raises DataError where they cannot be read."""
@@ -146,24 +152,16 @@ def _whole(document: Document) -> Span:
     whole = Span(document, b"", 0, 1 << 62)
     digest, size = hashlib.blake2b(digest_size=16), 0
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for block in whole.blocks():
-        _decode_part(decoder, block, whole, size)
+    for block in chain(whole.blocks(), [b""]):
+        try:
+            decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:  # its object is what an earlier block began of a character, and this one
+            before = replace(whole, stop=size + len(block) - len(error.object) + error.start)
+            line = 1 + sum(part.count(b"\n") for part in before.blocks())
+            raise BadDocument(document.name, "not UTF-8", f" at byte {before.stop} (line {line})") from error
         digest.update(block)
         size += len(block)
-    _decode_part(decoder, b"", whole, size)
     return Span(document, digest.digest(), 0, size)
-
-
-def _decode_part(decoder: codecs.IncrementalDecoder, block: bytes, whole: Span, offset: int) -> None:
-    """Decode the block at `offset`, the last one being empty, only to see whether it can be."""
-    pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
-    try:
-        decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:
-        before = replace(whole, stop=offset - pending + error.start)
-        line = 1 + sum(part.count(b"\n") for part in before.blocks())
-        details = f" at byte {before.stop} (line {line})"
-        raise BadDocument(whole.document.name, "not UTF-8", details) from error
 
 
 def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]]:

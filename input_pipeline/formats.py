@@ -68,9 +68,6 @@ class JsonLines(RecordFile):
         except ValueError as error:  # a number of thousands of digits
             raise BadDocument(name, "not JSON", f" ({error})") from error
 
-    def name(self, number: int) -> str:
-        return f"{self.path}:{number}"
-
 
 class Csv(RecordFile):
     """Comma- or, in .tsv, tab-separated values with a header, of which one column is the text."""
@@ -84,8 +81,7 @@ class Csv(RecordFile):
             texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
             rows = csv.reader(texts, dialect, strict=True)
             header = next(rows, [])
-            if header and self.field not in header:
-                raise DataError(f"{self.path}:1: {_no_column(self.field, header)}")
+            check_column(f"{self.path}:1", self.field, header or [self.field])
             begins = rows.line_num + 1
             while (row := self._next(rows)) is not None:
                 if row:
@@ -109,31 +105,48 @@ class Csv(RecordFile):
             raise BadDocument(self.name(number), "with other columns than the header", f" ({len(row)}, not {width})")
         return row[place].encode("utf-8", "surrogateescape")
 
-    def name(self, number: int) -> str:
-        return f"{self.path}:{number}"
 
+class Column(RecordFile):
+    """A column of strings, of which a cell is a document."""
 
-class Parquet(RecordFile):
-    """A column of a Parquet file."""
+    unit = ", row "
+
+    def columns(self) -> Iterator[pa.Array]:
+        """Yield the column in parts."""
+        raise NotImplementedError
 
     def values(self) -> Iterator[tuple[int, bytes | None]]:
-        with pq.ParquetFile(self.path) as table:
-            names = table.schema_arrow.names
-            if self.field not in names:
-                raise DataError(f"{self.path}: {_no_column(self.field, names)}")
-            batches = table.iter_batches(ROWS, columns=[self.field])
-            columns = (as_bytes(batch.column(0), self.field, self.path) for batch in batches)
-            yield from enumerate((value for column in columns for value in column), start=1)
+        """Yield (row, cell, unchecked). Raises DataError for a column of anything else."""
+        yield from enumerate(itertools.chain.from_iterable(map(self._cells, self.columns())), start=1)
 
     def text(self, number: int, value: bytes | None) -> bytes:
-        return not_null(self.name(number), self.field, value)
+        if value is None:
+            raise BadDocument(self.name(number), f"without text in {self.field!r}", " (null)")
+        return value
 
-    def name(self, number: int) -> str:
-        return f"{self.path}, row {number}"
+    def _cells(self, column: pa.Array) -> list[bytes | None]:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if column.type not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+            raise DataError(
+                f"{self.path}: column {self.field!r} holds {column.type}, not text; name another with data.field"
+            )
+        return column.cast(pa.large_binary()).to_pylist()
+
+
+class Parquet(Column):
+    """A column of a Parquet file."""
+
+    def columns(self) -> Iterator[pa.Array]:
+        with pq.ParquetFile(self.path) as table:
+            check_column(self.path, self.field, table.schema_arrow.names)
+            yield from (batch.column(0) for batch in table.iter_batches(ROWS, columns=[self.field]))
 
 
 class TFRecord(RecordFile):
     """tf.train.Example records, of which one bytes feature is the text."""
+
+    unit = ", record "
 
     def values(self) -> Iterator[tuple[int, bytes]]:
         tf = tensorflow()
@@ -158,25 +171,6 @@ class TFRecord(RecordFile):
             raise BadDocument(name, f"without text in {self.field!r}", f" ({len(texts)} byte strings, not 1)")
         return texts[0]
 
-    def name(self, number: int) -> str:
-        return f"{self.path}, record {number}"
-
-
-def as_bytes(column: pa.Array, field: str, where) -> list[bytes | None]:
-    """Return the cells of a column of strings, unchecked; DataError for one of anything else."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if column.type not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        raise DataError(f"{where}: column {field!r} holds {column.type}, not text; name another with data.field")
-    return column.cast(pa.large_binary()).to_pylist()
-
-
-def not_null(name: str, field: str, value: bytes | None) -> bytes:
-    """Return a cell. Raises BadDocument where there is none."""
-    if value is None:
-        raise BadDocument(name, f"without text in {field!r}", " (null)")
-    return value
-
 
 def encoded(name: str, text: str) -> bytes:
     """Return text as UTF-8. Raises BadDocument where it cannot be that."""
@@ -192,7 +186,8 @@ def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocu
     return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})")
 
 
-def _no_column(field: str, names: list[str]) -> str:
-    return (
-        f"no column {field!r}, but {', '.join(repr(name[:40]) for name in names[:8])}; name one of them with data.field"
-    )
+def check_column(where, field: str, names: list[str]) -> None:
+    """Raise DataError where a table with columns of these names has none for the text."""
+    if field not in names:
+        there = ", ".join(repr(name[:40]) for name in names[:8])
+        raise DataError(f"{where}: no column {field!r}, but {there}; name one of them with data.field")

@@ -8,28 +8,23 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+
 from input_pipeline.errors import DataError
-from input_pipeline.formats import ROWS, as_bytes, not_null
-from input_pipeline.records import RecordFile, reason
+from input_pipeline.formats import ROWS, Column, check_column
+from input_pipeline.records import reason
 
 
-class Table(RecordFile):
+class Table(Column):
     """A column of a loaded dataset."""
 
     def __init__(self, name: str, field: str, rows):
         super().__init__(name, field)
         self._rows = rows
 
-    def values(self) -> Iterator[tuple[int, bytes | None]]:
+    def columns(self) -> Iterator[pa.Array]:
         for start in range(0, len(self._rows), ROWS):
-            column = self._rows[start : start + ROWS].column(self.field).combine_chunks()
-            yield from enumerate(as_bytes(column, self.field, self.path), start=start + 1)
-
-    def text(self, number: int, value: bytes | None) -> bytes:
-        return not_null(self.name(number), self.field, value)
-
-    def name(self, number: int) -> str:
-        return f"{self.path}, row {number}"
+            yield self._rows[start : start + ROWS].column(self.field).combine_chunks()
 
 
 def load(name: str, *, subset: str, split: str, field: str) -> Table:
@@ -59,6 +54,5 @@ def load(name: str, *, subset: str, split: str, field: str) -> Table:
             table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{where}: {reason(error)}") from error
-    if field not in table.column_names:
-        raise DataError(f"{where}: no column {field!r}, but {', '.join(table.column_names)}; name one with data.field")
+    check_column(where, field, table.column_names)
     return Table(name, field, table.select_columns([field]).with_format("arrow"))

@@ -7,6 +7,7 @@ steps after its own `step`; where several do, the last one written holds.
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,38 +20,23 @@ NAME = "ledger.jsonl"
 
 
 class Excerpt(NamedTuple):
-    """Tokens of a document that a row was trained on.
+    """Tokens of a document that a row was trained on."""
 
-    Attributes:
-        document: its name, as messages of the pipeline have it.
-        segment: its number in the row, from 1, as in the batch's `segments`.
-        first, count: place of its first token among the row's targets, and how many there are.
-        offset: place of that token in the document, whose last token is its end of document.
-    """
-
-    document: str
-    segment: int
-    first: int
-    count: int
-    offset: int
+    document: str  # its name, as messages of the pipeline have it
+    segment: int  # its number in the row, from 1, as in the batch's `segments`
+    first: int  # place of its first token among the row's targets
+    count: int  # of these tokens
+    offset: int  # place of the first in the document, whose last token is its end of document
 
 
 class Example(NamedTuple):
-    """A row of a step's global batch.
+    """A row of a step's global batch."""
 
-    Attributes:
-        row: its number in the batch.
-        example: its place in the order of examples.
-        part: name of the part of the mixture.
-        window: its number in the part.
-        excerpts: what it is made of, in order.
-    """
-
-    row: int
-    example: int
-    part: str
-    window: int
-    excerpts: tuple[Excerpt, ...]
+    row: int  # its number in the batch
+    example: int  # its place in the order of examples
+    part: str  # name of the part of the mixture
+    window: int  # its number in the part
+    excerpts: tuple[Excerpt, ...]  # what it is made of, in order
 
 
 def new_section(
@@ -160,7 +146,7 @@ def explain(section: dict, step: int, corpus: Corpus) -> list[Example]:
     parts, windows = mixture.windows(examples, length, section["seed"])
     rows = zip(examples.tolist(), parts.tolist(), windows.tolist(), strict=True)
     return [
-        Example(row, example, corpus.names[part], window, _excerpts(corpus, part, window, length))
+        Example(row, example, corpus.names[part], window, tuple(_excerpts(corpus, part, window, length)))
         for row, (example, part, window) in enumerate(rows)
     ]
 
@@ -173,32 +159,24 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
         losses: of each (row, segment), in nats per token; the highest comes first.
     """
     found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
-    cells = [_cells(example, excerpt) for example, excerpt in found]
-    header = ("row", "part", "document", "tokens")
+    lines = [("row", "part", "document", "tokens")]
+    for example, excerpt in found:
+        last = excerpt.offset + excerpt.count - 1
+        lines.append((str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"))
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
-        order = sorted(range(len(found)), key=lambda number: -of_each[number])
-        cells = [(f"{of_each[number]:.4f}", *cells[number]) for number in order]
-        header = ("loss", *header)
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in (header, *cells)]
+        told = [(f"{loss:.4f}", *line) for loss, line in zip(of_each, lines[1:], strict=True)]
+        lines = [("loss", *lines[0]), *(told[number] for number in np.argsort(-np.array(of_each), kind="stable"))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
-def _cells(example: Example, excerpt: Excerpt) -> tuple[str, ...]:
-    last = excerpt.offset + excerpt.count - 1
-    return str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"
-
-
-def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> tuple[Excerpt, ...]:
-    pieces = corpus.train.parts[part].pieces(window, sequence_length)
-    return tuple(Excerpt(_name(corpus, part, document), *place) for document, *place in pieces)
-
-
-def _name(corpus: Corpus, part: int, document: int) -> str:
-    """Return what a document is called; where documents were not kept, what their part calls it."""
-    if corpus.documents:
-        return corpus.documents[part][document].name
-    return corpus.train.parts[part].document_name(document)
+def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> Iterator[Excerpt]:
+    """Yield what a window is made of; where documents were not kept, named as their part calls them."""
+    source = corpus.train.parts[part]
+    for document, *place in source.pieces(window, sequence_length):
+        name = corpus.documents[part][document].name if corpus.documents else source.document_name(document)
+        yield Excerpt(name, *place)
 
 
 def _finished(content: bytes) -> int:

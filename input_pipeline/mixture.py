@@ -19,6 +19,7 @@ from math import lcm
 import numpy as np
 
 from input_pipeline.errors import DataError
+from input_pipeline.windows import Windows
 
 LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
 FOREVER = 1 << 62  # examples
@@ -102,19 +103,16 @@ class Schedule:
         return periods * self._taken + np.bincount(self._parts[:place], minlength=len(self._taken))
 
 
+_schedule = cache(Schedule)
+
+
 @dataclass(frozen=True)
 class Mixture:
-    """What a run trains on: window sources, the weights that they had from which example on, what is left out.
+    """What a run trains on: window sources, the weights that they had from which example on, what is left out."""
 
-    Attributes:
-        parts: window sources, all of which give the same arrays.
-        history: (first example, weights) of each section of the order; the first begins with example 0.
-        skips: (taken, count): after so many taken examples, and after earlier skips, so many are left out.
-    """
-
-    parts: tuple
-    history: tuple[tuple[int, Weights], ...]
-    skips: tuple[tuple[int, int], ...] = ()
+    parts: tuple[Windows, ...]  # all of which give the same arrays
+    history: tuple[tuple[int, Weights], ...]  # first example and weights of each section, from example 0 on
+    skips: tuple[tuple[int, int], ...] = ()  # after so many taken examples, and earlier skips, so many are left out
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -175,7 +173,7 @@ class Mixture:
         Args:
             stored: what `record` gave of the earlier run, which has the same parts; none: its weights were these.
             taken: examples that the run has taken.
-            skips: of the earlier run, also as JSON gives them back.
+            skips: of the earlier run.
         """
         earlier = self.recorded(stored or self.record(), skips)
         example, weights = int(earlier.examples(taken)), self.history[-1][1]
@@ -212,11 +210,6 @@ class Mixture:
 def mixture_of_one(windows) -> Mixture:
     """Return the mixture that takes every example from one window source."""
     return Mixture((windows,), ((0, (Fraction(1),)),))
-
-
-@cache
-def _schedule(weights: Weights) -> Schedule:
-    return Schedule(weights)
 
 
 def _period(weights: Weights) -> int:

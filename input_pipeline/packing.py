@@ -16,20 +16,13 @@ KEYS = ("tokens", "targets", "segments", "positions")
 
 
 class Piece(NamedTuple):
-    """A run of one document's tokens among the targets of a window.
+    """A run of one document's tokens among the targets of a window."""
 
-    Attributes:
-        document: its number in the stored stream.
-        segment: its number in the window, as `pack` counts.
-        first, count: place of the first token in the window, and how many there are; an EOD is a document's last.
-        offset: place of the first token in the document.
-    """
-
-    document: int
-    segment: int
-    first: int
-    count: int
-    offset: int
+    document: int  # its number in the stored stream
+    segment: int  # its number in the window, as `pack` counts
+    first: int  # place of the first token in the window
+    count: int  # of tokens; an EOD is a document's last
+    offset: int  # place of the first token in the document
 
 
 def pieces(begin: int, length: int, starts: np.ndarray, num_tokens: int) -> list[Piece]:

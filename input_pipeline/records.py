@@ -12,7 +12,7 @@ import lzma
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from input_pipeline.errors import DataError
 
@@ -25,13 +25,16 @@ class RecordFile:
     Attributes:
         path: of the file, as messages name it.
         field: the key or column that holds the text.
+        unit: what stands between path and number where a record is named.
     """
+
+    unit = ":"
 
     def __init__(self, path: Path | str, field: str):
         self.path, self.field = path, field
 
     def values(self) -> Iterator[tuple[int, object]]:
-        """Yield (number, record) from the front; numbers rise and are what `name` shows."""
+        """Yield (number, record) from the front; numbers rise."""
         raise NotImplementedError
 
     def text(self, number: int, value) -> bytes:
@@ -40,23 +43,22 @@ class RecordFile:
 
     def name(self, number: int) -> str:
         """Return what messages call a record."""
-        raise NotImplementedError
+        return f"{self.path}{self.unit}{number}"
 
 
-class Record:
+class Record(NamedTuple):
     """A document of a RecordFile."""
 
-    __slots__ = ("_file", "_number", "_reader")
-
-    def __init__(self, reader: "Reader", file: RecordFile, number: int):
-        self._reader, self._file, self._number = reader, file, number
+    reader: "Reader"
+    file: RecordFile
+    number: int
 
     @property
     def name(self) -> str:
-        return self._file.name(self._number)
+        return self.file.name(self.number)
 
     def open(self) -> BinaryIO:
-        return io.BytesIO(self._reader.text(self._file, self._number))
+        return io.BytesIO(self.reader.text(self.file, self.number))
 
 
 class Reader:

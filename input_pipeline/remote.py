@@ -6,24 +6,21 @@ has come of the others, and `listing.json` what the store said of each, so that 
 """
 
 import glob
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from input_pipeline.cache import locked, writing
+from input_pipeline.cache import digest, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
+from input_pipeline.threads import in_threads
 
 PIECE_BYTES = 16 << 20  # of a request
 STREAMS = 8  # requests at a time; as many pieces are held in memory
@@ -38,14 +35,6 @@ class RemoteFile(NamedTuple):
     size: int
     mark: str  # another one is another content; "" where the store gives none
     pin: dict[str, str]  # asks the store for this content and no later one
-
-
-class Listing(NamedTuple):
-    """What a URL names: `files`; by `name` if it is one file, by `pattern` if a glob, by neither if a folder."""
-
-    files: list[RemoteFile]
-    name: str = ""
-    pattern: str = ""
 
 
 def is_url(path: str) -> bool:
@@ -63,20 +52,18 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
         DataError: no such store, bucket or file; no permission; the disk is full; the store fails.
     """
     store, root = _open(url)
-    folder = cache / "remote" / hashlib.blake2b(url.rstrip("/").encode(), digest_size=16).hexdigest()
+    folder = cache / "remote" / digest(url.rstrip("/").encode())
     try:
         with locked(folder.with_suffix(".lock"), announce):
-            listing = _list(store, root, url)
-            _forget_changed(folder, listing.files)
-            missing = [
-                file for file in listing.files if not _is_whole(folder / "files" / file.name, file.size, announce)
-            ]
+            files, below, is_glob = _list(store, root, url)
+            _forget_changed(folder, files)
+            missing = [file for file in files if not _is_whole(folder / "files" / file.name, file.size, announce)]
             if missing:
                 _copy(store, url, folder, missing, announce)
     except OSError as error:
         raise DataError(f"{error.filename or folder}: {error.strerror}; a copy of {url} is kept there") from error
     copies = str(folder / "files")
-    return os.path.join(glob.escape(copies), listing.pattern) if listing.pattern else os.path.join(copies, listing.name)
+    return os.path.join(glob.escape(copies) if is_glob else copies, below)
 
 
 def _open(url: str):
@@ -94,8 +81,12 @@ def _open(url: str):
     return store, root.rstrip("/")
 
 
-def _list(store, root: str, url: str) -> Listing:
-    """List the files that a URL names: one, all below a folder but hidden ones, or those that match."""
+def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
+    """List the files that a URL names: one, all below a folder but hidden ones, or those that match.
+
+    Returns:
+        (files, what the URL names below the folder that they are in: a name, a pattern or "", whether a pattern).
+    """
     with _explained(url):
         try:
             entries = store.find(root, detail=True)
@@ -104,21 +95,21 @@ def _list(store, root: str, url: str) -> Listing:
                 entries = store.glob(root, detail=True)
         except FileNotFoundError as error:
             raise DataError(f"data path {url!r}: no such bucket, or none that this account may see") from error
-    base, name, pattern = root, "", ""
+    base = root
     if is_glob:
         base = "/".join(takewhile(lambda part: not glob.has_magic(part), root.split("/")))
-        pattern = root.removeprefix(base).lstrip("/")
     elif list(entries) == [root]:
-        base, _, name = root.rpartition("/")
+        base = root.rpartition("/")[0]
+    below = root.removeprefix(base).lstrip("/")
     files = [
         _remote_file(address.removeprefix(base).lstrip("/"), address, entry, url)
         for address, entry in sorted(entries.items())
         if entry["type"] == "file" and not address.endswith("/")  # stores show an empty folder as such a file
     ]
-    files = [file for file in files if name or pattern or not _is_hidden(file.name)]
+    files = [file for file in files if below or not re.search(r"(^|/)\.", file.name)]
     if not files:
         raise DataError(f"data path {url!r}: no file there, nor below it")
-    return Listing(files, name, pattern)
+    return files, below, is_glob
 
 
 def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
@@ -129,10 +120,6 @@ def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
     mark = next((f"{key}={entry[key]}" for key in MARKS if entry.get(key)), "")
     pin = {"generation": entry["generation"]} if "generation" in entry else {}
     return RemoteFile(name, address, entry["size"], mark, pin)
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
@@ -146,8 +133,7 @@ def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
                 (folder / kind / name).unlink(missing_ok=True)
     if before != now:
         folder.mkdir(exist_ok=True)
-        with writing(path) as file:
-            file.write(json.dumps(now, indent=1).encode())
+        write_json(path, now)
 
 
 def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:
@@ -163,59 +149,52 @@ def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:
 
 def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Callable[[str], object]) -> None:
     """Copy the files, from where an earlier copy ended, several pieces at a time but each file in its order."""
-    begun = {file.name: _begun(folder / "parts" / file.name, file.size) for file in missing}
-    needed = sum(file.size - begun[file.name] for file in missing)
+    pieces = [
+        (file, start, min(start + PIECE_BYTES, file.size))
+        for file in missing
+        for start in range(_begun(folder, file), max(file.size, 1), PIECE_BYTES)
+    ]
+    needed = sum(stop - start for _, start, stop in pieces)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(
             f"{url}: {needed:,} bytes are to be copied to {folder}, where {free:,} are free; "
             "make room, or name a larger disk with data.cache_dir"
         )
-    pieces = (
-        (file, start, min(start + PIECE_BYTES, file.size))
-        for file in missing
-        for start in range(begun[file.name], file.size, PIECE_BYTES)
-    )
-    with progress(f"copying {url}", needed, announce) as advance, ThreadPoolExecutor(STREAMS) as pool:
-        blocks = _ahead(pool, partial(_read, store, url), pieces)
-        for file in missing:
-            _write(folder, file, begun[file.name], blocks, advance)
+    blocks = in_threads(lambda piece: _read(store, url, *piece), pieces, STREAMS)
+    with progress(f"copying {url}", needed, announce) as advance, closing(blocks):
+        for (file, start, _), block in zip(pieces, blocks, strict=True):
+            _append(folder, file, start, block)
+            advance(len(block))
     announce(f"{url}: copied {needed:,} bytes of {len(missing):,} files to {folder}")
 
 
-def _begun(part: Path, size: int) -> int:
+def _begun(folder: Path, file: RemoteFile) -> int:
     """Return how many bytes of a file have come."""
+    part = folder / "parts" / file.name
     found = part.stat().st_size if part.exists() else 0
-    return found if found <= size else 0
+    return found if found < file.size else 0
 
 
-def _write(folder: Path, file: RemoteFile, begun: int, blocks: Iterator[bytes], advance: Callable[[int], None]) -> None:
-    """Append what is missing of a file, and give it its name when it is whole and on disk."""
+def _append(folder: Path, file: RemoteFile, start: int, block: bytes) -> None:
+    """Write bytes of a file from `start` on; it gets its name when all of it is on disk."""
     whole, part = folder / "files" / file.name, folder / "parts" / file.name
     for path in (whole, part):
         path.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "ab") as output:
-        output.truncate(begun)
-        while output.tell() < file.size:
-            advance(output.write(next(blocks)))
-            output.flush()  # a killed process leaves whole pieces
+        output.truncate(start)
+        output.write(block)
+        output.flush()  # a killed process leaves whole pieces
+        if output.tell() < file.size:
+            return
         os.fsync(output.fileno())
     os.replace(part, whole)
 
 
-def _ahead(pool: ThreadPoolExecutor, read: Callable[..., bytes], pieces: Iterable[tuple]) -> Iterator[bytes]:
-    """Yield what `read` gives for each piece, in their order, while the next ones are on their way."""
-    pending = deque()
-    for piece in pieces:
-        pending.append(pool.submit(read, *piece))
-        if len(pending) == STREAMS:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-
-
 def _read(store, url: str, file: RemoteFile, start: int, stop: int) -> bytes:
     """Return bytes start:stop of a file in the store. Raises DataError where it gives anything else."""
+    if start == stop:  # of an empty file, of which stores refuse to give a range
+        return b""
     with _explained(f"{url}: {file.address}"):
         try:
             block = store.cat_file(file.address, start=start, end=stop, **file.pin)

@@ -11,14 +11,13 @@ complete, and a shard that is not what its digest says is built again. One that 
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from input_pipeline.cache import locked, writing
+from input_pipeline.cache import locked, write_json, writing
 from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged, gzip_bits_per_byte
 from input_pipeline.errors import DataError
 from input_pipeline.packing import Piece, pack, pieces
@@ -28,7 +27,6 @@ from input_pipeline.windows import Windows
 FORMAT = 1  # of the files; another number is another folder
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
-SHARD_NAME = re.compile(r"(train|heldout)-\d{5,}")
 
 
 class ShardFile:
@@ -63,11 +61,9 @@ class ShardFile:
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
         """Return some bytes of the file, and then what it is."""
         try:
-            file = os.open(self._path, os.O_RDONLY)
-            try:
-                return os.pread(file, size, offset), os.fstat(file)
-            finally:
-                os.close(file)
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(size), os.fstat(file.fileno())
         except FileNotFoundError as error:
             raise self._damaged("is gone") from error
         except OSError as error:
@@ -178,7 +174,7 @@ def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, 
         "gzip_bits_per_byte": gzip_bits_per_byte(splits["heldout"]) if "heldout" in splits else None,
         "splits": {split: [shards[name] for name in units if name.startswith(split)] for split in splits},
     }
-    _write_json(folder / "manifest.json", manifest)
+    write_json(folder / "manifest.json", manifest)
     announce(
         f"tokenized {len({id(span.document) for span in spans}):,} documents, "
         f"{sum(span.size for span in spans) / 1e6:,.1f} MB, "
@@ -221,7 +217,7 @@ def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: st
         "tokens": num_tokens,
         "digest": _shard_digest(folder, name),
     }
-    _write_json(folder / f"{name}.json", shard)
+    write_json(folder / f"{name}.json", shard)
     return shard
 
 
@@ -237,12 +233,8 @@ def _encoded(unit: list[Span], tokenizer, advance) -> Iterator[tuple[np.ndarray,
 def _pieces(unit: list[Span]) -> Iterator[tuple[str, bool, bool]]:
     """Yield (text, whether a document begins with it, whether one ends with it)."""
     for span in unit:
-        texts = span.text()
-        text, begins = next(texts), span.begins
-        for following in texts:
-            yield text, begins, False
-            text, begins = following, False
-        yield text, begins, span.ends
+        for nth, (text, following) in enumerate(pairwise(chain(span.text(), [None]))):
+            yield text, span.begins and not nth, span.ends and following is None
 
 
 def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[str, bool, bool]]]:
@@ -261,7 +253,7 @@ def _complete_manifest(folder: Path, facts: dict) -> dict | None:
     """Return the manifest if it is there and every shard is what it says.
 
     Raises:
-        DataError: it has other facts, or the name of a shard in it is none.
+        DataError: it has other facts.
     """
     manifest = _read_json(folder / "manifest.json")
     if manifest is None:
@@ -273,28 +265,19 @@ def _complete_manifest(folder: Path, facts: dict) -> dict | None:
             f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
         )
     shards = [shard for split in manifest["splits"].values() for shard in split]
-    for shard in shards:
-        if not SHARD_NAME.fullmatch(str(shard["name"])):
-            raise DataError(
-                f"{folder}/manifest.json: {shard['name']!r} is not the name of a shard, such as 'train-00000'; "
-                "remove the folder to have it made again"
-            )
-    told = (_read_json(folder / f"{shard['name']}.json") for shard in shards)
-    whole = all(
-        one == shard and not _damage(folder, shard, manifest["token"]) for one, shard in zip(told, shards, strict=True)
-    )
+    whole = all(_complete_shard(folder, shard["name"], manifest["token"]) == shard for shard in shards)
     return manifest if whole else None
 
 
-def _complete_shard(folder: Path, name: str, token: str, announce: Callable[[str], object]) -> dict | None:
+def _complete_shard(folder: Path, name: str, token: str, announce: Callable[[str], object] = str) -> dict | None:
     """Return what NAME.json says of a shard if it is there and its files are what it says; announce what is not."""
     shard = _read_json(folder / f"{name}.json")
     if shard is None or shard["name"] != name:
         return None
-    damage = _damage(folder, shard, token)
-    if damage:
+    if damage := _damage(folder, shard, token):
         announce(f"{damage}; it is built again")
-    return None if damage else shard
+        return None
+    return shard
 
 
 def _damage(folder: Path, shard: dict, token: str) -> str:
@@ -324,8 +307,3 @@ def _read_json(path: Path) -> dict | None:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _write_json(path: Path, value: dict) -> None:
-    with writing(path) as file:
-        file.write(json.dumps(value, indent=1).encode())

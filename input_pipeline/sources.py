@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where documents come from. A source is a function here; its name is what data.source says.
+"""Where documents come from; the name of a source is what data.source says.
 
-A source takes (data, path, vocab_size, seed), the path a local one, and returns either documents, which are
-then tokenized, stored and packed, or a pair of ready window sources (training, held-out). A new one is a
-function below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it. One that
-makes files of its own is under `@building`, and takes `announce` too.
+A source takes (data, path, *, vocab_size, seed, announce), the path a local one, and returns either documents, which
+are then tokenized, stored and packed, or a pair of ready window sources (training, held-out). A new one is a function
+below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it.
 """
 
 import glob
@@ -20,13 +19,16 @@ from input_pipeline.chat.records import Conversations, Preferences
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build
-from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.tokenization import open_tokenizer
+from input_pipeline.windows import Windows
 
-SOURCES: dict[str, Callable] = {}
-BUILDING: set[Callable] = set()  # of these, those that take `announce`
+FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file as this; None: as a document of text
+    "text": None, "jsonl": formats.JsonLines, "csv": formats.Csv, "parquet": formats.Parquet,
+    "tfrecord": formats.TFRecord,
+}  # fmt: skip
+RENDERED = {"chat": Conversations, "preferences": Preferences}  # sources of a conversation per line
 FORMATS: dict[str, type[RecordFile]] = {
     ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".json": formats.JsonLines,
     ".csv": formats.Csv, ".tsv": formats.Csv, ".parquet": formats.Parquet,
@@ -35,87 +37,66 @@ FORMATS: dict[str, type[RecordFile]] = {
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
-def source(function: Callable) -> Callable:
-    """Register a source under its function's name."""
-    SOURCES[function.__name__] = function
-    return function
-
-
-def building(function: Callable) -> Callable:
-    """Register a source that takes (data, path, vocab_size, seed, announce), as it may build for minutes."""
-    BUILDING.add(function)
-    return source(function)
-
-
 def read_source(
     data, *, vocab_size: int, seed: int, path: str = "", announce: Callable[[str], object] = print
-) -> Iterable[Document] | tuple:
+) -> Iterable[Document] | tuple[Windows, Windows]:
     """Return what data.source gives for `path`, by default data.path; what a URL names is copied to local disk first.
 
     Raises:
-        DataError: no such source, what the source itself says, or that a URL cannot be copied.
+        DataError: no such source, what the source itself says, that a URL cannot be copied, or that the model has no
+            room for the tokens.
     """
     if data.source not in SOURCES:
         raise DataError(f"data.source={data.source}: no such source; use {', '.join(sorted(SOURCES))}")
     path = path or data.path
     if remote.is_url(path):
         path = remote.fetch(path, cache_folder(data.cache_dir), announce)
-    found = SOURCES[data.source]
-    return found(data, path, vocab_size, seed, *([announce] if found in BUILDING else []))
+    found = SOURCES[data.source](data, path, vocab_size=vocab_size, seed=seed, announce=announce)
+    needed = max(windows.vocab_size for windows in found) if isinstance(found, tuple) else 0
+    if vocab_size < needed:
+        raise DataError(
+            f"model.vocab_size={vocab_size} is less than the {needed} tokens of the puzzles; use "
+            f"model.vocab_size={needed}"
+        )
+    return found
+
+
+def _files(data, path: str, **_) -> Iterable[Document]:
+    """Files of one format; data.field of each record is a document, or a cell of that column."""
+    return _documents(data, find_files(path), lambda file: FILES[data.source])
+
+
+def _conversations(data, path: str, **_) -> Iterable[Document]:
+    """Files of a conversation or a preference per line, rendered by the template of data.tokenizer if it has one."""
+    if data.tokenizer == "sentencepiece":
+        raise DataError(
+            f"data.source={data.source} needs a tokenizer that is there; use that of the run or model that is "
+            "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
+        )
+    form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
+    return _documents(data, find_files(path), lambda file: lambda path, field: RENDERED[data.source](path, form))
+
+
+SOURCES: dict[str, Callable] = {
+    **dict.fromkeys(FILES, _files), **dict.fromkeys(RENDERED, _conversations), "sudoku": build.sudokus,
+    "maze": build.mazes, "arc": build.arc_tasks, "puzzles": build.published,
+}  # fmt: skip
+
+
+def source(function: Callable) -> Callable:
+    """Register a source under its function's name."""
+    SOURCES[function.__name__] = function
+    return function
 
 
 @source
-def auto(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+def auto(data, path: str, **_) -> Iterable[Document]:
     """Each file by its suffix, text where it says nothing; without a path the Python standard library."""
-    if not path:
-        return python(data, path, vocab_size, seed)
-    return _documents(data, find_files(path), format_of)
+    return _documents(data, find_files(path), format_of) if path else python(data, path)
 
 
 @source
-def text(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """UTF-8 text files, a document each."""
-    return _documents(data, find_files(path), lambda file: None)
-
-
-@source
-def jsonl(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """Files of a JSON object per line; data.field of each is a document."""
-    return _documents(data, find_files(path), lambda file: formats.JsonLines)
-
-
-@source
-def chat(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """Files of a conversation per line, {"messages": [{"role": ..., "content": ...}, ...]}, for fine-tuning."""
-    return _rendered(data, path, Conversations)
-
-
-@source
-def preferences(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """Files of {"prompt": ..., "chosen": ..., "rejected": ...} per line, text or messages, for train.objective=dpo."""
-    return _rendered(data, path, Preferences)
-
-
-@source
-def csv(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """Tables with a header; a row's cell in column data.field is a document."""
-    return _documents(data, find_files(path), lambda file: formats.Csv)
-
-
-@source
-def parquet(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """Parquet files; a row's cell in column data.field is a document."""
-    return _documents(data, find_files(path), lambda file: formats.Parquet)
-
-
-@source
-def tfrecord(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
-    """TFRecord files of tf.train.Example; feature data.field of each is a document."""
-    return _documents(data, find_files(path), lambda file: formats.TFRecord)
-
-
-@source
-def huggingface(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+def huggingface(data, path: str, **_) -> Iterable[Document]:
     """A Hugging Face dataset; column data.field of each row is a document.
 
     The path is a folder (`save_to_disk`, or data files) or a name on the hub, with `:SPLIT` for another split
@@ -127,7 +108,7 @@ def huggingface(data, path: str, vocab_size: int, seed: int) -> Iterable[Documen
 
 
 @source
-def python(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+def python(data, path: str, **_) -> Iterable[Document]:
     """The Python standard library's own source on this machine: *.py without site-packages and tests.
 
     Files that cannot be read as UTF-8 are left out.
@@ -140,33 +121,9 @@ def python(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
 
 
 @source
-def synthetic(data, path: str, vocab_size: int, seed: int) -> tuple[MarkovWindows, MarkovWindows]:
+def synthetic(data, path: str, *, vocab_size: int, seed: int, **_) -> tuple[MarkovWindows, MarkovWindows]:
     """A random Markov chain over vocab_size tokens with 1.75 bits a token; no files."""
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
-
-
-@building
-def sudoku(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
-    """Sudokus of train.csv and test.csv in a folder, as Sudoku-Extreme has them; without a path made at random."""
-    return _roomy(build.sudokus(data, path, seed, announce), vocab_size)
-
-
-@building
-def maze(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
-    """Mazes of train.csv and test.csv in a folder, as Maze-Hard has them; without a path made at random."""
-    return _roomy(build.mazes(data, path, seed, announce), vocab_size)
-
-
-@building
-def arc(data, path: str, vocab_size: int, seed: int, announce) -> tuple[PuzzleEpochs, PuzzleWindows]:
-    """Tasks of ARC in a folder, files *_challenges.json and *_solutions.json of the subsets of data.puzzle_set."""
-    return _roomy(build.arc_tasks(data, path, seed, announce), vocab_size)
-
-
-@source
-def puzzles(data, path: str, vocab_size: int, seed: int) -> tuple[PuzzleEpochs, PuzzleWindows]:
-    """A folder with train/ and test/ in the format in which puzzle data sets are published."""
-    return _roomy(build.published(path), vocab_size)
 
 
 def format_of(file: Path) -> type[RecordFile] | None:
@@ -188,11 +145,15 @@ def find_files(path: str) -> list[Path]:
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
+    place = Path(path).expanduser()
     try:
-        files = _find(Path(path).expanduser())
+        if place.is_file():
+            return [place]
+        matches = (Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
         raise DataError(f"data path {path!r}: {error.filename}: {error.strerror}") from error
-    if files is None:
+    if not place.is_dir() and not glob.has_magic(str(place)):
         raise DataError(
             f"data path {path!r}: no such file or folder (looked in {Path.cwd()}); "
             "a name on the Hugging Face hub needs data.source=huggingface"
@@ -200,27 +161,6 @@ def find_files(path: str) -> list[Path]:
     if not files:
         raise DataError(f"data path {path!r}: matches no file (looked in {Path.cwd()})")
     return files
-
-
-def _roomy(pair: tuple[PuzzleEpochs, PuzzleWindows], vocab_size: int) -> tuple[PuzzleEpochs, PuzzleWindows]:
-    """Return the windows if the model has room for their tokens."""
-    needed = max(windows.vocab_size for windows in pair)
-    if vocab_size < needed:
-        raise DataError(
-            f"model.vocab_size={vocab_size} is less than the {needed} tokens of the puzzles; use "
-            f"model.vocab_size={needed}"
-        )
-    return pair
-
-
-def _find(place: Path) -> list[Path] | None:
-    if place.is_file():
-        return [place]
-    if place.is_dir():
-        return list(_below(place))
-    if glob.has_magic(str(place)):
-        return sorted(Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
-    return None
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
@@ -231,17 +171,6 @@ def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordF
             yield from reader.records([kind(file, data.field)])
         else:
             yield TextFile(str(file))
-
-
-def _rendered(data, path: str, kind: type[Conversations]) -> Iterator[Document]:
-    """Return the documents of files of conversations, rendered by the template of data.tokenizer if it has one."""
-    if data.tokenizer == "sentencepiece":
-        raise DataError(
-            f"data.source={data.source} needs a tokenizer that is there; use that of the run or model that is "
-            "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
-        )
-    form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
-    return _documents(data, find_files(path), lambda file: lambda path, field: kind(path, form))
 
 
 def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:

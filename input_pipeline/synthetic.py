@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 
+from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
 from input_pipeline.packing import Piece
@@ -33,8 +34,7 @@ class MarkovWindows(Windows):
         if vocab_size < 4:
             raise DataError(f"model.vocab_size={vocab_size} is too small for data.source=synthetic; use 4 or more")
         self.num_tokens = num_tokens
-        facts = json.dumps(["synthetic", vocab_size, seed])
-        self.digest = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        self.digest = digest(json.dumps(["synthetic", vocab_size, seed]).encode())
         chain, walk = mix([seed & MASK, (seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
         self._walk_key = walk
         self._labels = permute(np.arange(vocab_size), vocab_size, chain)

@@ -7,19 +7,19 @@ of others' may normalise, and then text comes back as it does that.
 SentencePiece writes a space as U+2581, so a U+2581 in the text itself is spelt in its three bytes.
 """
 
-import hashlib
 import io
 import json
 import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import sentencepiece
 
-from input_pipeline.cache import locked, writing
+from input_pipeline.cache import digest, locked, writing
 from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
 
@@ -76,7 +76,24 @@ class ByteTokenizer:
         return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
 
 
-class SentencePieceTokenizer:
+class Pieces:
+    """What tokenizers have in common whose tokens are pieces of text: `texts` has that of each, None of a mark's."""
+
+    texts: list[str | None]
+
+    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Return the tokens of a text that is to go on, but for its last one, and which may stand in its place.
+
+        Those are, bool [vocab_size], the pieces that begin with it. A last token that is a byte or a mark stays.
+        """
+        tokens = self.encode(text)
+        last = self.texts[tokens[-1]] if tokens else None
+        if last is None:
+            return tokens, np.ones(len(self.texts), bool)
+        return tokens[:-1], np.array([piece is not None and piece.startswith(last) for piece in self.texts])
+
+
+class SentencePieceTokenizer(Pieces):
     """A SentencePiece model, its end-of-sentence piece ending documents; `files`, {name: content}, open it again.
 
     Raises:
@@ -91,7 +108,7 @@ class SentencePieceTokenizer:
         self.files = {"tokenizer.model": model}
         self.vocab_size = self._model.vocab_size()
         self.end_of_document = self._model.eos_id()
-        self.digest = _digest(model)
+        self.digest = digest(model)
         self._mark = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         if self.end_of_document < 0:
             raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train one with it")
@@ -100,22 +117,11 @@ class SentencePieceTokenizer:
         head, *rest = self._model.encode(text.split(SPACE_MARK))
         return head + [token for part in rest for token in self._mark + part]
 
-    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Return the tokens of a text that is to go on, but for its last piece, and which may stand in its place.
-
-        Those are, bool [vocab_size], the pieces that begin with it. A last token that is a byte stays.
-        """
-        tokens = self.encode(text)
-        if not tokens or self._model.is_byte(tokens[-1]):
-            return tokens, np.ones(self.vocab_size, bool)
+    @cached_property
+    def texts(self) -> list[str | None]:
         ids = list(range(self.vocab_size))
-        last, pieces, is_text = self._model.id_to_piece(tokens[-1]), self._model.id_to_piece(ids), self._is_text(ids)
-        return tokens[:-1], np.array([piece.startswith(last) for piece in pieces]) & is_text
-
-    def _is_text(self, ids: list[int]) -> np.ndarray:
-        """Return whether each piece stands for itself: it is no byte, no end of document, not unknown."""
         marks = zip(self._model.is_byte(ids), self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
-        return np.array([not any(mark) for mark in marks])
+        return [None if any(mark) else piece for mark, piece in zip(marks, self._model.id_to_piece(ids), strict=True)]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""
@@ -127,7 +133,7 @@ class SentencePieceTokenizer:
         return self._model.decode([int(token) for token in tokens if token < self.vocab_size])
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(Pieces):
     """A tokenizer.json, by the `tokenizers` package; eos_token of the tokenizer_config.json beside it ends documents.
 
     Its special tokens are found in texts too, as all who read such files find them; none is added.
@@ -170,7 +176,7 @@ class HuggingFaceTokenizer:
             )
         self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
         self.vocab_size = max(self._tokens) + 1
-        self.digest = _digest(b"\0".join(self.files.values()))
+        self.digest = digest(b"\0".join(self.files.values()))
 
     def _chat_template(self, file: Path, config: dict) -> str:
         """Return the chat template; a file of its own is one of the tokenizer's too."""
@@ -190,19 +196,10 @@ class HuggingFaceTokenizer:
         found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return [(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in found]
 
-    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Return the tokens of a text that is to go on, but for its last one, and which may stand in its place.
-
-        Those are, bool [vocab_size], the tokens that begin as it does. A last token that is a special one stays.
-        """
-        tokens, special = self.encode(text), self._tokenizer.get_added_tokens_decoder()
-        if not tokens or tokens[-1] in special:
-            return tokens, np.ones(self.vocab_size, bool)
-        last = self._tokens[tokens[-1]]
-        begins = [
-            number not in special and self._tokens.get(number, "").startswith(last) for number in range(self.vocab_size)
-        ]
-        return tokens[:-1], np.array(begins)
+    @cached_property
+    def texts(self) -> list[str | None]:
+        special = self._tokenizer.get_added_tokens_decoder()
+        return [None if number in special else self._tokens.get(number) for number in range(self.vocab_size)]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""
@@ -262,19 +259,17 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
             f"model.vocab_size={vocab_size} has no room for a SentencePiece tokenizer, which begins with 256 bytes "
             f"and 2 special pieces; use model.vocab_size={NUM_FIXED + 1} or more, or data.tokenizer=byte"
         )
-    key = hashlib.blake2b(repr((sentencepiece.__version__, OPTIONS, vocab_size)).encode(), digest_size=16)
-    for span in spans:
-        key.update(span.digest + span.start.to_bytes(8) + span.stop.to_bytes(8))
-    folder, name = cache / "tokenizers", key.hexdigest()
+    facts = repr((sentencepiece.__version__, OPTIONS, vocab_size)).encode()
+    folder, name = cache / "tokenizers", digest(facts, *(span.key for span in spans))
     with locked(folder / f"{name}.lock", announce):
         for path in folder.glob(f"{name}-*.model"):
             model = path.read_bytes()
-            if path.stem == f"{name}-{_digest(model)}":
+            if path.stem == f"{name}-{digest(model)}":
                 return SentencePieceTokenizer(model, path.name)
             path.unlink()
         announce(f"training a SentencePiece tokenizer of {vocab_size:,} pieces")
         model = train(spans, vocab_size)
-        with writing(folder / f"{name}-{_digest(model)}.model") as file:
+        with writing(folder / f"{name}-{digest(model)}.model") as file:
             file.write(model)
     return SentencePieceTokenizer(model, "sentencepiece")
 
@@ -323,7 +318,3 @@ def _special_tokens(config: dict) -> dict[str, str]:
     named = {name: token for name, token in config.items() if name.endswith("_token") and token}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
-def _digest(model: bytes) -> str:
-    return hashlib.blake2b(model, digest_size=16).hexdigest()

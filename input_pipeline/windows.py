@@ -20,13 +20,14 @@ class Windows:
         fills: the arrays that `read` gives, in order, and of each the value in rows that stand for no window.
         batch_exceeds_pass: whether a batch may be larger than a pass, and so hold a window twice.
         num_documents, num_tokens, num_bytes (of UTF-8 text): how much there is.
+        vocab_size: tokens of an alphabet of their own; 0: a tokenizer's, or as many as the model has.
         num_identifiers: rows that a table of puzzle embeddings needs.
         test_puzzles: tasks by name for which the answers to windows are votes; most sources have none.
     """
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
-    num_documents = num_tokens = num_bytes = num_identifiers = 0
+    num_documents = num_tokens = num_bytes = num_identifiers = vocab_size = 0
     test_puzzles: Mapping[str, dict] = MappingProxyType({})
 
     def num_examples(self, sequence_length: int) -> int:

@@ -39,15 +39,11 @@ SUBLAYERS = ("attention", "mlp")  # of a block, as they are used
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); what is added has a norm of its own where `post_norms` is set.
 
-    Args:
-      query_scale: see layers/attention.py.
-      activation: see layers/mlp.py.
-      norm_from_one: of all norms, see layers/normalization.py.
+    Args beside those of layers/attention.py and layers/mlp.py:
+      biases: all: in the MLP too.
+      norm_from_one: of all norms.
       post_norms: arXiv:2408.00118, section 2.
       experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
-      biases: none, qkv or all; see layers/attention.py; all: in the MLP too.
-      quantization: of the products with weights, see layers/products.py.
-      lora: see layers/adapters.py.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
     """
 
@@ -59,22 +55,18 @@ class Block(nnx.Module):
     ):  # fmt: skip
         norm = functools.partial(RMSNorm, embed_dim, epsilon=epsilon, from_one=norm_from_one)
         self.attention_norm = norm()
+        both = dict(embed_dim=embed_dim, out_scale=out_scale, rngs=rngs, lora=lora)
         self.attention = Attention(
-            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            qk_norm=qk_norm, epsilon=epsilon, biases=biases, quantization=quantization, out_scale=out_scale, rngs=rngs,
-            query_scale=query_scale, norm_from_one=norm_from_one, lora=lora,
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, qk_norm=qk_norm, epsilon=epsilon,
+            biases=biases, quantization=quantization, query_scale=query_scale, norm_from_one=norm_from_one, **both,
         )  # fmt: skip
         self.mlp_norm = norm()
         self.routes = experts is not None
         if self.routes:
-            self.mlp = Experts(
-                embed_dim=embed_dim, mlp_dim=mlp_dim, out_scale=out_scale, **experts, rngs=rngs, lora=lora
-            )
+            self.mlp = Experts(mlp_dim=mlp_dim, **experts, **both)
         else:
-            self.mlp = SwiGLU(
-                embed_dim=embed_dim, mlp_dim=mlp_dim, biased=biases == "all", quantization=quantization,
-                out_scale=out_scale, rngs=rngs, activation=activation, lora=lora,
-            )  # fmt: skip
+            dense = dict(biased=biases == "all", quantization=quantization, activation=activation)
+            self.mlp = SwiGLU(mlp_dim=mlp_dim, **dense, **both)
         self.attention_post_norm = norm() if post_norms else lambda x: x
         self.mlp_post_norm = norm() if post_norms else lambda x: x
         self.dropout_rate = dropout_rate

@@ -21,40 +21,28 @@ from layers.products import product
 class How(NamedTuple):
     """What is summed: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
 
-    Attributes:
-      reverse: the divergence is KL(student || teacher), else KL(teacher || student), both at `temperature`.
-      num_chunks: divides the length; a chunk takes every num_chunks-th token.
-      num_parts: divides the vocabulary; a part takes every num_parts-th word.
-      logit_cap, teacher_cap: soft caps of the logits, 0 for none.
+    The divergence is KL(teacher || student), both at `temperature`.
     """
 
     hard_weight: float
     soft_weight: float
     temperature: float
-    reverse: bool
-    num_chunks: int = 1
-    num_parts: int = 1
+    reverse: bool  # KL(student || teacher) in its place
+    num_chunks: int = 1  # divides the length; a chunk takes every num_chunks-th token
+    num_parts: int = 1  # divides the vocabulary; a part takes every num_parts-th word
     z_loss: float = 0.0
-    logit_cap: float = 0.0
-    teacher_cap: float = 0.0
+    logit_cap: float = 0.0  # soft cap of the logits, 0 for none
+    teacher_cap: float = 0.0  # that of the teacher's
 
 
 class Sums(NamedTuple):
-    """What the logits of each token come to over all words: float32 [B, T] each.
+    """What the logits of each token come to over all words: float32 [B, T] each."""
 
-    Attributes:
-      log_z: log-sum of the student's exponentials, at temperature 1.
-      target: the student's logit of the target.
-      first, second: log-sums at How.temperature, of the distribution that the divergence takes its mean over, and of
-        the other.
-      mean: by the first distribution, of its logits less those of the other, over the temperature.
-    """
-
-    log_z: jax.Array
-    target: jax.Array
-    first: jax.Array
-    second: jax.Array
-    mean: jax.Array
+    log_z: jax.Array  # log-sum of the student's exponentials, at temperature 1
+    target: jax.Array  # the student's logit of the target
+    first: jax.Array  # log-sum at How.temperature, of the distribution that the divergence takes its mean over
+    second: jax.Array  # the same of the other
+    mean: jax.Array  # by the first distribution, of its logits less those of the other, over the temperature
 
     @property
     def divergence(self) -> jax.Array:

@@ -35,15 +35,7 @@ def attend(
     q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,
 ) -> jax.Array:  # fmt: skip
-    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32.
-
-    A query sees the keys of its segment that stand at its index or before it. With positions that count on within a
-    segment that is `attention_mask`; padding, segment 0, sees only the padding before it.
-
-    Args:
-      segments_BT: int32 [B, T].
-      sliding_window: 0, as `serves` has it; so is the cap.
-    """
+    """Return what `attend` of layers/kernels.py does, without a window and a cap, as `serves` has it."""
     assert not sliding_window and not score_cap
     if in_shards():
         return _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)

@@ -37,8 +37,7 @@ class SwiGLU(Adapted):
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
-        declare: Callable = weight, over: str = "embed", activation: str = "silu",
-        lora: LoRA | None = None,
+        declare: Callable = weight, over: str = "embed", activation: str = "silu", lora: LoRA | None = None,
     ):  # fmt: skip
         self.activate, square = ACTIVATIONS[activation]
         self.gate = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)

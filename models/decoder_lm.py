@@ -25,18 +25,6 @@ from layers.stream import opened
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
 
-def make(config, *, dtype, scan: bool, kernel: str = "", lora: LoRA | None = None, rngs: nnx.Rngs) -> "DecoderLM":
-    """Build the model from the `model` section of a configuration; needs a mesh in context.
-
-    Args:
-      dtype: that it computes in.
-      scan: over the layers, see layers/block.py.
-      kernel: of KERNELS, which to attend by wherever it serves; "": none.
-      lora: adapters, which alone are trained; see layers/adapters.py.
-    """
-    return DecoderLM(config, dtype=dtype, scan=scan, kernel=kernel, lora=lora, rngs=rngs)
-
-
 def head_dim(config) -> int:
     """Return the width of a head."""
     return config.head_dim or config.embed_dim // config.num_heads
@@ -63,11 +51,6 @@ def experts(config) -> dict | None:
     )  # fmt: skip
 
 
-def mlps_used(config) -> int:
-    """Return how many SwiGLUs of width `mlp_dim` a token goes through in a layer."""
-    return config.experts_per_token + config.shared_experts if config.num_experts else 1
-
-
 def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
     """Return floating-point operations to train on one token: forward, and backward as twice that.
 
@@ -77,7 +60,8 @@ def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
     """
     heads_dim = config.num_heads * head_dim(config)
     kv_dim = config.num_kv_heads * head_dim(config)
-    mlp = 3 * config.mlp_dim * mlps_used(config) + config.num_experts
+    mlps = config.experts_per_token + config.shared_experts if config.num_experts else 1  # that a token goes through
+    mlp = 3 * config.mlp_dim * mlps + config.num_experts
     block = config.embed_dim * (2 * heads_dim + 2 * kv_dim + mlp)
     kinds = windows(config)
     keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
@@ -127,9 +111,16 @@ class DecoderLM(nnx.Module):
     the same function is learned from a multiplier of D^-1/2 and a learning rate smaller by D^-1/2 (lemma J.1). The
     embedding, entries of variance 1 / D times sqrt(D), is the table's input weight in the same way. Width is to grow
     by heads; a head of another width would ask for another scale of the scores too.
+
+    Args:
+      config: the `model` section of a configuration.
+      dtype: that it computes in.
+      scan: over the layers, see layers/block.py.
+      kernel: of KERNELS, which to attend by wherever it serves; "": none.
+      lora: adapters, which alone are trained; see layers/adapters.py.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, kernel: str, lora: LoRA | None, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str = "", lora: LoRA | None = None, rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
         self.local_rope = (config.local_rope_theta,) if config.local_rope_theta else self.rope
@@ -240,3 +231,6 @@ class DecoderLM(nnx.Module):
             "positions": jnp.zeros((batch, length), jnp.int32),
             "start": jnp.int32(0),
         }
+
+
+make = DecoderLM  # as a model is made, with a mesh in context

@@ -33,17 +33,6 @@ NUM_HALT = 2  # halt, and continue, which arXiv:2506.21734 trains and the publis
 States = tuple[jax.Array, tuple[jax.Array, ...]]  # high [B, T, D], low latents of the same shape
 
 
-def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "TRM":
-    """Build the model from the `model` section of a configuration; needs a mesh in context.
-
-    Args:
-      dtype: that it computes in.
-      scan: over the updates of a cycle without gradient, else they are unrolled.
-      kernel: unused; all positions see all, and sequences are short.
-    """
-    return TRM(config, dtype=dtype, scan=scan, rngs=rngs)
-
-
 def head_dim(config) -> int:
     """Return the width of a head."""
     return config.head_dim or config.embed_dim // config.num_heads
@@ -79,9 +68,15 @@ class TRM(nnx.Module):
 
     Beside the published model: `low_latents` = 0 for a single latent, more than 1 for several low ones that take turns,
     `networks` = 2 for a network of its own that updates `high`, as in HRM (arXiv:2506.21734).
+
+    Args:
+      config: the `model` section of a configuration.
+      dtype: that it computes in.
+      scan: over the updates of a cycle without gradient, else they are unrolled.
+      kernel: unused; all positions see all, and sequences are short.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         self.dtype, self.scan, self.remat = dtype, scan, config.remat
         self.high_cycles, self.low_cycles, self.low_latents = config.high_cycles, config.low_cycles, config.low_latents
         self.prefix = prefix_length(config)
@@ -140,16 +135,10 @@ class TRM(nnx.Module):
             room = self.prefix * self.embed_dim - rows_BE.shape[1]
             prefix = jnp.pad(rows_BE, ((0, 0), (0, room))).reshape(-1, self.prefix, self.embed_dim)
             x_BTD = jnp.concatenate([prefix, x_BTD], axis=1)
-        positions = self._positions()
-        if positions is not None:
-            x_BTD = math.sqrt(0.5) * (x_BTD + positions.astype(self.dtype))
+        if self.positions or self.sinusoidal:
+            positions_TD = self.positions() if self.positions else _sinusoids(self.length, self.embed_dim)
+            x_BTD = math.sqrt(0.5) * (x_BTD + positions_TD.astype(self.dtype))
         return constrain(math.sqrt(self.embed_dim) * x_BTD, "batch", "length", "act_embed")
-
-    def _positions(self) -> jax.Array | None:
-        """Return what is added to tell positions, [T, D] of variance 1 / D; None where nothing is."""
-        if self.positions:
-            return self.positions()
-        return _sinusoids(self.length, self.embed_dim) if self.sinusoidal else None
 
     def _networks(self) -> tuple[Callable, Callable]:
         """Return what updates the low latents and what updates `high`, trees of arrays, their weights whole."""
@@ -297,3 +286,6 @@ def _sinusoids(length: int, embed_dim: int) -> jax.Array:
     frequencies, _ = rotary_frequencies(embed_dim, 10_000.0)
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
     return math.sqrt(2 / embed_dim) * jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+
+make = TRM  # as a model is made, with a mesh in context

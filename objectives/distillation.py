@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from layers import experts
 from layers.distillation import How, distillation_loss
-from objectives.language_modeling import LanguageModeling, heldout_parts, weights
+from objectives import language_modeling
+from objectives.language_modeling import LanguageModeling, weights
 
 LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
 EPSILON = 1e-6  # added to mean squares
@@ -25,18 +26,16 @@ def make(config, *, num_chunks: int, teacher) -> "Distillation":
     Args:
       teacher: the `model` section of the teacher's configuration.
     """
-    train, keys, model = config.train, config.distillation, config.model
+    keys, model = config.distillation, config.model
     parts = next(
         n for n in range(min(LEAST_PARTS, model.vocab_size), model.vocab_size + 1) if model.vocab_size % n == 0
     )
     how = How(
         keys.hard_weight, keys.soft_weight, keys.temperature, keys.divergence == "reverse", num_chunks, parts,
-        train.z_loss, model.logit_soft_cap, teacher.logit_soft_cap,
+        config.train.z_loss, model.logit_soft_cap, teacher.logit_soft_cap,
     )  # fmt: skip
-    return Distillation(
-        train.global_batch, train.sequence_length, num_chunks, train.z_loss, model.vocab_size, train.balance_loss,
-        train.router_z_loss, heldout_parts=heldout_parts(config), how=how, hidden_weight=keys.hidden_weight,
-    )  # fmt: skip
+    student = language_modeling.make(config, num_chunks=num_chunks)
+    return Distillation(**vars(student), how=how, hidden_weight=keys.hidden_weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from layers.cross_entropy import log_probabilities
 from layers.stream import num_holders, summed
+from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 
 SIDES = (1, 2)  # segments: chosen, rejected
@@ -26,11 +27,7 @@ def make(config, *, num_chunks: int, teacher) -> "DPO":
     Args:
       teacher: the `model` section of the reference's configuration.
     """
-    train = config.train
-    return DPO(
-        train.global_batch, train.sequence_length, num_chunks, vocab_size=config.model.vocab_size,
-        beta=config.preference.beta,
-    )  # fmt: skip
+    return DPO(**vars(language_modeling.make(config, num_chunks=num_chunks)), beta=config.preference.beta)
 
 
 @dataclasses.dataclass(frozen=True)

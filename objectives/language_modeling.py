@@ -29,15 +29,11 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
       num_chunks: parts of the length whose logits exist one at a time.
     """
     train = config.train
+    heldout_parts = train.sequence_length // (config.evaluation.chunk_tokens or train.sequence_length)
     return LanguageModeling(
         train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size,
-        train.balance_loss, train.router_z_loss, heldout_parts(config),
+        train.balance_loss, train.router_z_loss, heldout_parts,
     )  # fmt: skip
-
-
-def heldout_parts(config) -> int:
-    """Return into how many parts a held-out sequence is cut."""
-    return config.train.sequence_length // (config.evaluation.chunk_tokens or config.train.sequence_length)
 
 
 def weights(batch: dict) -> jax.Array:

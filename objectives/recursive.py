@@ -7,7 +7,6 @@ whose rows for the other slots are used up unread.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ from layers.stablemax import softmax_loss, stablemax_loss
 IGNORED = -100  # a label that is not learned
 HALT_WEIGHT = 0.5
 LOSSES = {"stablemax": stablemax_loss, "softmax": softmax_loss}
-EXAMPLE = ("inputs", "labels", "puzzle_identifiers")
 
 
 def make(config, *, num_chunks: int) -> "Recursive":
@@ -64,13 +62,12 @@ class Recursive:
 
     def init_carry(self, model, rows: int, key) -> dict:
         """Slots that have all halted, each with random draws of its own, so that no layout changes them."""
-        example = {"inputs": (self.num_cells,), "labels": (self.num_cells,), "puzzle_identifiers": ()}
         return {
             "states": jax.tree.map(jnp.zeros_like, model.start(rows)),
             "steps": jnp.zeros(rows, jnp.int32),
             "halted": jnp.ones(rows, bool),
             "draws": jax.random.key_data(jax.random.split(key, rows)),
-            **{name: jnp.zeros((rows, *shape), jnp.int32) for name, shape in example.items()},
+            **{name: jnp.zeros((rows, *shape[1:]), jnp.int32) for name, shape in self.batch().items()},
         }
 
     def loss(self, model, carry, batch, key):
@@ -106,9 +103,12 @@ class Recursive:
     def step(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
         """Return (carry after the model's step, logits [B, cells, V], float32 halt logits [B])."""
         halted = carry["halted"]
-        fresh = functools.partial(_where_rows, halted)
+
+        def fresh(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(halted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
         states = jax.tree.map(fresh, model.start(halted.shape[0]), carry["states"])
-        example = {name: fresh(batch[name], carry[name]) for name in EXAMPLE}
+        example = {name: fresh(batch[name], carry[name]) for name in self.batch()}
         states, logits, halt = model(states, example["inputs"], example["puzzle_identifiers"])
         steps = jnp.where(halted, 0, carry["steps"]) + 1
         return carry | {"states": states, "steps": steps, **example}, logits, halt[:, 0]
@@ -122,7 +122,6 @@ class Recursive:
         """Return what `step` does, after `max_steps` of a fresh carry in which nothing halts."""
         rows = batch["labels"].shape[0]
         carry = self.init_carry(model, rows, jax.random.key(0))
-
         _, *shapes = jax.eval_shape(lambda: self.step_on(model, carry, batch))
         begun = (carry, *[jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes])
         return jax.lax.fori_loop(0, self.max_steps, lambda _, before: self.step_on(model, before[0], batch), begun)
@@ -139,7 +138,7 @@ class Recursive:
         return {
             "count": count,
             "lm_loss": jnp.where(learned, of_cell, 0).sum(axis=1) / cells,
-            "halt_loss": _binary_cross_entropy(halt_logits, exact),
+            "halt_loss": jax.nn.softplus(halt_logits) - halt_logits * exact,  # binary cross-entropy
             "accuracy": right.sum(axis=1) / cells,
             "exact_accuracy": exact.astype(jnp.float32),
             "halt_accuracy": ((halt_logits >= 0) == exact).astype(jnp.float32),
@@ -150,14 +149,6 @@ class Recursive:
 def _counted(of_slots: dict[str, jax.Array], counts: jax.Array) -> dict[str, tuple]:
     """Return for each name the pair (sum over the slots that count, how many those are)."""
     return {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in of_slots.items()}
-
-
-def _where_rows(chosen: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    return jnp.where(chosen.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-
-def _binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    return jax.nn.softplus(logits) - logits * targets
 
 
 def _drawn(draws: jax.Array, exploration: float, max_steps: int) -> tuple[jax.Array, jax.Array]:

@@ -55,12 +55,12 @@ def test_every_function_of_the_rooms_is_checked_nested_ones_too_and_no_other():
             methods = [method for cls in own if inspect.isclass(cls) for method in vars(cls).values()]
             functions = [f for f in own + methods if inspect.isfunction(f) and f.__code__.co_filename == str(path)]
             assert all(all(of(function)) for function in functions), path
-    assert of(decoder_lm.make) and all(of(decoder_lm.make))
+    assert of(decoder_lm.windows) and all(of(decoder_lm.windows))
     assert of(support.make_model) and not any(of(support.make_model))
 
 
 def test_a_docstring_and_the_lines_of_an_error_stay_where_they_were():
-    assert decoder_lm.make.__doc__.startswith("Build the model")
+    assert decoder_lm.windows.__doc__.startswith("Return the sliding windows")
     with pytest.raises(ZeroDivisionError) as caught:
         planted("1 / 0")(jnp.ones((1, 1, 1)))
     assert caught.traceback[-1].lineno == 1

@@ -13,7 +13,7 @@ from configs import base
 from layers.stablemax import stablemax_loss
 from migration.trm_reference import from_reference
 from models import trm
-from objectives.recursive import EXAMPLE, IGNORED, Recursive
+from objectives.recursive import IGNORED, Recursive
 from tests.support import FIXTURES
 
 ROWS, CELLS, VOCAB, PUZZLES = 4, 6, 7, 5
@@ -116,7 +116,7 @@ class Case:
         return self.steps[f"train/step{call}/{what}"]
 
     def batch(self, call: int) -> dict:
-        return {name: self.at(call, f"batch/{name}") for name in EXAMPLE}
+        return {name: self.at(call, f"batch/{name}") for name in self.objective.batch()}
 
     def empty(self) -> dict:
         """Return the carry of a run that begins."""

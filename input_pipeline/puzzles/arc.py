@@ -40,24 +40,14 @@ class Task(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """Versions of a task, itself first.
+    """Versions of a task, itself first."""
 
-    Attributes:
-        turns: int [N], numbers of `dihedral`.
-        colours: uint8 [N, 10], what each colour becomes.
-    """
-
-    turns: np.ndarray
-    colours: np.ndarray
+    turns: np.ndarray  # int [N], numbers of `dihedral`
+    colours: np.ndarray  # uint8 [N, 10], what each colour becomes
 
 
-def encode(grid: np.ndarray, other: np.ndarray, offset: tuple[int, int] = (0, 0)) -> tuple[np.ndarray, np.ndarray]:
-    """Return a grid and what becomes of it as sequences, uint8 [900] each, both from row and column `offset` on."""
-    return tuple(encode_many(one[None], np.array([offset]))[0] for one in (grid, other))
-
-
-def encode_many(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return grids of one shape [N, rows, columns], each at its offset, int [N, 2]: uint8 [N, 900]."""
+def encode(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return grids of one shape [N, rows, columns] as sequences, each at its offset, int [N, 2]: uint8 [N, 900]."""
     number, height, width = grids.shape
     block = np.zeros((number, height + 1, width + 1), np.uint8)
     block[:, :height, :width] = grids + np.uint8(FIRST_COLOUR)
@@ -116,7 +106,11 @@ def draw_versions(task: Task, number: int, generator: np.random.Generator) -> Ve
         turn = generator.integers(0, 8, number)
         colour = np.zeros((number, COLOURS), np.uint8)
         colour[:, 1:] = 1 + generator.random((number, COLOURS - 1)).argsort(axis=1)
-        new = [place for place, key in enumerate(_hashes(task, turn, colour).tolist()) if _is_new(key, met, number)]
+        new = []
+        for place, key in enumerate(_hashes(task, turn, colour).tolist()):
+            if key not in met and len(met) <= number:
+                met.add(key)
+                new.append(place)
         turns.append(turn[new])
         colours.append(colour[new])
     return Versions(np.concatenate(turns), np.concatenate(colours))
@@ -140,7 +134,7 @@ def sequences(pairs: list[Pair], versions: Versions, offsets: np.ndarray) -> tup
         for nth, pair in enumerate(pairs):
             for grid, encoded in zip(pair, both, strict=True):
                 moved = dihedral(grid, turn)
-                encoded[rows, nth] = encode_many(versions.colours[rows][:, moved], offsets[rows, nth])
+                encoded[rows, nth] = encode(versions.colours[rows][:, moved], offsets[rows, nth])
     return tuple(encoded.reshape(-1, SIDE * SIDE) for encoded in both)
 
 
@@ -165,29 +159,27 @@ def files(folder: Path, puzzle_set: str) -> list[Path]:
     Raises:
         DataError: one is missing.
     """
-    found = []
-    for subset in SUBSETS[puzzle_set][0]:
-        found.append(_file(folder, subset, "challenges"))
-        found += sorted(folder.glob(f"*_{subset}_solutions.json"))[:1]
-    return found
+    return [path for subset in SUBSETS[puzzle_set][0] for path in _paths(folder, subset)]
 
 
-def _file(folder: Path, subset: str, kind: str) -> Path:
-    found = sorted(folder.glob(f"*_{subset}_{kind}.json"))
+def _paths(folder: Path, subset: str) -> list[Path]:
+    """Return the file of a subset's challenges, and that of its solutions if there is one."""
+    found = sorted(folder.glob(f"*_{subset}_challenges.json"))
     if len(found) != 1:
         what = "no file" if not found else f"{len(found)} files"
-        raise DataError(f"data.path={folder}: has {what} *_{subset}_{kind}.json; it needs one")
-    return found[0]
+        raise DataError(f"data.path={folder}: has {what} *_{subset}_challenges.json; it needs one")
+    return found + sorted(folder.glob(f"*_{subset}_solutions.json"))[:1]
 
 
 def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:
-    path = _file(folder, subset, "challenges")
-    solved = sorted(folder.glob(f"*_{subset}_solutions.json"))
-    challenges, solutions = read_json(path), read_json(solved[0]) if solved else {}
-    for place, content in zip([path, *solved], [challenges, solutions], strict=False):
+    paths = _paths(folder, subset)
+    contents = [read_json(path) for path in paths]
+    for path, content in zip(paths, contents, strict=True):
         if not isinstance(content, dict) or not content:
-            raise DataError(f"{place}: holds no tasks by name")
-    return [_task(path, name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
+            raise DataError(f"{path}: holds no tasks by name")
+    challenges, *solved = contents
+    solutions = solved[0] if solved else {}
+    return [_task(paths[0], name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
 
 
 def _task(path: Path, name: str, task: dict, solutions: list, held_out: bool) -> Task:
@@ -215,14 +207,6 @@ def _grid(where: str, rows: list) -> np.ndarray:
     if grid.ndim != 2 or not 1 <= min(grid.shape) <= max(grid.shape) <= SIDE or grid.min() < 0 or grid.max() >= COLOURS:
         raise DataError(f"{where}: a grid is no rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
     return grid.astype(np.uint8)
-
-
-def _is_new(key: int, met: set[int], number: int) -> bool:
-    """Whether a version is none of those met and still wanted; it is met then."""
-    new = key not in met and len(met) <= number
-    if new:
-        met.add(key)
-    return new
 
 
 def _hashes(task: Task, turns: np.ndarray, colours: np.ndarray) -> np.ndarray:

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puzzle data sets made from what was published or drawn at random, kept in the cache by what they are made of.
 
-A data set appears in the cache whole or not at all, and is made once by however many processes ask for it.
+The public functions are sources. A data set appears in the cache whole or not at all, and is made once by however many
+processes ask for it.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from input_pipeline.cache import cache_folder, locked, writing
+from input_pipeline.cache import cache_folder, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.puzzles import arc, dataset, drawn, maze, sudoku, sudoku_generator, tables
@@ -20,10 +21,11 @@ from input_pipeline.puzzles.dataset import BLANK, Plan
 from input_pipeline.puzzles.drawn import Puzzles
 from input_pipeline.puzzles.sudoku_generator import EASY_CLUES, FEWEST_CLUES
 from input_pipeline.puzzles.sudoku_solver import BOXES
-from input_pipeline.puzzles.threads import in_threads
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
+from input_pipeline.threads import in_threads
 
 FORMAT = 1  # of what is made; another number is another folder
+DRAWING = 2  # of rows from tables; the same
 SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of those in files
 TOGETHER = 4096  # held-out boards that are written at once
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
@@ -35,71 +37,72 @@ Announce = Callable[[str], object]
 Pair = tuple[PuzzleEpochs, PuzzleWindows]
 
 
-def published(path: str) -> Pair:
+class Boards(NamedTuple):
+    """Square boards of one kind, of which each is a puzzle of one example."""
+
+    name: str  # a plural
+    side: int
+    vocab_size: int
+    num_versions: int  # of each to train on, itself first
+    draw: Callable  # (generator, number) -> so many at random, as `drawn.split` takes them
+    checked: Callable[[tables.Table], Puzzles]  # raises DataError where they are none
+    versions: Callable  # (question, answer, generator) -> both in all versions, tokens [num_versions, side, side]
+    settings: str  # that a user may change for there to be more
+
+
+def published(data, path: str, **_) -> Pair:
     """Return the windows of a folder that is a data set already.
 
     Raises:
         DataError: it is none.
     """
     folder = _folder(path, "train and test, each with a dataset.json")
-    train, heldout = (dataset.open_split(folder, name) for name in ("train", "test"))
-    digest = dataset.digest(folder)
-    return PuzzleEpochs(train, digest), PuzzleWindows(heldout, digest)
+    return _opened(folder, dataset.digest(folder))
 
 
-def sudokus(data, path: str, seed: int, announce: Announce) -> Pair:
+def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return Sudokus of the tables train.csv and test.csv in a folder, or without one drawn at random."""
     side = SUDOKU_SIDE if path else data.puzzle_size
     if side not in BOXES:
         raise DataError(f"data.puzzle_size={side} is no side of a Sudoku; use one of {', '.join(map(str, BOXES))}")
-
     if not path and data.puzzle_clues and not FEWEST_CLUES[side] <= data.puzzle_clues < side**2:
         raise DataError(
             f"data.puzzle_clues={data.puzzle_clues}: no Sudoku of side {side} with so many clues has one solution; "
             f"use 0, or {FEWEST_CLUES[side]} to {side**2 - 1}"
         )
 
-    def read() -> tuple[Puzzles, Puzzles]:
-        if path:
-            return tuple(_sudoku_table(table) for table in _tables(data, path, side, seed, announce))
-        return drawn.split(
-            lambda generator, number: sudoku_generator.draw(generator, number, side, data.puzzle_clues),
-            name=f"Sudokus {side} x {side}",
-            settings=f"data.puzzle_clues (0, or {EASY_CLUES[side]} and more), {SETTINGS}",
-            **_drawn_options(data, seed, announce),
-        )  # fmt: skip
+    def draw(generator: np.random.Generator, number: int) -> drawn.Drawn:
+        return sudoku_generator.draw(generator, number, side, data.puzzle_clues)
 
     def versions(question: np.ndarray, answer: np.ndarray, generator: np.random.Generator) -> tuple:
         draws = sudoku.draw(generator, data.puzzle_augmentations, side)
-        boards = [tokens.reshape(side, side) - 1 for tokens in (question, answer)]
+        boards = (question - 1, answer - 1)
         return tuple(1 + np.concatenate([board[None], sudoku.augment(board, *draws)]) for board in boards)
 
-    return _boards(data, "sudoku", path, seed, read, versions, side + 2, 1 + data.puzzle_augmentations, announce)
+    settings = f"data.puzzle_clues (0, or {EASY_CLUES[side]} and more), {SETTINGS}"
+    number = 1 + data.puzzle_augmentations
+    boards = Boards("Sudokus", side, side + 2, number, draw, _sudoku_table, versions, settings)
+    return _boards(data, path, seed, announce, boards)
 
 
-def mazes(data, path: str, seed: int, announce: Announce) -> Pair:
+def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return mazes of the tables train.csv and test.csv in a folder, or without one drawn at random."""
     side = MAZE_SIDE if path else data.puzzle_size
     if not 3 <= side <= maze.LARGEST_SIDE:
         raise DataError(f"data.puzzle_size={side} is no side of a maze; use 3 to {maze.LARGEST_SIDE}")
+    count = 8 if data.puzzle_augmentations else 1
 
-    def read() -> tuple[Puzzles, Puzzles]:
-        if path:
-            return tuple(_maze_table(table) for table in _tables(data, path, side, seed, announce))
-        return drawn.split(
-            lambda generator, number: maze.draw(generator, number, side),
-            name=f"mazes {side} x {side}", settings=SETTINGS,
-            **_drawn_options(data, seed, announce),
-        )  # fmt: skip
+    def draw(generator: np.random.Generator, number: int) -> drawn.Drawn:
+        return maze.draw(generator, number, side)
 
     def versions(question: np.ndarray, answer: np.ndarray, generator: np.random.Generator) -> tuple:
-        return tuple(maze.versions(tokens.reshape(side, side))[:count] for tokens in (question, answer))
+        return tuple(maze.versions(board)[:count] for board in (question, answer))
 
-    count = 8 if data.puzzle_augmentations else 1
-    return _boards(data, "maze", path, seed, read, versions, len(maze.CHARACTERS) + 1, count, announce)
+    boards = Boards("mazes", side, len(maze.CHARACTERS) + 1, count, draw, _maze_table, versions, SETTINGS)
+    return _boards(data, path, seed, announce, boards)
 
 
-def arc_tasks(data, path: str, seed: int, announce: Announce) -> Pair:
+def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return the tasks of ARC in a folder, of those of data.puzzle_set the test pairs of one subset held out."""
     folder = _folder(path, "*_challenges.json and *_solutions.json of the subsets of data.puzzle_set")
     number = data.puzzle_augmentations
@@ -119,45 +122,48 @@ def arc_tasks(data, path: str, seed: int, announce: Announce) -> Pair:
         splits = _arc_plans(tasks, versions, seed)
         _write(place, splits, [BLANK, *names], "encoding grids", announce)
         tests = {task.name: {"train": _json(task.train), "test": _json(task.test)} for task in tasks if task.held_out}
-        with writing(place / "test_puzzles.json") as file:
-            file.write(json.dumps(tests).encode())
+        write_json(place / "test_puzzles.json", tests)
 
     return _cached(data, arc.files(folder, data.puzzle_set), facts, build, announce)
 
 
-def _boards(
-    data, kind: str, path: str, seed: int, read: Callable, versions: Callable, vocab_size: int, count: int,
-    announce: Announce,
-) -> Pair:  # fmt: skip
-    """Return boards of one example a puzzle.
+def _boards(data, path: str, seed: int, announce: Announce, boards: Boards) -> Pair:
+    """Return boards of the tables in a folder, or without one drawn at random."""
+    cells, files = boards.side**2, _tables(path) if path else []
 
-    Args:
-        read: () -> (puzzles to train on, puzzles held out).
-        versions: (question, answer, generator) -> both in all versions, `count` of them, itself first.
-    """
+    def puzzles() -> tuple[Puzzles, Puzzles]:
+        if path:
+            options = {"cells": cells, "least_rating": data.puzzle_min_difficulty, "seed": seed}
+            counts = (data.puzzle_count, None)
+            found = (tables.read(file, count=count, **options) for file, count in zip(files, counts, strict=True))
+            return tuple(map(boards.checked, found))
+        return drawn.split(
+            boards.draw, train=data.puzzle_count, heldout=data.puzzle_heldout, least_rating=data.puzzle_min_difficulty,
+            seed=seed, name=f"{boards.name} {boards.side} x {boards.side}", settings=boards.settings, announce=announce,
+        )  # fmt: skip
 
     def build(place: Path) -> None:
-        train, heldout = read()
-        cells = train.questions.shape[1]
+        train, heldout = puzzles()
 
         def trained(groups: range) -> tuple:
             (group,) = groups
-            generator = np.random.default_rng([seed, group])
-            both = versions(train.questions[group], train.answers[group], generator)
-            return tuple(boards.reshape(count, cells) for boards in both)
+            pair = (of[group].reshape(boards.side, boards.side) for of in train)
+            both = boards.versions(*pair, np.random.default_rng([seed, group]))
+            return tuple(versions.reshape(-1, cells) for versions in both)
 
         def held_out(groups: range) -> tuple:
-            return heldout.questions[groups.start : groups.stop], heldout.answers[groups.start : groups.stop]
+            return tuple(of[groups.start : groups.stop] for of in heldout)
 
+        sizes = [[1] * boards.num_versions] * len(train.questions)
         plans = {
-            "train": Plan(cells, vocab_size, [[1] * count] * len(train.questions), trained),
-            "test": Plan(cells, vocab_size, [[1]] * len(heldout.questions), held_out, together=TOGETHER),
+            "train": Plan(cells, boards.vocab_size, sizes, trained),
+            "test": Plan(cells, boards.vocab_size, [[1]] * len(heldout.questions), held_out, together=TOGETHER),
         }
         _write(place, plans, [BLANK], "writing puzzles", announce)
 
-    names = OPTIONS if path else OPTIONS_OF_DRAWN
-    facts = {"kind": kind, "seed": seed} | {name: data[name] for name in names}
-    return _cached(data, _table_paths(path) if path else [], facts, build, announce)
+    options = {name: data[name] for name in (OPTIONS if path else OPTIONS_OF_DRAWN)}
+    facts = {"kind": data.source, "seed": seed} | options | ({"drawing": DRAWING} if path else {})
+    return _cached(data, files, facts, build, announce)
 
 
 def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None], announce: Announce) -> Pair:
@@ -168,6 +174,10 @@ def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None],
         with locked(folder.with_suffix(".lock"), announce):
             if not folder.exists():
                 _build(folder, build)
+    return _opened(folder, digest)
+
+
+def _opened(folder: Path, digest: str) -> Pair:
     train, heldout = (dataset.open_split(folder, name) for name in ("train", "test"))
     return PuzzleEpochs(train, digest), PuzzleWindows(heldout, digest)
 
@@ -186,9 +196,10 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def _write(place: Path, plans: dict[str, Plan], identifiers: list[str], title: str, announce: Announce) -> None:
-    with progress(title, sum(plan.num_bytes for plan in plans.values()), announce) as advance:
+    num_bytes = sum(2 * plan.num_examples * plan.seq_len for plan in plans.values())  # of inputs and labels
+    with progress(title, num_bytes, announce) as advance:
         dataset.write(place, plans, identifiers, advance)
-    counts = [f"{plan.firsts[-1]:,} in {name}" for name, plan in plans.items()]
+    counts = [f"{plan.num_examples:,} in {name}" for name, plan in plans.items()]
     announce(f"puzzles: {', '.join(counts)}, of {len(plans['train'].sizes):,} groups to train on")
 
 
@@ -199,21 +210,8 @@ def _folder(path: str, what: str) -> Path:
     return folder
 
 
-def _table_paths(path: str) -> list[Path]:
+def _tables(path: str) -> list[Path]:
     return [_folder(path, "train.csv and test.csv") / name for name in ("train.csv", "test.csv")]
-
-
-def _tables(data, path: str, side: int, seed: int, announce: Announce) -> tuple[tables.Table, tables.Table]:
-    train, test = _table_paths(path)
-    options = {"cells": side * side, "least_rating": data.puzzle_min_difficulty, "seed": seed, "announce": announce}
-    return tables.read(train, count=data.puzzle_count, **options), tables.read(test, count=None, **options)
-
-
-def _drawn_options(data, seed: int, announce: Announce) -> dict:
-    return {
-        "train": data.puzzle_count, "heldout": data.puzzle_heldout, "least_rating": data.puzzle_min_difficulty,
-        "seed": seed, "announce": announce,
-    }  # fmt: skip
 
 
 def _sudoku_table(table: tables.Table) -> Puzzles:

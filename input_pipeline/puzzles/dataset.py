@@ -15,18 +15,18 @@ and its answer.
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from input_pipeline.cache import writing
+from input_pipeline import cache
+from input_pipeline.cache import write_json, writing
 from input_pipeline.errors import DataError
-from input_pipeline.puzzles.threads import in_threads
+from input_pipeline.threads import in_threads
 
 SET = "all"
 BLANK = "<blank>"
@@ -36,57 +36,35 @@ KEYS = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_l
 
 @dataclass(frozen=True)
 class Split:
-    """One split, its large arrays mapped into memory.
+    """One split, its large arrays mapped into memory."""
 
-    Attributes:
-        folder: of the data set.
-        metadata: what dataset.json holds.
-        inputs, labels: [examples, cells].
-        identifiers: [puzzles].
-        puzzles: [puzzles + 1], first examples.
-        groups: [groups + 1], first puzzles.
-    """
-
-    folder: Path
-    metadata: dict
-    inputs: np.ndarray
-    labels: np.ndarray
-    identifiers: np.ndarray
-    puzzles: np.ndarray
-    groups: np.ndarray
+    folder: Path  # of the data set
+    metadata: dict  # what dataset.json holds
+    inputs: np.ndarray  # [examples, cells]
+    labels: np.ndarray  # the same
+    identifiers: np.ndarray  # [puzzles]
+    puzzles: np.ndarray  # [puzzles + 1], first examples
+    groups: np.ndarray  # [groups + 1], first puzzles
 
 
 @dataclass
 class Plan:
-    """A split that is to be written.
-
-    Attributes:
-        seq_len, vocab_size: of its examples.
-        sizes: examples of each puzzle, of each group a list or array.
-        examples: groups -> their examples in order, (inputs, labels), uint8 [n, seq_len] each.
-        identifiers: of each puzzle, int [puzzles]; None: all blank.
-        together: how many groups `examples` is asked for at once, the last time fewer.
-        firsts: example of each group, and the end.
-    """
+    """A split that is to be written."""
 
     seq_len: int
     vocab_size: int
-    sizes: list
-    examples: Callable[[range], tuple[np.ndarray, np.ndarray]]
-    identifiers: np.ndarray | None = None
-    together: int = 1
-    firsts: np.ndarray = field(init=False)
+    sizes: list  # examples of each puzzle, of each group a list
+    examples: Callable[[range], tuple[np.ndarray, np.ndarray]]  # groups -> (inputs, labels), uint8 [n, seq_len] each
+    identifiers: np.ndarray | None = None  # of each puzzle, int [puzzles]; None: all blank
+    together: int = 1  # how many groups `examples` is asked for at once, the last time fewer
 
-    def __post_init__(self):
-        self.firsts = np.cumsum([0, *map(sum, self.sizes)])
-
-    @property
-    def num_bytes(self) -> int:
-        return 2 * int(self.firsts[-1]) * self.seq_len
+    @cached_property
+    def num_examples(self) -> int:
+        return sum(map(sum, self.sizes))
 
 
 def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance: Callable[[int], object]) -> None:
-    """Write a data set into a folder, groups in parallel threads.
+    """Write a data set into a folder, its groups made in parallel threads.
 
     Args:
         identifiers: names, the blank one first.
@@ -95,8 +73,7 @@ def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance
     for name, plan in splits.items():
         (folder / name).mkdir(parents=True)
         _write_split(folder / name, plan, len(identifiers), advance)
-    with writing(folder / "identifiers.json") as file:
-        file.write(json.dumps(identifiers).encode())
+    write_json(folder / "identifiers.json", identifiers)
 
 
 def open_split(folder: Path, name: str) -> Split:
@@ -130,11 +107,8 @@ def digest_of(files: list[Path], facts) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    total = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
     with closing(in_threads(_content, files)) as contents:
-        for content in contents:
-            total.update(content)
-    return total.hexdigest()
+        return cache.digest(json.dumps(facts, sort_keys=True).encode(), *contents)
 
 
 def read_json(path: Path):
@@ -211,41 +185,22 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
         "seq_len": plan.seq_len, "num_puzzle_identifiers": num_identifiers, "total_groups": len(plan.sizes),
         "mean_puzzle_examples": float(sizes.mean()), "total_puzzles": len(sizes), "sets": [SET],
     }  # fmt: skip
-    with writing(place / "dataset.json") as file:
-        file.write(json.dumps(metadata, indent=1).encode())
+    write_json(place / "dataset.json", metadata)
 
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
-    """Write inputs and labels, groups in parallel; not by a memory map, which a full disk would end the process by."""
-    shape = (int(plan.firsts[-1]), plan.seq_len)
-    with _array_file(place, "inputs", shape) as inputs, _array_file(place, "labels", shape) as labels:
-        begin = inputs.tell()
-
-        def fill(first: int) -> int:
-            groups = range(first, min(first + plan.together, len(plan.sizes)))
-            offset = begin + int(plan.firsts[groups.start]) * plan.seq_len
-            arrays = plan.examples(groups)
+    """Write inputs and labels in order; not by a memory map, which a full disk would end the process by."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (plan.num_examples, plan.seq_len)}
+    every = range(len(plan.sizes))
+    made = in_threads(plan.examples, (every[first : first + plan.together] for first in every[:: plan.together]))
+    with (
+        writing(place / f"{SET}__inputs.npy") as inputs,
+        writing(place / f"{SET}__labels.npy") as labels,
+        closing(made),
+    ):
+        for file in (inputs, labels):
+            np.lib.format.write_array_header_1_0(file, header)
+        for arrays in made:
             for file, array in zip((inputs, labels), arrays, strict=True):
-                assert array.shape == (plan.firsts[groups.stop] - plan.firsts[groups.start], plan.seq_len)
-                _write_at(file, array.astype(np.uint8, copy=False).tobytes(), offset)
-            return sum(array.size for array in arrays)
-
-        with closing(in_threads(fill, range(0, len(plan.sizes), plan.together))) as written:
-            for num_bytes in written:
-                advance(num_bytes)
-
-
-@contextmanager
-def _array_file(place: Path, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-    """Open the file of a uint8 array, its header written, that is on disk when it is closed."""
-    with open(place / f"{SET}__{name}.npy", "wb", buffering=0) as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        yield file
-        os.fsync(file.fileno())
-
-
-def _write_at(file: BinaryIO, content: bytes, offset: int) -> None:
-    left = memoryview(content)
-    while left:
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written
+                file.write(array.astype(np.uint8, copy=False).tobytes())
+            advance(sum(array.size for array in arrays))

@@ -11,7 +11,7 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
-from input_pipeline.puzzles.threads import in_threads
+from input_pipeline.threads import in_threads
 
 BATCH = 128  # puzzles made at once, fewer where fewer are asked for
 BARREN_BATCHES = 8  # in a row; then there are no others
@@ -19,18 +19,12 @@ LEAST_SHARE = 1 / 8  # of forms on either side, so that few forms leave both som
 
 
 class Drawn(NamedTuple):
-    """Puzzles made at random.
+    """Puzzles made at random."""
 
-    Attributes:
-        questions, answers: tokens [N, cells].
-        ratings: int [N], how hard each is.
-        forms: what each has in common with all its augmentations.
-    """
-
-    questions: np.ndarray
-    answers: np.ndarray
-    ratings: np.ndarray
-    forms: list[bytes]
+    questions: np.ndarray  # tokens [N, cells]
+    answers: np.ndarray  # the same
+    ratings: np.ndarray  # int [N], how hard each is
+    forms: list[bytes]  # what each has in common with all its augmentations
 
 
 class Puzzles(NamedTuple):

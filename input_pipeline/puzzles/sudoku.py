@@ -13,18 +13,12 @@ from input_pipeline.puzzles.sudoku_solver import BOXES, layout
 
 
 class Draws(NamedTuple):
-    """What is done to boards, of each in this order.
+    """What is done to boards, of each in this order."""
 
-    Attributes:
-        transpose: bool [N], rows become columns.
-        rows, columns: int [N, side], which row, which column comes at each place.
-        digits: int [N, side + 1], what each digit becomes, the empty 0 itself.
-    """
-
-    transpose: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    digits: np.ndarray
+    transpose: np.ndarray  # bool [N], rows become columns
+    rows: np.ndarray  # int [N, side], which row comes at each place
+    columns: np.ndarray  # the same of columns
+    digits: np.ndarray  # int [N, side + 1], what each digit becomes, the empty 0 itself
 
 
 def augment(board: np.ndarray, transpose, rows: np.ndarray, columns: np.ndarray, digits: np.ndarray) -> np.ndarray:

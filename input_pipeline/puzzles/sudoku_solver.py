@@ -15,27 +15,17 @@ BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # side of a board: rows and columns o
 
 
 class Layout(NamedTuple):
-    """Which cells make a unit; cells are numbered row by row.
+    """Which cells make a unit; cells are numbered row by row."""
 
-    Attributes:
-        cells: int [units, side], the cells of each row, column and box.
-        units: int [cells, 3], the row, column and box of each cell.
-    """
-
-    cells: np.ndarray
-    units: np.ndarray
+    cells: np.ndarray  # int [units, side], the cells of each row, column and box
+    units: np.ndarray  # int [cells, 3], the row, column and box of each cell
 
 
 class Verdict(NamedTuple):
-    """What came of a search.
+    """What came of a search."""
 
-    Attributes:
-        solutions: int [boards], how many were found, up to a little more than the most that were asked for.
-        guesses: int [boards], how often the rules alone got no further.
-    """
-
-    solutions: np.ndarray
-    guesses: np.ndarray
+    solutions: np.ndarray  # int [boards], how many were found, up to a little more than the most that were asked for
+    guesses: np.ndarray  # int [boards], how often the rules alone got no further
 
 
 @cache

@@ -169,7 +169,7 @@ def test_a_document_of_many_megabytes(read, tmp_path):
 def test_millions_of_documents_are_affordable(read, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(2_000)])
     spans = read(tmp_path / "a.jsonl")
-    parts = [(span, span.digest, span.stop, span.document, span.document._number) for span in spans]
+    parts = [(span, span.digest, span.stop, span.document, span.document.number) for span in spans]
     assert sum(sum(map(sys.getsizeof, part)) for part in parts) / len(spans) < 300
 
 

@@ -61,8 +61,8 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     monkeypatch.setattr("input_pipeline.sources.SOURCES", dict(SOURCES))
     monkeypatch.setitem(SOURCES, "ours", None)
 
-    def ours(data, path, vocab_size, seed):
-        return list(SOURCES["text"](data, path, vocab_size, seed))[:2]
+    def ours(data, path, **rest):
+        return list(SOURCES["auto"](data, path, **rest))[:2]
 
     source(ours)
     assert len(names(source="ours")) == 2

@@ -19,7 +19,7 @@ from configs.validation import validate
 from layers.axes import declared_axes
 from migration.trm_reference import to_reference
 from models import trm
-from objectives.recursive import EXAMPLE, Recursive
+from objectives.recursive import Recursive
 from tests.support import assert_close, random_weights, relative_error
 from tests.trm_cases import (
     ROWS,
@@ -65,7 +65,7 @@ def within(actual, expected, limit: float) -> None:
 def test_slots_hold_the_examples_and_halt_as_recorded(name):
     of_case = case(name)
     for number, found in enumerate(calls(name)):
-        for part in EXAMPLE:
+        for part in of_case.objective.batch():
             np.testing.assert_array_equal(found["carry"][part], of_case.at(number, f"current_data/{part}"))
         for part in ("halted", "steps"):
             np.testing.assert_array_equal(found["carry"][part], of_case.at(number, part))

@@ -31,9 +31,8 @@ def test_an_augmentation_can_be_undone_by_its_name(turn):
 def test_what_is_encoded_is_cropped_again():
     for rows in range(1, 31):
         for columns in range(1, 31):
-            one, other = grid(rows, columns), grid(columns, rows)
-            for shown, sequence in zip((one, other), arc.encode(one, other), strict=True):
-                np.testing.assert_array_equal(arc.crop(sequence), shown)
+            shown = grid(rows, columns)
+            np.testing.assert_array_equal(arc.crop(arc.encode(shown[None], np.zeros((1, 2), int))[0]), shown)
 
 
 @pytest.mark.parametrize("token", [0, 1, 12])
@@ -65,7 +64,7 @@ def test_one_pair_of_each_version_begins_in_the_corner_and_all_stay_on_the_canva
         version, pair = divmod(nth, 3)
         moved = [arc.augment(one, found.turns[version], found.colours[version]) for one in shown[pair]]
         for one, sequence in zip(moved, (inputs[nth], labels[nth]), strict=True):
-            np.testing.assert_array_equal(arc.encode(one, one, tuple(offsets[version, pair]))[0], sequence)
+            np.testing.assert_array_equal(arc.encode(one[None], offsets[version, pair][None])[0], sequence)
 
 
 @pytest.fixture

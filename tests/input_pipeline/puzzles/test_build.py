@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from input_pipeline import ledger
+from input_pipeline import cache, ledger, threads
 from input_pipeline.corpus import prepare, prepare_to_evaluate
 from input_pipeline.errors import DataError
-from input_pipeline.puzzles import build, drawn, maze, sudoku, sudoku_generator, threads
+from input_pipeline.puzzles import build, drawn, maze, sudoku, sudoku_generator
 from input_pipeline.puzzles.sudoku_forms import forms
 
 HEADER = "source,question,answer,rating"
@@ -117,8 +117,11 @@ def swapped(rows):
         (changed(4, 1, "é" * 81), "train.csv:4: question has a character that is none of"),
         (changed(6, 2, "1" * 81), "train.csv:6: question contradicts its answer"),
         (swapped, "train.csv:5: answer is no valid Sudoku"),
-        (changed(31, 3, "hard"), "train.csv:31: rating is 'hard', no number"),
-        (changed(31, 3, "1,2"), "train.csv:31: has 5 columns, not 4"),
+        (
+            changed(31, 3, "hard"),
+            "a number (In CSV column #3: Row #31: CSV conversion error to double: invalid value 'hard'); mend",
+        ),
+        (changed(31, 3, "1,2"), "(CSV parse error: Row #31: Expected 4 columns, got 5: us,"),
     ],
 )
 def test_a_malformed_row_is_named(table, section, change, message):
@@ -130,10 +133,13 @@ def test_a_malformed_row_is_named(table, section, change, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "train.csv: is empty; it needs a line of column names, question, answer, rating among them"),
-        (b"source,question,answer\n", "train.csv:1: has no column 'rating', only source, question, answer"),
-        (HEADER.encode(), "train.csv: has no puzzle"),
-        (b"\xff\xfe", "train.csv: no CSV file in UTF-8"),
+        (b"", "train.csv: no CSV file with the columns question, answer, rating, the last a number (Empty CSV"),
+        (
+            b"source,question,answer\n",
+            "the last a number (Column 'rating' in include_columns does not exist in CSV file); mend the file",
+        ),
+        (HEADER.encode() + b"\n", "train.csv: has no puzzle"),
+        (b"\xff\xfe", "train.csv: no CSV file with the columns"),
     ],
 )
 def test_a_table_that_is_none_is_named(table, section, content, message):
@@ -301,7 +307,7 @@ def test_a_full_disk_is_an_error(table, section, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build.dataset.os, "pwrite", full)
+    monkeypatch.setattr(cache.os, "fsync", full)
     with pytest.raises(DataError, match=r"No space left on device; data.cache_dir needs room for puzzles"):
         build.sudokus(section(), table(), 0, silent)
 

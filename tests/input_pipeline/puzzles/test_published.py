@@ -8,8 +8,8 @@ from input_pipeline.batches import evaluation_batches
 from input_pipeline.puzzles import arc, sudoku
 from input_pipeline.puzzles.dataset import Split
 from input_pipeline.puzzles.dihedral import dihedral, undo
-from input_pipeline.puzzles.reference_order import reference_batches, rows_of
 from input_pipeline.puzzles.windows import PuzzleWindows
+from tests.input_pipeline.puzzles.reference_order import reference_batches, rows_of
 
 
 def numbered(published, kind):
@@ -40,7 +40,8 @@ def test_arc_sequences(published):
     for case in found:
         grids, offset = [published[f"{case}/{name}"] for name in ("input", "output")], published[f"{case}/offset"]
         for place, suffix in ((tuple(offset), ""), ((0, 0), "_no_offset")):
-            for name, made in zip(("input", "output"), arc.encode(*grids, place), strict=True):
+            for name, grid in zip(("input", "output"), grids, strict=True):
+                (made,) = arc.encode(grid[None], np.array([place]))
                 np.testing.assert_array_equal(made, published[f"{case}/{name}_seq{suffix}"])
 
 

@@ -36,7 +36,7 @@ def split(tmp_path):
     plan = Plan(CELLS, 200, SIZES, examples, np.arange(1, puzzles + 1))
     written = []
     dataset.write(tmp_path / "set", {"train": plan, "test": plan}, ["<blank>", *"abcdefghijk"], written.append)
-    assert sum(written) == 2 * plan.num_bytes
+    assert sum(written) == 2 * 2 * plan.num_examples * CELLS
     return open_split(tmp_path / "set", "train")
 
 
