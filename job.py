@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import assembly
@@ -108,7 +108,7 @@ class Job:
                 readers=data.readers, prefetch=data.prefetch,
             )  # fmt: skip
         else:
-            whole = checked(islice(self.batches, num_steps), self.run, stage.rows)
+            whole = checked(self.batches, num_steps, self.run, stage.rows)
             batches = ({name: array[rows] for name, array in of_all.items()} for of_all in whole)
         return place(batches, sharding, stage.rows)
 
@@ -137,7 +137,6 @@ class Job:
             self.begin_stage(step)
             if self.run.mesh != before:
                 state = self.reshaped(state, step)
-        self.log.stopwatch.skip()
         return state
 
     def shape(self, step: int) -> Shape:
@@ -200,7 +199,6 @@ class Job:
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)
-        self.log.stopwatch.skip()
 
     def keep_what_is_needed(self) -> None:
         """Write again what the checkpoint is useless without, where the folder was emptied under the run."""
@@ -346,14 +344,17 @@ def place_of(record: dict | None) -> tuple[int, int, int]:
     return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
 
 
-def checked(batches: Iterator[dict], run: assembly.Run, rows: int) -> Iterator[dict]:
-    """Yield batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
+def checked(batches: Iterator[dict], count: int, run: assembly.Run, rows: int) -> Iterator[dict]:
+    """Yield so many batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
 
     Raises:
-      ValueError: one is not; names the array, what it is and what it should be.
+      ValueError: one is not; names the array, what it is and what it should be. Or there are fewer.
     """
     wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in run.abstract_batch.items()}
-    for number, batch in enumerate(batches, start=1):
+    for number in range(1, count + 1):
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError("the batches given to train() ended before train.steps was reached")
         found = {name: (array.shape, array.dtype) for name, array in batch.items()}
         for name in wanted.keys() | found.keys():
             if found.get(name) != wanted.get(name):

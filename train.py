@@ -43,7 +43,7 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
-from training import initial, lease, preflight, replicas, step_log, teacher
+from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -53,8 +53,8 @@ from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
+from training.other_run import initial
 from training.programs import Programs, Shape, shape_of
-from training.recheck import twice
 from training.retention import Retention
 from training.step import every
 from training.step_log import NonFinite
@@ -102,7 +102,7 @@ def train(
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         if config.train.init_from and not record:
-            initial.check(config, corpus and corpus.tokenizer)
+            initial(config).check_begins(config, corpus and corpus.tokenizer)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
@@ -221,16 +221,17 @@ def train_from(job: Job, record: dict | None):
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
         job.evaluate_or_stop(state, start)
     save_every = 1 if job.run.slow else train.save_every
-    job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
-        batch = job.log.stopwatch.next(batches)
+        batch = next(batches)
         if jax.default_backend() == "cpu":  # whose devices take work only when they are done with the last
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
         recheck_now = every(step, train.recheck_every)
-        take_step = functools.partial(twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
+        take_step = (
+            functools.partial(replicas.twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
+        )
         state, scalars = take_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
@@ -270,7 +271,7 @@ def begun(run: assembly.Run):
     """Return the state of step 0, with the parameters of `train.init_from` unless it has adapters of them."""
     if not run.config.train.init_from or run.config.lora.rank:
         return run.init()
-    return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
+    return run.init(initial(run.config).restore(run.abstract_state.params))
 
 
 def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):

@@ -18,6 +18,7 @@ NAMED = 4
 WORDS = {"start_up": "start-up", "wait": "step"}  # for phases, in messages
 BEFORE_STEPS = ("start_up", "compile")
 REPEATED = ("data", "step")  # in each step, so that it is known how long they usually take
+KEPT = ("why", "processes", "host", "phase", "step", "seconds")  # of a Blame
 DEVICES = (("step", "wait"), ("wait",))  # phases that wait for devices: giving them work may do so too, as on a CPU
 
 
@@ -83,7 +84,7 @@ class Blame:
 
     def figures(self) -> dict:
         """Return what is worth keeping in metrics.jsonl."""
-        return {name: getattr(self, name) for name in ("why", "processes", "host", "phase", "step", "seconds")}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in KEPT}
 
 
 def to_blame(signs: Sequence[Sign]) -> Blame:

@@ -20,9 +20,6 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
 
     `dcn_data` is the first axis, of size 1 where it is not given: slices of TPU chips, elsewhere contiguous parts. The
     chips of a slice stand as `in_space` says, so that neighbours on an axis are neighbours in space.
-
-    Raises:
-      ConfigError: there are not `dcn_data` slices.
     """
     devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
     if devices[0].platform == "tpu":
@@ -32,7 +29,10 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
 
 
 def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
-    """Return TPU chips in the order of their slices, those of a slice as `in_space` says."""
+    """Return TPU chips in the order of their slices, those of a slice as `in_space` says.
+
+    Raises ConfigError where there are not `dcn_data` slices.
+    """
     num_slices, *sizes = axes.values()
     slices: dict[int, list] = {}
     for device in devices:

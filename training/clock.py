@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 # What a process does; each ends when the next begins. "wait" is for the devices, after "step" gave them their work.
 PHASES = ("start_up", "compile", "data", "step", "wait", "evaluation", "save")
+OF_STEPS = ("data", "step", "wait")
 PARTS = {  # of the wall-clock time, in the words of the summary; what the phases come to
     "start_up": ("start_up",),
     "compile": ("compile",),

@@ -38,6 +38,7 @@ KINDS = {  # what may stand between the colons, and what it is where it is left 
     "slow": (r"(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1), "full_disk": (r"(?P<steps>\d+)?", None),
     "flip": (r"(?P<process>\d+)?", -1),
 }  # fmt: skip
+SIGNALS = {"sigterm": signal.SIGTERM, "kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 EXAMPLE = "sigterm@120,kill:1@300,hang:data@400,full_disk@450,flip@500,nan@550,slow:2x3@600"
 FULL_DISK_STEPS = 20
 
@@ -104,12 +105,6 @@ class Faults:
             self.disk_full_until = None
         for fault in self._due(phase, step):
             match fault.kind:
-                case "sigterm":
-                    os.kill(os.getpid(), signal.SIGTERM)
-                case "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "freeze":
-                    os.kill(os.getpid(), signal.SIGSTOP)
                 case "hang":
                     threading.Event().wait()
                 case "slow":
@@ -117,6 +112,8 @@ class Faults:
                 case "full_disk":
                     _limit_files(0)
                     self.disk_full_until = step + fault.steps
+                case kind:
+                    os.kill(os.getpid(), SIGNALS[kind])
 
     def wrapped(self, train_step: Callable, spoiled_step: Callable[[], Callable]) -> Callable:
         """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
@@ -130,10 +127,8 @@ class Faults:
         def step(state, batch):
             began, number = time.monotonic(), self.clock.step
             self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
-            now = (
-                spoiled_step() if self.spoiled == self.clock.number else train_step
-            )  # a step computed twice: both times
-            state, scalars = now(state, batch)
+            spoils = self.spoiled == self.clock.number  # of a step that is computed twice both times
+            state, scalars = (spoiled_step() if spoils else train_step)(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
                 time.sleep((self.slow - 1) * (time.monotonic() - began))

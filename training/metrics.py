@@ -23,8 +23,8 @@ class MetricsWriter:
     def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
         """`first`: whether this is the process that writes; of others nothing is kept."""
         self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
-        if first:
-            _cut_torn_line(self.path)
+        if first and self.path.exists():
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         self.lock, self.pending = threading.Lock(), []
         self.events = _EventFiles(workdir / "tensorboard") if tensorboard and first else None
 
@@ -41,7 +41,10 @@ class MetricsWriter:
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; numbers that are not finite become null."""
-        line = {"kind": kind} | {name: _plain(value) for name, value in figures.items()} | {"time": time.time()}
+        infinite = {
+            name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)
+        }
+        line = {"kind": kind} | figures | infinite | {"time": time.time()}
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()
@@ -60,21 +63,6 @@ class MetricsWriter:
                 self.pending.clear()
             else:
                 file.truncate(size)
-
-
-def _plain(value):
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _cut_torn_line(path: pathlib.Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        with path.open("rb+") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 class _EventFiles:

@@ -23,6 +23,12 @@ from training.bucket import path_of
 from training.checkpoints import CheckpointError, Checkpoints
 from training.state import TrainState
 
+# Keys of `model` that weights do not depend on: how they are used, and how far positions reach, which may be extended.
+FREE = (
+    "dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length",
+    "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class OtherRun:
@@ -44,6 +50,27 @@ class OtherRun:
                 f"{self.key}={self.name} is a recipe, without weights: that can be rehearsed, not trained"
             )
         return loading.run_folder(self.key, self.name, path_of)
+
+    def check_begins(self, config: ConfigDict, tokenizer) -> None:
+        """Raise ConfigError where a run of `config` cannot begin with its weights: there are none, or they are others.
+
+        Args:
+          tokenizer: as in `check_tokenizer`; None: there is none.
+        """
+        self.folder()
+        ours, theirs = (
+            dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
+            for model in (config.model, self.configuration().model)
+        )
+        for key, value in ours.items():
+            if value != theirs[key] and key not in FREE:
+                raise ConfigError(
+                    f"model.{key}={value} differs from the {theirs[key]} of {self.key}={self.name}; "
+                    f"use that, or all of its model by --config={self.name}"
+                )
+        if tokenizer:
+            self.check_tokenizer(config, tokenizer)
+        self.check_trained()
 
     def check_trained(self) -> None:
         """Raise ConfigError where it has no weights, before anything is made that needs them."""
@@ -106,6 +133,11 @@ class OtherRun:
             scalars = (jax.ShapeDtypeStruct((), int) for _ in range(2))
             state = TrainState(*scalars, abstract_params, abstract_params if averaged else {}, (), {})
             return restore_evaluated(checkpoints, step, state)
+
+
+def initial(config: ConfigDict) -> OtherRun:
+    """Return the run that `train.init_from` names, with whose parameters one of `config` begins."""
+    return OtherRun("train.init_from", config.train.init_from)
 
 
 def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_state: TrainState) -> dict:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 
 from configs import layouts
+from configs.base import ConfigError
 from training import throughput
 from training.display import duration
 
@@ -14,17 +15,11 @@ LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
-class DoesNotFit(ValueError):
-    """More memory is needed than there is."""
-
-    exit_status = 2
-
-
 def check_state_fits(run) -> None:
-    """Raise DoesNotFit where a CPU machine's memory cannot hold the state of a run and its gradient."""
+    """Raise ConfigError where a CPU machine's memory cannot hold the state of a run and its gradient."""
     needed, available = _state_bytes(run) / throughput.GIB, throughput.host_memory_gib()[1]
     if jax.default_backend() == "cpu" and needed > available:
-        raise DoesNotFit(
+        raise ConfigError(
             f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
             f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
             f"(--topology=v4-32), or take a smaller recipe"
@@ -62,26 +57,22 @@ def needed_gib(compile_step: Callable) -> float:
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     """Return FLOP/s of all devices together, and where the figure is from; None where devices are simulated."""
-    if jax.default_backend() == "cpu":
-        return (
-            (throughput.measured_matmul_peak(), "this CPU's measured matmul peak") if num_devices == 1 else (None, "")
-        )
-    if topology and topology.peak_flops and jax.default_backend() != "cpu":
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and num_devices > 1:
+        return None, ""
+    if topology and topology.peak_flops and not on_cpu:
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
-    return throughput.measured_matmul_peak() * num_devices, "the measured matmul peak"
+    whose = "this CPU's" if on_cpu else "the"
+    return throughput.measured_matmul_peak() * num_devices, f"{whose} measured matmul peak"
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
-    """Return the lines that stand before step 1.
-
-    Raises:
-      DoesNotFit: the compiled step needs more memory than a CPU machine has.
-    """
+    """Return the lines that stand before step 1; ConfigError where a CPU machine has not the memory for the step."""
     backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
-        raise DoesNotFit(
+        raise ConfigError(
             f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; try train.gradient_accumulation="
             f"{2 * run.num_microbatches} or model.remat=full"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that devices which should hold the same part of a state do so, to the bit."""
+"""Looks for silent corruption: copies of a part of a state, and a step computed twice, must agree to the bit."""
 
 import functools
 
@@ -9,13 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from parallelism import processes
+from parallelism.hub import RunError
 from training.offload import on_device
-
-
-class ReplicasDiffer(RuntimeError):
-    """Copies of a parameter are not the same; the message names it and two of its holders."""
-
-    exit_status = 1
 
 
 def check(state, mesh: jax.sharding.Mesh) -> None:
@@ -24,7 +19,7 @@ def check(state, mesh: jax.sharding.Mesh) -> None:
     The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved.
 
     Raises:
-      ReplicasDiffer: they differ.
+      RunError: they differ; names the array and two of its holders.
     """
     if mesh.size > 1:
         _compare(processes.gather("replicas", checksums(state, mesh)))
@@ -45,6 +40,31 @@ def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
     return mine
 
 
+def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
+    """Return train_step(state, batch), having done it twice; needs memory for a second state.
+
+    Raises:
+      RunError: the two results differ on some device, or devices that should hold the same do not; names them.
+    """
+    copy = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), state)
+    first, _ = train_step(copy, batch)
+    sums = checksums(first, mesh)
+    del first
+    state, scalars = train_step(state, batch)
+    again = checksums(state, mesh)
+    mine = sorted(key for key in sums if sums[key] != again[key])
+    for number, differing in enumerate(processes.gather("recheck", mine)):
+        if differing:
+            name, _, device = differing[0].split("|")
+            raise RunError(
+                f"step {int(state.step)} computed twice gave other bits on device {device} of "
+                f"{processes.name(number)}, in {len(differing)} arrays, {name} among them; take that device out of "
+                "use, and start again from the last checkpoint"
+            )
+    check(state, mesh)
+    return state, scalars
+
+
 def _compare(of_processes: list[dict[str, int]]) -> None:
     seen: dict[tuple[str, str], tuple[int, str]] = {}
     for number, checksums in enumerate(of_processes):
@@ -53,7 +73,7 @@ def _compare(of_processes: list[dict[str, int]]) -> None:
             holder = f"device {device} of {processes.name(number)}"
             first, first_holder = seen.setdefault((name, part), (checksum, holder))
             if checksum != first:
-                raise ReplicasDiffer(
+                raise RunError(
                     f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
                     "restore again, with checkpoint.restore=broadcast where the hosts read different files"
                 )

@@ -9,7 +9,7 @@ from training.display import Display
 from training.goodput import Goodput
 from training.metrics import MetricsWriter
 from training.step import every
-from training.throughput import Stopwatch
+from training.throughput import Speed
 
 POLL_SECONDS = 0.001
 
@@ -58,7 +58,7 @@ class StepLog:
         """Count on from a checkpoint; None: from nothing."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
-        self.stopwatch = Stopwatch()
+        self.speed = Speed(self.goodput.clock)
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -84,8 +84,7 @@ class StepLog:
         )  # fmt: skip
 
     def evaluation(self, step: int, figures: dict[str, float], weight: int) -> None:
-        """Write and show what was found on what is held out (of how many tokens); its time is no step's."""
-        self.stopwatch.skip()
+        """Write and show what was found on what is held out (of how many tokens)."""
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
         name, values, unit = self.run.objective.told(figures)
@@ -111,7 +110,7 @@ class StepLog:
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_step = step
         self.total_tokens += tokens
-        self.stopwatch.mark(tokens, rows)
+        self.speed.count(tokens, rows)
         self.display.after(step)
         if figures["skipped"]:
             self._tell_skipped(step, figures, in_a_row)
@@ -129,7 +128,7 @@ class StepLog:
             )
 
     def _log(self, step: int, figures: dict) -> None:
-        rates = self.stopwatch.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+        rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         self.display.train(step, figures | rates)

@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import jax
-
 from parallelism import identity, processes
 from parallelism.blame import Judge, Sign
+from parallelism.hub import RunError
 from training.clock import Clock
-from training.throughput import GIB, host_memory_gib
+from training.throughput import device_memory_gib, host_memory_gib
 from training.workdir import write_atomically
 
 INTERVAL_SECONDS = 1.0
@@ -31,18 +30,12 @@ IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "traini
 }  # fmt: skip
 
 
-class Hang(RuntimeError):
-    """Nothing has ended for too long."""
-
-    exit_status = 1
-
-
 @contextlib.contextmanager
 def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
     """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
 
     Before the first step has ended START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
-    are written to the end of `log`, and Hang, which names who is to blame, is raised in a thread of its own, whose
+    are written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
     excepthook is to end the process.
     """
 
@@ -52,7 +45,9 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
         if seconds and own.phase_seconds > allowed:
             _keep_stacks(log)
-            raise Hang(f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}")
+            raise RunError(
+                f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}"
+            )
 
     thread = _EverySecond("watchdog", look)
     try:
@@ -116,7 +111,7 @@ class Heartbeat:
             "phase_seconds": here,
             "seconds": self.seconds(),
             "host_memory_gib": host_memory_gib()[0],
-            "device_memory_gib": _device_memory_gib(),
+            "device_memory_gib": device_memory_gib(),
         }
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,8 +154,3 @@ def _keep_stacks(log: pathlib.Path) -> None:
     thread = threading.Thread(target=write, daemon=True, name="stacks")
     thread.start()
     thread.join(END_SECONDS)
-
-
-def _device_memory_gib() -> list[float] | None:
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None

@@ -13,12 +13,12 @@ import time
 import pytest
 
 from parallelism import blame, processes
-from parallelism.hub import Hub, Line
+from parallelism.hub import Hub, Line, RunError
 from tests.groups import free_ports
 from training import clock as clocks
 from training import watch
 from training.clock import Clock
-from training.watch import Hang, Heartbeat, watchdog
+from training.watch import Heartbeat, watchdog
 
 HOST = re.escape(socket.gethostname())
 
@@ -62,7 +62,7 @@ def test_a_process_alone_that_hangs_says_where_and_leaves_the_stacks(raised, clo
     with watchdog(clock, 0.2, log):
         wait_until(lambda: raised)
     (error,) = raised
-    assert isinstance(error, Hang)
+    assert isinstance(error, RunError)
     line = rf"no step ended for 0\.2 s: process 0 \({HOST}\) is in data of step 2 for 0\.\d+ s; where every thread was "
     assert re.fullmatch(f"{line}is in {re.escape(str(log))}", str(error))
     assert "test_a_process_alone_that_hangs_says_where_and_leaves_the_stacks" in log.read_text()
@@ -88,7 +88,7 @@ def test_stacks_that_cannot_be_written_keep_no_hang_from_ending_the_run(raised, 
     (tmp_path / "logs").write_text("a file where a folder should be")
     with watchdog(clock, 0.1, tmp_path / "logs" / "log"):
         wait_until(lambda: raised)
-    assert isinstance(raised[0], Hang)
+    assert isinstance(raised[0], RunError)
 
 
 def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
