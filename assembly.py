@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import fine_tuning, ramp, simulation
-from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, batch_shards, by_device
+from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.adapters import LoRA
 from layers.axes import declared_axes
@@ -57,7 +57,6 @@ class Run:
     abstract_state: TrainState
     abstract_batch: dict
     abstract_frozen: tuple
-    batch_shards: int
     num_microbatches: int
     slow: bool
     num_parameters: int
@@ -115,8 +114,7 @@ def assemble(
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
       wrap_gradient: gradient function -> gradient function, to spoil it on purpose.
 
-    Raises:
-      ConfigError: a dimension that its mesh axis does not divide.
+    Raises ConfigError for a dimension that its mesh axis does not divide.
     """
     rows = rows or config.train.global_batch
     rate_factor = ramp.rate_factor(config, rows)
@@ -184,7 +182,6 @@ def assemble(
         abstract_state=jax.tree.map(_laid_as, abstract_state, shardings),
         abstract_batch=batch,
         abstract_frozen=tuple(frozen),
-        batch_shards=batch_shards(config.mesh),
         num_microbatches=num_microbatches,
         slow=slow,
         num_parameters=_num_parameters(abstract_model) + _num_parameters(others),
@@ -225,11 +222,7 @@ def _gradient(
 
 
 def fit_batch(config, announce: Callable[[str], None]) -> None:
-    """Do what `batch.fit` says: put as few microbatches into a configuration as the devices' memory allows.
-
-    Raises:
-      ConfigError: none fits.
-    """
+    """Do what `batch.fit` says: put as few microbatches into a configuration as memory allows, or ConfigError."""
     if config.batch.fit == "none":
         return
     available = config.batch.memory_gib or throughput.device_capacity_gib()

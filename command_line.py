@@ -198,11 +198,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def config_text(loaded: loading.Loaded) -> str:
     """Return a line for each key with its value and where that is from."""
-    lines = [
-        f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})"
-        for key, value in loading.flat(loaded.config).items()
-    ]
-    return "".join(line + "\n" for line in lines)
+    values = loading.flat(loaded.config).items()
+    return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
 def log_to(workdir: pathlib.Path) -> None:
@@ -251,7 +248,8 @@ def _print_help(description: str) -> None:
 
 def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
-    _ignore_signals()
+    for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+        signal.signal(number, signal.SIG_IGN)
     message = " ".join(str(error).split()) or kind.__name__
     match error:
         case KeyboardInterrupt():
@@ -296,12 +294,6 @@ def _end(line: str, status: int) -> None:
     print(line, file=sys.stderr, flush=True)
     logging.shutdown()
     os._exit(status)  # without waiting for threads that the failure may have left hanging
-
-
-def _ignore_signals() -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _log_files() -> list[pathlib.Path]:

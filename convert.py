@@ -183,7 +183,7 @@ def export_weights(config, address, file: pathlib.Path) -> int:
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        params = checkpoints.restore_evaluated(step, run.abstract_state)
+        params = checkpoints.restore_evaluated(step, run.abstract_state.params)
     trm_reference.save(file, jax.device_get(params))
     return step
 

@@ -149,7 +149,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        params = restore_evaluated(checkpoints, step, run.abstract_state)
+        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
         frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)

@@ -25,11 +25,8 @@ def reshape(tree, layouts):
     One array is moved after the other, and its old shards freed before the next one's turn. So beside the state a
     device holds the new shards of one array at most, twice where devices change their order, and what the compiler
     gathers to make them, of stacked layers one or two. No value changes. In several processes each calls it, with the
-    same trees.
-
-    Args:
-      tree: of arrays with NamedShardings, any types; not used again.
-      layouts: like it, of anything with a `sharding` on a mesh of the same devices, in any order.
+    same trees: `tree` of arrays with NamedShardings, any types, not used again; `layouts` like it, of anything with a
+    `sharding` on a mesh of the same devices, in any order.
     """
     return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
 
@@ -37,11 +34,7 @@ def reshape(tree, layouts):
 def bytes_moved(tree, layouts) -> Moved:
     """Return what is new to devices: all of their new shards but what they held already.
 
-    It is the least that can be sent; the compiler may send more.
-
-    Args:
-      tree: of arrays, or of shapes with a `sharding`.
-      layouts: as in `reshape`.
+    It is the least that can be sent; the compiler may send more. `tree` may be of shapes with a `sharding`.
     """
     sent: dict[jax.Device, int] = {}
     for array, layout in zip(jax.tree.leaves(tree), jax.tree.leaves(layouts), strict=True):

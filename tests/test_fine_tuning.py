@@ -43,7 +43,7 @@ def evaluated(config, workdir) -> dict:
     """Return the parameters of a run's newest checkpoint that are evaluated."""
     run = assembly.assemble(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state))
+        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state.params))
 
 
 @pytest.fixture(scope="module")

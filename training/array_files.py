@@ -12,12 +12,10 @@ FAILURES = (OSError, ValueError)  # of opening and reading
 
 
 def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> tensorstore.TensorStore:
-    """Return a new float32 array of a checkpoint, in place of what has its name.
+    """Return a new float32 array in the folder of a checkpoint's arrays, in place of what has its name.
 
-    Args:
-      folder: with the arrays of the checkpoint.
-      name: dotted, as in params.norm.scale.
-      chunks: how much of each dimension is in a file; what is written at once should be whole files.
+    `name` is dotted, as in params.norm.scale; `chunks` says how much of each dimension is in a file, and what is
+    written at once should be whole files.
     """
     metadata = {
         "shape": shape, "chunks": chunks, "dtype": "<f4", "dimension_separator": ".",

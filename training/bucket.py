@@ -25,11 +25,7 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self) -> None:
-        """Bring what another host left of the run; of what grows the longer one holds.
-
-        Raises:
-          ConfigError: there is no such bucket, or no leave to read it.
-        """
+        """Bring what another host left of the run; ConfigError where the bucket cannot be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
         try:
@@ -38,7 +34,8 @@ class Bucket:
             votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
             for name in (*COPIED, *votes):
                 there, here = store / name, self.folder / name
-                if there.exists() and not (name in GROWING and _holds_more(here, there)):
+                longer = name in GROWING and here.exists() and here.stat().st_size >= there.stat().length
+                if there.exists() and not longer:
                     here.parent.mkdir(exist_ok=True)
                     _write_atomically(here, there.read_bytes())
         except OSError as error:
@@ -77,10 +74,6 @@ def copy_name(url: str) -> str:
     """Return a name for the local copy of a workdir, or of a part of it, that no other workdir has."""
     url = url.rstrip("/")
     return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-
-
-def _holds_more(here: pathlib.Path, there) -> bool:
-    return here.exists() and here.stat().st_size >= there.stat().length
 
 
 def _write_atomically(path: pathlib.Path, content: bytes) -> None:

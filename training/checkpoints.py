@@ -114,10 +114,7 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Return the step of the newest checkpoint that is what was saved, None where there never was one.
 
-        Damaged ones are told by name and, unless this is only to read, set aside.
-
-        Raises:
-          Damaged: there are some, and none is good.
+        Damaged ones are told by name and, unless this is only to read, set aside. Raises Damaged where none is good.
         """
         found = self.steps()
         for step in reversed(found):
@@ -192,15 +189,21 @@ class Checkpoints:
         arguments = ocp.args.PyTreeRestore(item=abstract_state, restore_args=restore_args)
         return self._read(step, ocp.PyTreeCheckpointHandler(type_handler_registry=registry), arguments)
 
-    def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
-        """Return of `step` what is evaluated, nothing else: the average where one is kept, which no import has yet."""
-        averaged = abstract_state.average and "weights_only" not in self.record(step)
-        return self._restore_part(step, {"average" if averaged else "params": abstract_state.evaluated})
+    def evaluated(self, step: int) -> str:
+        """Return the part of the state of `step` that is evaluated: "average" where one is kept, else "params"."""
+        files = manifest.read(self.files.path / str(step))["files"]
+        return "average" if any(name.startswith("state/average.") for name in files) else "params"
 
-    def _restore_part(self, step: int, item: dict) -> dict:
+    def restore_evaluated(self, step: int, abstract_params: dict) -> dict:
+        """Return the parameters of `step` that are evaluated, in the shapes and layouts of `abstract_params`."""
+        return self.restore_params(step, abstract_params, self.evaluated(step))
+
+    def restore_params(self, step: int, abstract_params: dict, part: str) -> dict:
+        """Do so for the part of the state that is named, "params" or "average"."""
+        item = {part: abstract_params}
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        return self._read(step, ocp.PyTreeCheckpointHandler(), arguments).popitem()[1]
+        return self._read(step, ocp.PyTreeCheckpointHandler(), arguments)[part]
 
     def save(self, step: int, state: TrainState, record: dict) -> None:
         """Begin to write `state`; returns once its arrays are copied.
@@ -230,11 +233,7 @@ class Checkpoints:
         self.saving.start()
 
     def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
-        """Save a state after which the run ends, and return when it is on disk.
-
-        Raises:
-          SaveFailed: not even after some tries.
-        """
+        """Save a state after which the run ends, and return when it is on disk; SaveFailed after some tries."""
         self.wait()
         if step == self.begun and not self.failure:
             return
@@ -263,10 +262,6 @@ class Checkpoints:
         self._finish(step, write, 0.0)
         if self.failure:
             raise self.failure
-
-    def restore_weights(self, step: int, abstract_state: TrainState) -> dict:
-        """Return the parameters of `step` alone, in the shapes and layouts of `abstract_state`."""
-        return self._restore_part(step, {"params": abstract_state.params})
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when the save that goes on is complete on disk, or has failed, or after some seconds."""
@@ -313,11 +308,7 @@ class Checkpoints:
             self.tell(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
 
     def _together(self, topic: str, work: Callable[[], object]):
-        """Do a part of a save in every process; return what it gave in this one.
-
-        Raises:
-          SaveFailed: in all of them, where it failed in one.
-        """
+        """Do a part of a save in every process; return what it gave in this one. SaveFailed in all where one failed."""
         value = problem = None
         try:
             value = work()

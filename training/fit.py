@@ -13,13 +13,8 @@ from configs.base import ConfigError, batch_shards
 def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     """Put the fewest microbatches that fit into `train.gradient_accumulation` of a consistent configuration.
 
-    A single one is tried first, then by bisection: smaller ones need less memory.
-
-    Args:
-      fits: whether the step of a configuration with a number of microbatches fits; it is compiled for that.
-
-    Raises:
-      ConfigError: none does, or there is none between whose parts noise can be measured.
+    A single one is tried first, then by bisection: smaller ones need less memory. `fits` says whether the step of a
+    configuration does, which is compiled for that. Raises ConfigError where none does, or noise could not be measured.
     """
     rows = config.train.global_batch // batch_shards(config.mesh)
     candidates = [of_count(config, count) for count in range(1, rows + 1) if rows % count == 0]

@@ -17,6 +17,7 @@ import time
 from configs.base import ConfigError
 from parallelism import processes
 from parallelism.hub import RunError
+from training.clock import Repeated
 
 NAME = "lock.json"
 LEASE_SECONDS = 180.0
@@ -43,27 +44,18 @@ def clock(seconds: float) -> str:
 def held(url: str | None):
     """Hold a folder of a bucket for this run until the end of the block; process 0 does so for all. None: no bucket.
 
-    A lease that is lost raises RunError in a thread, whose excepthook is to end the process.
-
-    Raises:
-      RunError: another run has it.
-      ConfigError: the bucket cannot be read or written.
+    A lease that is lost raises RunError in a thread, whose excepthook is to end the process. Errors as of `claim`.
     """
     if url is None or processes.index() != 0:
         yield
         return
-    lease, over = Lease(url), threading.Event()
+    lease = Lease(url)
     lease.claim()
-
-    def keep() -> None:
-        while not over.wait(RENEW_SECONDS):
-            lease.renew()
-
-    threading.Thread(target=keep, daemon=True, name="lease").start()
+    thread = Repeated("lease", lease.renew, RENEW_SECONDS)
     try:
         yield
     finally:
-        over.set()
+        thread.end()
         lease.release()
 
 
@@ -109,8 +101,7 @@ class Lease:
     def renew(self) -> None:
         """Say that this run goes on, at least every LEASE_SECONDS; where the bucket does not answer, the next one may.
 
-        Raises:
-          RunError: another run has taken the lease over.
+        Raises RunError where another run has taken the lease over.
         """
         from google.api_core.exceptions import PreconditionFailed
 
@@ -151,21 +142,12 @@ class Lease:
 
 
 def _is_up(run: dict) -> bool:
-    """Return whether a lease still binds others."""
-    if run["host"] == socket.gethostname() and not _is_alive(run["pid"]):
-        return False
-    return time.time() < run["renewed"] + LEASE_SECONDS
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether there is another process of this machine by that number."""
+    """Return whether a lease still binds others: it was renewed, and is of no process of this machine that is gone."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
+        gone = run["host"] == socket.gethostname() and (run["pid"] == os.getpid() or os.kill(run["pid"], 0))
+    except OSError as error:
+        gone = isinstance(error, ProcessLookupError)
+    return not gone and time.time() < run["renewed"] + LEASE_SECONDS
 
 
 def _failures() -> tuple[type[Exception], ...]:

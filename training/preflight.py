@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from configs import layouts
-from configs.base import ConfigError
+from configs.base import ConfigError, batch_shards
 from training import throughput
 from training.display import duration
 
@@ -16,21 +16,16 @@ USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the 
 
 
 def check_state_fits(run) -> None:
-    """Raise ConfigError where a CPU machine's memory cannot hold the state of a run and its gradient."""
-    needed, available = _state_bytes(run) / throughput.GIB, throughput.host_memory_gib()[1]
+    """Raise ConfigError where a CPU machine's memory cannot hold state, gradient and what is frozen of a run."""
+    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
+    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    needed, available = of_device * run.mesh.size / throughput.GIB, throughput.host_memory_gib()[1]
     if jax.default_backend() == "cpu" and needed > available:
         raise ConfigError(
             f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
             f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
             f"(--topology=v4-32), or take a smaller recipe"
         )
-
-
-def _state_bytes(run) -> int:
-    """Return the bytes of state, gradient and what is frozen on all the mesh's devices together."""
-    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
-    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    return of_device * run.mesh.size
 
 
 def compiled_gib(compiled) -> float:
@@ -77,7 +72,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
             f"{2 * run.num_microbatches} or model.remat=full"
         )
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
-    shards, microbatches, rows = run.batch_shards, run.num_microbatches, run.config.train.global_batch
+    shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
@@ -101,8 +96,8 @@ def notes(config) -> list[str]:
     late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
     if late:
         lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
-    initial = optimizer.ema_decay**steps if optimizer.ema_decay else 0.0
-    if initial > LARGE_INITIAL_PART:
+    initial = optimizer.ema_decay**steps
+    if optimizer.ema_decay and initial > LARGE_INITIAL_PART:
         lines.append(
             f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
             f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"

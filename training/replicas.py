@@ -16,13 +16,22 @@ from training.offload import on_device
 def check(state, mesh: jax.sharding.Mesh) -> None:
     """Compare a checksum of every shard of every array between all its copies, in all processes.
 
-    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved.
-
-    Raises:
-      RunError: they differ; names the array and two of its holders.
+    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved. Raises
+    RunError, with the array and two of its holders, where they differ.
     """
-    if mesh.size > 1:
-        _compare(processes.gather("replicas", checksums(state, mesh)))
+    if mesh.size == 1:
+        return
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    for number, of_process in enumerate(processes.gather("replicas", checksums(state, mesh))):
+        for key, checksum in of_process.items():
+            name, part, device = key.split("|")
+            holder = f"device {device} of {processes.name(number)}"
+            first, first_holder = seen.setdefault((name, part), (checksum, holder))
+            if checksum != first:
+                raise RunError(
+                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
+                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
+                )
 
 
 def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
@@ -43,8 +52,7 @@ def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
 def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
     """Return train_step(state, batch), having done it twice; needs memory for a second state.
 
-    Raises:
-      RunError: the two results differ on some device, or devices that should hold the same do not; names them.
+    Raises RunError, with their names, where results differ on a device, or devices that should hold the same do not.
     """
     copy = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), state)
     first, _ = train_step(copy, batch)
@@ -65,20 +73,6 @@ def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
     return state, scalars
 
 
-def _compare(of_processes: list[dict[str, int]]) -> None:
-    seen: dict[tuple[str, str], tuple[int, str]] = {}
-    for number, checksums in enumerate(of_processes):
-        for key, checksum in checksums.items():
-            name, part, device = key.split("|")
-            holder = f"device {device} of {processes.name(number)}"
-            first, first_holder = seen.setdefault((name, part), (checksum, holder))
-            if checksum != first:
-                raise RunError(
-                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
-                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
-                )
-
-
 @functools.cache
 def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
     """Return a function of arrays that gives for each, uint32 [devices of the mesh], a checksum of what each holds."""
@@ -89,10 +83,8 @@ def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
     def of_shards(*shards):
         return tuple(_checksum(shard)[None] for shard in shards)
 
-    def of_arrays(*arrays):
-        return of_shards(*on_device(arrays))
-
-    return jax.jit(of_arrays, out_shardings=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    layout = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.jit(lambda *arrays: of_shards(*on_device(arrays)), out_shardings=layout)
 
 
 def _checksum(array: jax.Array) -> jax.Array:

@@ -15,11 +15,7 @@ POLL_SECONDS = 0.001
 
 
 class Diverged(ArithmeticError):
-    """Updates were not taken too often in a row, or a state is not finite.
-
-    Attributes:
-      first_step, last_step: of the steps to leave out.
-    """
+    """Updates were not taken too often, or a state is not finite; `first_step` to `last_step` are to be left out."""
 
     def __init__(self, what: str, first_step: int, last_step: int):
         self.first_step, self.last_step = first_step, last_step
@@ -35,20 +31,14 @@ class NonFinite(ArithmeticError):
 class StepLog:
     """Writes and shows every `log_every`-th step, and watches every one.
 
-    Attributes:
-      total_tokens: targets with loss weight that the run has trained on.
+    `total_tokens` are the targets with loss weight that the run has trained on.
     """
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
         goodput: Goodput, peak_flops: float | None, record: dict | None,
     ):  # fmt: skip
-        """Begin.
-
-        Args:
-          peak_flops: of all devices.
-          record: what an earlier process saved beside its state.
-        """
+        """Begin with `peak_flops` of all devices and, as `record`, what an earlier process saved beside its state."""
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
         self.peak_flops = peak_flops
         self.go_on(record)
@@ -98,8 +88,7 @@ class StepLog:
     def flush(self) -> None:
         """Wait for the pending step, count it, check it, and log it if it is due.
 
-        Raises:
-          Diverged: it was the last of too many whose update was not taken.
+        Raises Diverged where it was the last of too many whose update was not taken.
         """
         if self.pending is None:
             return

@@ -28,8 +28,7 @@ def run_of(config: ConfigDict) -> OtherRun:
 def configuration(config: ConfigDict) -> ConfigDict:
     """Return the configuration of the teacher; of a reference it is the run's own.
 
-    Raises:
-      ConfigError: there is none, or its words or its longest sequence do not go with the student's.
+    Raises ConfigError where there is none, or its words or its longest sequence do not go with the student's.
     """
     if config.train.objective == "dpo":
         reference = config.copy_and_resolve_references()

@@ -26,8 +26,7 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
 
-    Args:
-      is_copy: of a bucket, so that each host has one of its own.
+    Where it `is_copy`, of a bucket, each host has one of its own.
 
     Raises:
       CheckpointError: it cannot be made or written, another run is in it (which one is told), or not all processes see
@@ -112,10 +111,10 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
         )
     fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
     now = {key: config[key] for key in fixed}
-    changed = _differences(record["config"], now, _may_change(config))
+    changed = differences(record["config"], now, _may_change(config))
     if record["corpus"] not in (None, corpus_digest):  # None: of weights from elsewhere, trained on nothing yet
         data = {key: value for key, value in config.items() if key.startswith("data.")}
-        changed += _differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
+        changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
     if changed:
         raise CheckpointError(
             f"{workdir} holds another run, at step {step}: {'; '.join(changed)} changed; "
@@ -124,7 +123,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     return record
 
 
-def _differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
+def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
     """Return "key old -> new" for each flat configuration key that differs, prefixes in `may_change` aside."""
     return [
         f"{key} {stored.get(key)} -> {value}"
