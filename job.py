@@ -158,13 +158,13 @@ class Job:
 
     def reshaped(self, state, step: int):
         """Return the state, moved to the present mesh."""
-        moved, began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
+        (most, total), began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
         state = reshaping.reshape(state, self.run.abstract_state)
         seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
         self.log.event(
-            f"step {step}: mesh {mesh} from here on; {moved.most:,} bytes of the state are new to a device, "
-            f"{moved.total:,} to all, moved in {seconds:.2f} s", "mesh", step,
-            mesh=mesh, bytes_to_a_device=moved.most, bytes_to_all=moved.total, seconds=seconds,
+            f"step {step}: mesh {mesh} from here on; {most:,} bytes of the state are new to a device, "
+            f"{total:,} to all, moved in {seconds:.2f} s", "mesh", step,
+            mesh=mesh, bytes_to_a_device=most, bytes_to_all=total, seconds=seconds,
         )  # fmt: skip
         return state
 

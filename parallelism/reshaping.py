@@ -2,7 +2,6 @@
 """Moves live arrays from their mesh to another one of the same devices, without a file and without the host."""
 
 import math
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -10,13 +9,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 # From this size on layers are moved one by one: between some layouts the TPU compiler gathers all that it is given, as
 # from fsdp=16 to data=2, fsdp=4, model=2, and on the way back twice.
 LARGE_BYTES = 2**26
-
-
-class Moved(NamedTuple):
-    """Bytes that devices get from others: the device that gets most, and all of them together."""
-
-    most: int
-    total: int
 
 
 def reshape(tree, layouts):
@@ -31,8 +23,8 @@ def reshape(tree, layouts):
     return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
 
 
-def bytes_moved(tree, layouts) -> Moved:
-    """Return what is new to devices: all of their new shards but what they held already.
+def bytes_moved(tree, layouts) -> tuple[int, int]:
+    """Return the bytes that are new to the device that gets most, and to all: of their shards what they held not yet.
 
     It is the least that can be sent; the compiler may send more. `tree` may be of shapes with a `sharding`.
     """
@@ -42,7 +34,7 @@ def bytes_moved(tree, layouts) -> Moved:
         for device, new in after.items():
             missing = _numbers(new, new, array.shape) - _numbers(before[device], new, array.shape)
             sent[device] = sent.get(device, 0) + missing * array.dtype.itemsize
-    return Moved(max(sent.values(), default=0), sum(sent.values()))
+    return max(sent.values(), default=0), sum(sent.values())
 
 
 def _moved(array: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -26,7 +26,7 @@ class MetricsWriter:
         if first and self.path.exists():
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         self.lock, self.pending = threading.Lock(), []
-        self.events = _EventFiles(workdir / "tensorboard") if tensorboard and first else None
+        self.event_folder, self.events = workdir / "tensorboard" if tensorboard and first else None, None
 
     def __enter__(self):
         return self
@@ -48,8 +48,8 @@ class MetricsWriter:
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()
-            if self.events and kind != "event":
-                self.events.write(kind, line)
+            if self.event_folder and kind != "event":
+                self._write_event(kind, line)
 
     def _append(self) -> None:
         """Write what is pending, all of it or nothing."""
@@ -64,26 +64,14 @@ class MetricsWriter:
             else:
                 file.truncate(size)
 
-
-class _EventFiles:
-    """TensorBoard event files through tf.summary, imported only here and only when there is something to write."""
-
-    def __init__(self, folder: pathlib.Path):
-        self.folder, self.writer = folder, None
-
-    def write(self, kind: str, line: dict) -> None:
+    def _write_event(self, kind: str, line: dict) -> None:
         """Write the numbers of a line as scalars kind/name, in one record: each takes TensorFlow half a millisecond."""
-        import tensorflow as tf
+        import tensorflow as tf  # only when there is something to write
 
-        self.writer = self.writer or tf.summary.create_file_writer(str(self.folder))
+        self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
         scalars = tf.compat.v1.Summary()
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("step", "time"):
                 scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
-        with self.writer.as_default():
+        with self.events.as_default():
             tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self.writer:
-            self.writer.close()

@@ -81,7 +81,14 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
         + (f", {run.num_trained:,} of them trained" if run.num_trained < run.num_parameters else ""),
         f"Memory: {needed:.2f} GiB{of}",
     ]
-    lines += [] if peak[0] is None else [_expectation(run, num_steps, peak)]
+    flops, whose = peak
+    if flops is not None:
+        efficiency = USUAL_EFFICIENCY[backend]
+        seconds = run.flops_per_step / (flops * efficiency)
+        lines.append(
+            f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
+            f"(an estimate, at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
+        )
     return lines + notes(run.config)
 
 
@@ -103,12 +110,3 @@ def notes(config) -> list[str]:
             f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
     return lines
-
-
-def _expectation(run, num_steps: int, peak: tuple[float, str]) -> str:
-    efficiency = USUAL_EFFICIENCY[jax.default_backend()]
-    seconds = run.flops_per_step / (peak[0] * efficiency)
-    return (
-        f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
-        f"(an estimate, at {efficiency:.0%} of {peak[1]}, {peak[0] / 1e12:.3g} TFLOP/s)"
-    )
