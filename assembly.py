@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import fine_tuning, ramp, simulation
-from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, batch_shards, by_device
+from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, by_device
 from configs.topologies import COMPILER_OPTIONS
 from layers.adapters import LoRA
 from layers.axes import declared_axes
@@ -57,7 +57,6 @@ class Run:
     abstract_state: TrainState
     abstract_batch: dict
     abstract_frozen: tuple
-    batch_shards: int
     num_microbatches: int
     slow: bool
     num_parameters: int
@@ -115,8 +114,7 @@ def assemble(
       on_microbatch: progress within a step, see training/step.py; wired where steps are slow.
       wrap_gradient: gradient function -> gradient function, to spoil it on purpose.
 
-    Raises:
-      ConfigError: a dimension that its mesh axis does not divide.
+    Raises ConfigError for a dimension that its mesh axis does not divide.
     """
     rows = rows or config.train.global_batch
     rate_factor = ramp.rate_factor(config, rows)
@@ -154,10 +152,9 @@ def assemble(
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     shardings = _state_shardings(abstract_state, axis_rules.weight_shardings(declared_axes(abstract_model), mesh), mesh)
-    loss, evaluate = _given(teacher, objective.loss, 4), _given(teacher, objective.evaluate, 2)
     make = functools.partial(
-        make_gradient, graph, loss, num_microbatches=num_microbatches, on_microbatch=on_microbatch if slow else None,
-        adapted=config.lora.rank > 0,
+        make_gradient, graph, objective.loss, num_microbatches=num_microbatches,
+        on_microbatch=on_microbatch if slow else None, adapted=config.lora.rank > 0, teacher=teacher and teacher.graph,
     )  # fmt: skip
     gradient, num_parts = _gradient(
         config, make, abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts, frozen=frozen
@@ -181,11 +178,10 @@ def assemble(
         init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         observed_step=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
-        eval_step=jax.jit(make_eval_step(graph, evaluate)),
-        abstract_state=jax.tree.map(_with_sharding, abstract_state, shardings),
+        eval_step=jax.jit(make_eval_step(graph, objective.evaluate, teacher and teacher.graph)),
+        abstract_state=jax.tree.map(_laid_as, abstract_state, shardings),
         abstract_batch=batch,
         abstract_frozen=tuple(frozen),
-        batch_shards=batch_shards(config.mesh),
         num_microbatches=num_microbatches,
         slow=slow,
         num_parameters=_num_parameters(abstract_model) + _num_parameters(others),
@@ -226,11 +222,7 @@ def _gradient(
 
 
 def fit_batch(config, announce: Callable[[str], None]) -> None:
-    """Do what `batch.fit` says: put as few microbatches into a configuration as the devices' memory allows.
-
-    Raises:
-      ConfigError: none fits.
-    """
+    """Do what `batch.fit` says: put as few microbatches into a configuration as memory allows, or ConfigError."""
     if config.batch.fit == "none":
         return
     available = config.batch.memory_gib or throughput.device_capacity_gib()
@@ -338,14 +330,6 @@ def _teacher(config, mesh) -> Teacher | None:
     return Teacher(stored.model, graph, _laid_out(abstract, mesh, lambda names: dtype))
 
 
-def _given(teacher: Teacher | None, function: Callable, num_own: int) -> Callable:
-    """Return a function of an objective, with so many arguments of its own, that also takes what is frozen.
-
-    That are the parameters of the teacher, or of the reference: of a run with adapters the weights beside them.
-    """
-    return teacher.given_to(function) if teacher else lambda *arguments: function(*arguments[:num_own])
-
-
 def _beside(config, abstract: nnx.State, mesh) -> dict:
     """Return the weights beside adapters, or of a reference: what they come to is what trained ones would.
 
@@ -358,14 +342,12 @@ def _beside(config, abstract: nnx.State, mesh) -> dict:
 def _laid_out(abstract: nnx.State, mesh, dtype: Callable) -> dict:
     """Return parameters as shapes that lie as any do; `dtype` says the type of one by the names of its dimensions."""
     types = unflatten_dict({path: dtype(names) for path, (_, names) in declared_axes(abstract).items()})
-    return jax.tree.map(
-        lambda leaf, of_leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, of_leaf, sharding=sharding),
-        nnx.to_pure_dict(abstract), types, axis_rules.weight_shardings(declared_axes(abstract), mesh),
-    )  # fmt: skip
+    shardings = axis_rules.weight_shardings(declared_axes(abstract), mesh)
+    return jax.tree.map(_laid_as, nnx.to_pure_dict(abstract), shardings, types)
 
 
-def _with_sharding(shape, sharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+def _laid_as(leaf, sharding: NamedSharding, dtype=None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)
 
 
 def _abstract_batch(objective, mesh) -> dict:
@@ -376,7 +358,7 @@ def _abstract_batch(objective, mesh) -> dict:
 
 
 def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainState:
-    """Weights, their average and what the optimizer keeps of a weight's shape lie as the weights, a carry as the batch.
+    """Weights, and all that is kept of a weight's shape under its path, lie as the weights, a carry as the batch.
 
     Everything else is small, a count or a factor of second moments, and copied to every device.
     """
@@ -385,18 +367,13 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
     of_weight = flatten_dict(weights)
     shapes = {path: leaf.shape for path, leaf in flatten_dict(abstract_state.params).items()}
 
-    def of_optimizer(path, leaf):
+    def of_leaf(path, leaf):
         keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
         weight = next((keys[n:] for n in range(len(keys)) if keys[n:] in shapes), None)
         return of_weight[weight] if weight and shapes[weight] == leaf.shape else copied
 
-    return TrainState(
-        step=copied, examples=copied, params=weights, average=weights if abstract_state.average else {},
-        optimizer=jax.tree_util.tree_map_with_path(of_optimizer, abstract_state.optimizer),
-        carry=jax.tree.map(lambda _: rows, abstract_state.carry),
-        guard=jax.tree.map(lambda _: copied, abstract_state.guard),
-        noise=jax.tree.map(lambda _: copied, abstract_state.noise),
-    )  # fmt: skip
+    shardings = jax.tree_util.tree_map_with_path(of_leaf, abstract_state)
+    return dataclasses.replace(shardings, carry=jax.tree.map(lambda _: rows, abstract_state.carry))
 
 
 def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:

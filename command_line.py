@@ -147,16 +147,14 @@ def join(command: Command) -> None:
     """Join the other processes of the run, if it has any, before any device is touched.
 
     Raises:
-      JoinError: not all came within --join_seconds.
+      RunError: not all came within --join_seconds.
       ConfigError: they are not all the same in configuration, code, libraries or variables.
     """
     if command.group is None:
         return
     processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
-    configuration = {
-        key: value for key, value in loading.flat(command.config).items() if key not in loading.OF_THE_HOST
-    }
-    processes.check_same(configuration, "their configuration")
+    keys = loading.flat(command.config)
+    processes.check_same({key: keys[key] for key in keys.keys() - set(loading.OF_THE_HOST)}, "their configuration")
     identity.check_same()
 
 
@@ -200,11 +198,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def config_text(loaded: loading.Loaded) -> str:
     """Return a line for each key with its value and where that is from."""
-    lines = [
-        f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})"
-        for key, value in loading.flat(loaded.config).items()
-    ]
-    return "".join(line + "\n" for line in lines)
+    values = loading.flat(loaded.config).items()
+    return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
 def log_to(workdir: pathlib.Path) -> None:
@@ -253,20 +248,21 @@ def _print_help(description: str) -> None:
 
 def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
-    _ignore_signals()
-    status = INTERRUPTED if kind is KeyboardInterrupt else getattr(error, "exit_status", None)
+    for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+        signal.signal(number, signal.SIG_IGN)
     message = " ".join(str(error).split()) or kind.__name__
-    if kind is KeyboardInterrupt:
-        line = "interrupted; run the same command to go on"
-    elif status is None:
-        frame, status = traceback.extract_tb(trace)[-1], 1
-        line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{_log_note()})"
-        _make_log_folders()
-        LOG.error("ended by", exc_info=(kind, error, trace))
-        if processes.count() > 1 and kind.__module__.startswith("jax"):
-            time.sleep(BLAME_SECONDS)  # where another's death is the cause, its notice ends this process meanwhile
-    else:
-        line = message if status == INTERRUPTED else f"error: {message}"
+    match error:
+        case KeyboardInterrupt():
+            line, status = "interrupted; run the same command to go on", INTERRUPTED
+        case BaseException(exit_status=status):
+            line = message if status == INTERRUPTED else f"error: {message}"
+        case _:
+            frame, status = traceback.extract_tb(trace)[-1], 1
+            note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
+            line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
+            LOG.error("ended by", exc_info=(kind, error, trace))
+            if processes.count() > 1 and kind.__module__.startswith("jax"):
+                time.sleep(BLAME_SECONDS)  # where another's death is the cause, its notice ends this process meanwhile
     if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all were asked and have saved
         processes.leave()
     else:
@@ -277,14 +273,13 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
 def _end_if_interrupted(usual: Callable, unraisable) -> None:
     """A signal may come while a callback runs whose exceptions Python ignores, such as a garbage collector's."""
     if unraisable.exc_type is KeyboardInterrupt:
-        _end_with_one_line(KeyboardInterrupt, unraisable.exc_value, None)
+        _end_with_one_line(KeyboardInterrupt, KeyboardInterrupt(), None)
     usual(unraisable)
 
 
 def _end_with_the_others(line: str, status: int) -> None:
     """Another process has died or failed: keep where this one was, and end as the other did."""
     processes.settle()
-    _make_log_folders()
     for file in _log_files():
         with file.open("a") as log:
             log.write(f"{line}; this process was here:\n")
@@ -301,20 +296,9 @@ def _end(line: str, status: int) -> None:
     os._exit(status)  # without waiting for threads that the failure may have left hanging
 
 
-def _ignore_signals() -> None:
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-
-
-def _make_log_folders() -> None:
-    for file in _log_files():
-        file.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _log_note() -> str:
-    return "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
-
-
 def _log_files() -> list[pathlib.Path]:
-    return [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
+    """Return the files of the log, in folders that are there."""
+    files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return files

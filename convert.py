@@ -145,7 +145,7 @@ def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
     run = assembly.assemble(command.config, devices=jax.devices()[:1])
     with Checkpoints(command.address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        params = checkpoints.restore_evaluated(step, run.abstract_state)
+        params = checkpoints.restore_evaluated(step, run.abstract_state.params)
     trm_reference.save(file, jax.device_get(params))
     print(f"step {step} of {command.address} is in {file}")
 

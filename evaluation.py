@@ -20,7 +20,6 @@ from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
-from training.evaluation import evaluate
 from training.other_run import restore_evaluated
 from training.workdir import write_atomically
 
@@ -31,21 +30,24 @@ SAMPLE_TEMPERATURE = 0.7
 
 
 def evaluate_heldout(
-    run: assembly.Run,
-    params: dict,
-    corpus: corpora.Corpus,
-    stop: Callable = lambda: False,
-    num_batches: int | None = None,
-    frozen: Sequence = (),
-):
-    """Return ({name: mean}, weight of the loss) of what is held out; None where it was stopped.
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
+    num_batches: int | None = None, frozen: Sequence = (),
+) -> tuple[dict, int] | None:  # fmt: skip
+    """Return ({name: mean}, weight of the loss: tokens or puzzles) of what is held out; None where it was stopped.
 
     Args:
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
       frozen: as `run.abstract_frozen`.
     """
-    return evaluate(run, params, heldout_batches(run, corpus, num_batches), stop, frozen)
+    sums, weights = {}, {}
+    for batch in heldout_batches(run, corpus, num_batches):
+        if stop():
+            return None
+        for name, (total, weight) in run.eval_step(params, batch, *frozen).items():
+            sums[name] = sums.get(name, 0.0) + float(total)
+            weights[name] = weights.get(name, 0) + int(weight)
+    return {name: total / max(weights[name], 1) for name, total in sums.items()}, weights.get("loss", 0)
 
 
 def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
@@ -147,7 +149,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
-        params = restore_evaluated(checkpoints, step, run.abstract_state)
+        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
         frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)

@@ -61,7 +61,7 @@ def continue_prompts(flags, config, address) -> None:
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state)
+        params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state.params)
         how = {name: flags[name].value for name in SAMPLING}
         if flags.message:
             texts = [answer(run, params, tokenizer, flags.message, **how)]
@@ -78,7 +78,7 @@ def solve_puzzle(flags, config, address) -> None:
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = checkpoints.newest_or_error()
-        params = restore_evaluated(checkpoints, step, run.abstract_state)
+        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:

@@ -29,11 +29,8 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
     reasons = retention.reasons(good, losses)
     lines = []
     for step, found in problems.items():
-        verdict = f"DAMAGED: {'; '.join(found)}" if found else "good"
-        fate = (
-            "" if found else f"  ({'kept: ' + reasons[step] if step in reasons else 'the next save would delete it'})"
-        )
-        lines.append(f"checkpoint {step}: {verdict}{fate}")
+        fate = f"kept: {reasons[step]}" if step in reasons else "the next save would delete it"
+        lines.append(f"checkpoint {step}: " + (f"DAMAGED: {'; '.join(found)}" if found else f"good  ({fate})"))
     lines += [f"{name}: {what}" for name, what in others.items()]
     lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
     return lines, len(good) == len(problems) and (bool(good) or DAMAGED not in "".join(others))
@@ -44,9 +41,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
 
     Each has its loss under the newest good checkpoint, if there is one, the highest first: a document that does not
     belong to the others stands at the top. Puzzles and pairs of answers, each a row, are named without their losses.
-
-    Raises:
-      DataError: the run has not made this step, or its documents are not there any more.
+    Raises DataError where the run has not made this step, or its documents are not there any more.
     """
     corpus = with_documents(config)
     section = ledger.section_of(workdir, step, last_step(workdir))
@@ -59,7 +54,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
             return ledger.table(examples)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
-            params = restore_evaluated(checkpoints, newest, run.abstract_state)
+            params = restore_evaluated(checkpoints, newest, run.abstract_state.params)
             losses = document_losses(run, params, corpus, section, step, examples)
     return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
 

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 import assembly
@@ -24,7 +24,7 @@ from parallelism.placement import local_rows, place
 from training import noise_scale, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints
-from training.clock import PARTS, Clock
+from training.clock import Clock
 from training.interruption import Interrupted, Interruption
 from training.programs import Programs, Shape
 from training.step import every, is_finite
@@ -108,7 +108,7 @@ class Job:
                 readers=data.readers, prefetch=data.prefetch,
             )  # fmt: skip
         else:
-            whole = checked(islice(self.batches, num_steps), self.run, stage.rows)
+            whole = checked(self.batches, num_steps, self.run, stage.rows)
             batches = ({name: array[rows] for name, array in of_all.items()} for of_all in whole)
         return place(batches, sharding, stage.rows)
 
@@ -137,7 +137,6 @@ class Job:
             self.begin_stage(step)
             if self.run.mesh != before:
                 state = self.reshaped(state, step)
-        self.log.stopwatch.skip()
         return state
 
     def shape(self, step: int) -> Shape:
@@ -159,13 +158,13 @@ class Job:
 
     def reshaped(self, state, step: int):
         """Return the state, moved to the present mesh."""
-        moved, began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
+        (most, total), began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
         state = reshaping.reshape(state, self.run.abstract_state)
         seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
         self.log.event(
-            f"step {step}: mesh {mesh} from here on; {moved.most:,} bytes of the state are new to a device, "
-            f"{moved.total:,} to all, moved in {seconds:.2f} s", "mesh", step,
-            mesh=mesh, bytes_to_a_device=moved.most, bytes_to_all=moved.total, seconds=seconds,
+            f"step {step}: mesh {mesh} from here on; {most:,} bytes of the state are new to a device, "
+            f"{total:,} to all, moved in {seconds:.2f} s", "mesh", step,
+            mesh=mesh, bytes_to_a_device=most, bytes_to_all=total, seconds=seconds,
         )  # fmt: skip
         return state
 
@@ -175,11 +174,9 @@ class Job:
         return stage.examples + max(0, step - stage.step - 1) * stage.rows
 
     def save(self, state, step: int, *, ends: bool) -> None:
-        """Begin to write a checkpoint of a state that is finite; where the run `ends`, return when it is written.
+        """Begin to write a checkpoint of a state; where the run `ends`, return when it is written, or raise SaveFailed.
 
-        Raises:
-          Diverged: the state is not finite.
-          SaveFailed: the run ends, and it could not be written.
+        Raises Diverged where the state is not finite.
         """
         self.log.flush()
         if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
@@ -200,7 +197,6 @@ class Job:
             self.keep_what_is_needed()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)
-        self.log.stopwatch.skip()
 
     def keep_what_is_needed(self) -> None:
         """Write again what the checkpoint is useless without, where the folder was emptied under the run."""
@@ -268,8 +264,7 @@ class Job:
     def evaluate_or_stop(self, state, step: int) -> None:
         """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
 
-        Raises:
-          Interrupted: it was stopped.
+        Raises Interrupted where it was stopped.
         """
         if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
             self.save(state, step, ends=True)
@@ -287,8 +282,9 @@ class Job:
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
-            asked = '--message="Hello"' if corpus.is_of_conversations else '--prompt="class "'
+            asked = '--message="Hello"'
             if not corpus.is_of_conversations:
+                asked = '--prompt="class "'
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
             lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
@@ -298,8 +294,7 @@ class Job:
     def go_back(self, trouble: step_log.Diverged, record: dict | None) -> dict | None:
         """Return the record of the checkpoint to go back to, None for the beginning, having left out the bad batches.
 
-        Raises:
-          NonFinite: it was done too often, or the batches are from elsewhere and come but once.
+        Raises NonFinite where it was done too often, or the batches are from elsewhere and come but once.
         """
         # What was skipped before a restart has been used up; today's batch size says nothing of it.
         first, last = (self.taken_before(step) for step in (trouble.first_step, trouble.last_step + 1))
@@ -318,7 +313,7 @@ class Job:
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
         self.checkpoints.losses = losses_of(record)
         self.log.go_on(record)
-        self.log.goodput.lost_since(record["goodput"]["parts"] if record else dict.fromkeys(PARTS, 0.0))
+        self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
         self.log.event(
             f"{trouble}; back to step {step or 0}, leaving out {last - first} examples up to step "
             f"{trouble.last_step}'s", "roll_back", step or 0,
@@ -330,10 +325,9 @@ class Job:
         """Write down what the bad batches were made of; return where, as a part of a sentence."""
         if not self.corpus:
             return ""
-        path = self.workdir / "bad_documents.txt"
+        path, steps = self.workdir / "bad_documents.txt", range(trouble.first_step, trouble.last_step + 1)
         try:
             if processes.index() == 0:
-                steps = range(trouble.first_step, trouble.last_step + 1)
                 lines = inspection.documents_of(self.config, self.workdir, steps)
                 workdirs.write_atomically(path, "\n".join(lines).encode())
         except (OSError, DataError) as error:
@@ -346,14 +340,16 @@ def place_of(record: dict | None) -> tuple[int, int, int]:
     return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
 
 
-def checked(batches: Iterator[dict], run: assembly.Run, rows: int) -> Iterator[dict]:
-    """Yield batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
+def checked(batches: Iterator[dict], count: int, run: assembly.Run, rows: int) -> Iterator[dict]:
+    """Yield so many batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
 
-    Raises:
-      ValueError: one is not; names the array, what it is and what it should be.
+    Raises ValueError where one is not, with the array, what it is and what it should be, or where there are fewer.
     """
     wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in run.abstract_batch.items()}
-    for number, batch in enumerate(batches, start=1):
+    for number in range(1, count + 1):
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError("the batches given to train() ended before train.steps was reached")
         found = {name: (array.shape, array.dtype) for name, array in batch.items()}
         for name in wanted.keys() | found.keys():
             if found.get(name) != wanted.get(name):

@@ -43,7 +43,7 @@ from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
-from training import initial, lease, preflight, replicas, step_log, teacher
+from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
@@ -53,8 +53,8 @@ from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
+from training.other_run import initial
 from training.programs import Programs, Shape, shape_of
-from training.recheck import twice
 from training.retention import Retention
 from training.step import every
 from training.step_log import NonFinite
@@ -102,7 +102,7 @@ def train(
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         if config.train.init_from and not record:
-            initial.check(config, corpus and corpus.tokenizer)
+            initial(config).check_begins(config, corpus and corpus.tokenizer)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         if record and start >= last_step and workdirs.show_summary(workdir):
@@ -165,10 +165,7 @@ def run_to_the_end(
             config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
             context, roll_backs, pins,
         )  # fmt: skip
-        with Heartbeat(
-            clock, workdir, step=lambda: log.last_step, seconds=goodput.record,
-            tell=lambda text, figures: log.event(text, "blame", **figures),
-        ):  # fmt: skip
+        with Heartbeat(workdir, log):
             try:
                 finish(job, train_to_the_end(job, record))
             finally:
@@ -215,22 +212,23 @@ def train_from(job: Job, record: dict | None):
     start, last_step = place_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = restored(job.checkpoints, record, job.run) if record else begun(job.run)
+    state = first_state(job.run, job.checkpoints, record)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
     if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
         job.evaluate_or_stop(state, start)
     save_every = 1 if job.run.slow else train.save_every
-    job.log.stopwatch.skip()
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
-        batch = job.log.stopwatch.next(batches)
+        batch = next(batches)
         if jax.default_backend() == "cpu":  # whose devices take work only when they are done with the last
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
         recheck_now = every(step, train.recheck_every)
-        take_step = functools.partial(twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
+        take_step = (
+            functools.partial(replicas.twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
+        )
         state, scalars = take_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
@@ -266,28 +264,26 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
-def begun(run: assembly.Run):
-    """Return the state of step 0, with the parameters of `train.init_from` unless it has adapters of them."""
-    if not run.config.train.init_from or run.config.lora.rank:
-        return run.init()
-    return run.init(initial.run_of(run.config).restore(run.abstract_state.params))
+def first_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None):
+    """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says; None: that of step 0.
 
-
-def restored(checkpoints: Checkpoints, record: dict, run: assembly.Run):
-    """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says."""
-    step = record["step"]
+    At step 0 the parameters are those of `train.init_from`, if it is given and adapters are not what is trained.
+    """
+    config, abstract = run.config, run.abstract_state
+    if record is None:
+        begins = config.train.init_from and not config.lora.rank
+        return run.init(initial(config).restore(abstract.params)) if begins else run.init()
     if "weights_only" in record:
-        return run.init(checkpoints.restore_weights(step, run.abstract_state))
-    if run.config.checkpoint.restore == "broadcast":
-        return checkpoints.restore_by_broadcast(step, run.abstract_state, run.mesh)
-    return checkpoints.restore(step, run.abstract_state)
+        return run.init(checkpoints.restore_params(record["step"], abstract.params, "params"))
+    if config.checkpoint.restore == "broadcast":
+        return checkpoints.restore_by_broadcast(record["step"], abstract, run.mesh)
+    return checkpoints.restore(record["step"], abstract)
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     """Return the corpus that `config.data` describes, tokenised once and cached, the same on all hosts.
 
-    Raises:
-      ConfigError: a host has other data, or the model has no room for its puzzles.
+    Raises ConfigError where a host has other data, or the model has no room for its puzzles.
     """
     announce = corpora.say if processes.index() == 0 else lambda line: None
     preference.check_source(config)

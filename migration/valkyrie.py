@@ -41,7 +41,7 @@ def setup_multi_host_environment() -> dict:
 
     Raises:
       ConfigError: variables that place a process contradict each other, or one is missing.
-      JoinError: not all processes came in time; names who is late.
+      RunError: not all processes came in time; names who is late.
     """
     coordinator = _join()
     import jax

@@ -36,6 +36,8 @@ RULES = (
     ("owners", ("expert", "model")),  # of experts, to which they send them
 )
 
+OF_A_DEVICE, IN_SHARDS = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
+
 
 def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
     """Return the rules for code whose batch is no longer split over these mesh axes."""
@@ -47,17 +49,9 @@ def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
 def on_device(*, weights_whole: bool = False) -> list[tuple]:
     """Return the rules for what one device computes: of its rows, heads, experts and MLP columns it knows no others.
 
-    Args:
-      weights_whole: nor of other parts of a weight, which else lie in shards.
+    With `weights_whole` it knows no other parts of a weight either, which else lie in shards.
     """
-    own = (
-        "batch",
-        "heads",
-        "kv_heads",
-        "mlp",
-        "experts",
-        *(("embed", "expert_embed", "vocab") if weights_whole else ()),
-    )
+    own = OF_A_DEVICE + (IN_SHARDS if weights_whole else ())
     return list((dict(RULES) | dict.fromkeys(own)).items())
 
 
@@ -68,13 +62,9 @@ def batch_sharding(mesh, ndim: int = 2) -> NamedSharding:
 
 
 def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
-    """Return the NamedSharding of each weight as a nested dictionary.
+    """Return the NamedSharding of each weight as a nested dictionary; ConfigError where an axis does not divide one.
 
-    Args:
-      declared: {path: (shape, axis names)}; a dimension without a name is not split.
-
-    Raises:
-      ConfigError: a mesh axis does not divide a dimension; names parameter, dimension and axis.
+    `declared` is {path: (shape, axis names)}; a dimension without a name is not split.
     """
     rules, shardings = dict(RULES) | {None: None}, {}
     for path, (shape, names) in declared.items():

@@ -7,6 +7,7 @@ There are neither clocks nor sockets here: signs go in, a name comes out.
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 SILENT_SECONDS = 5.0  # older than the newest: signs come every second
 SLOW_SECONDS, SLOW_STEPS = 10.0, 10.0  # that the others wait, both, before it is told
@@ -53,19 +54,23 @@ class Sign:
         return f"{self.process} ({self.host})"
 
     @property
+    def word(self) -> str:
+        """Its phase, in messages."""
+        return WORDS.get(self.phase, self.phase)
+
+    @property
     def where(self) -> str:
         """What it does, in words."""
-        word = WORDS.get(self.phase, self.phase)
-        return word if self.phase in BEFORE_STEPS else f"{word} of step {self.step}"
+        return self.word if self.phase in BEFORE_STEPS else f"{self.word} of step {self.step}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Blame:
+class Blame(NamedTuple):
     """Who holds up the run.
 
     Attributes:
       why: "silent", "behind", "together" (all are equally far) or "slow" (again and again).
-      processes: their numbers; the next four are the first one's.
+      processes: their numbers.
+      first: sign of the first of them, in the phase that it is blamed for.
       seconds: that they have been silent, in this phase, or slow.
       waited: seconds for which nobody got further.
       text: all of it in words.
@@ -73,17 +78,15 @@ class Blame:
 
     why: str
     processes: tuple[int, ...]
-    host: str
-    phase: str
-    step: int
-    number: int
+    first: Sign
     seconds: float
     waited: float
     text: str
 
     def figures(self) -> dict:
         """Return what is worth keeping in metrics.jsonl."""
-        return {name: getattr(self, name) for name in ("why", "processes", "host", "phase", "step", "seconds")}
+        of_first = {"host": self.first.host, "phase": self.first.word, "step": self.first.step}
+        return {"why": self.why, "processes": self.processes, **of_first, "seconds": self.seconds}
 
 
 def to_blame(signs: Sequence[Sign]) -> Blame:
@@ -136,15 +139,15 @@ class Judge:
 
     def _stuck(self, signs: Sequence[Sign]) -> Blame | None:
         found = to_blame(signs)
-        usual = found.phase in REPEATED and self.step_seconds > 0
-        early = found.why != "silent" and found.phase in ("start-up", "compile")
+        usual = found.first.word in REPEATED and self.step_seconds > 0
+        early = found.why != "silent" and found.first.phase in BEFORE_STEPS
         patience = SLOW_START_SECONDS if early else SLOW_SECONDS
         if found.waited <= max(patience, SLOW_STEPS * self.step_seconds) or (found.why == "together" and not usual):
             return None
-        if not self._is_new("stuck", found.number, found.waited):
+        if not self._is_new("stuck", found.first.number, found.waited):
             return None
         waits = "" if found.why == "together" else f"; the others wait for {_text(found.waited)} s"
-        return dataclasses.replace(found, text=found.text + waits)
+        return found._replace(text=found.text + waits)
 
     def _steady(self, signs: Sequence[Sign]) -> Blame | None:
         if [sign.process for sign in self.before] != [sign.process for sign in signs]:
@@ -168,7 +171,7 @@ class Judge:
         self.slow = (process, self.slow[1] + 1, self.slow[2] + elapsed)
         if found is None or self.slow[1] < WINDOWS or not self._is_new("slow", process, self.slow[2]):
             return None
-        return dataclasses.replace(found, seconds=self.slow[2])
+        return found._replace(seconds=self.slow[2])
 
     def _is_new(self, kind: str, incident: int, seconds: float) -> bool:
         last, told = self.told.get(kind, (None, 0.0))
@@ -188,17 +191,14 @@ def _found(why: str, whose: Sequence[Sign], signs: Sequence[Sign], seconds: floa
         text = f"{names} {verb} no sign of life for {_text(seconds)} s; {was} in {first.where}"
     else:
         text = f"{names} {'are' if several else 'is'} in {first.where} for {_text(seconds)} s"
-    return Blame(
-        why, tuple(sign.process for sign in whose), first.host, WORDS.get(first.phase, first.phase), first.step,
-        first.number, seconds, min([seconds, *others]), text,
-    )  # fmt: skip
+    return Blame(why, tuple(sign.process for sign in whose), first, seconds, min([seconds, *others]), text)
 
 
 def _found_slow(sign: Sign, phase: str, spent: Mapping[str, float], elapsed: float, steps: int, excess: float) -> Blame:
-    word = WORDS.get(phase, phase)
-    a_step = f"{_text(spent[phase] / steps)} of {_text(elapsed / steps)} s a step in {word}"
+    sign = dataclasses.replace(sign, phase=phase)
+    a_step = f"{_text(spent[phase] / steps)} of {_text(elapsed / steps)} s a step in {sign.word}"
     text = f"process {sign.name} is slow: it spends {a_step}; the others wait for it {excess:.0%} of the time"
-    return Blame("slow", (sign.process,), sign.host, word, sign.step, sign.number, elapsed, excess * elapsed, text)
+    return Blame("slow", (sign.process,), sign, elapsed, excess * elapsed, text)
 
 
 def _difference(before: Sign, now: Sign) -> dict[str, float]:

@@ -7,6 +7,7 @@ nothing of jax: the collectives of the devices wait for ever, or abort, when a p
 
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import select
@@ -24,8 +25,8 @@ LEAVE_SECONDS = 10.0
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 
-class JoinError(RuntimeError):
-    """The processes of a run did not find each other; the message says who is missing."""
+class RunError(RuntimeError):
+    """What ends a run and is no mistake of its user's; the message names the process, the device or the disk."""
 
     exit_status = 1
 
@@ -34,11 +35,7 @@ class Hub:
     """The middle, in process 0: passes values round, and tells everybody when one is gone."""
 
     def __init__(self, host: str, port: int, count: int, join_seconds: float):
-        """Listen on `port`; from now on `count` processes have `join_seconds` to come.
-
-        Raises:
-          JoinError: the port is taken.
-        """
+        """Listen on `port`, RunError where it is taken; `count` processes now have `join_seconds` to come."""
         self.count, self.changed = count, threading.Condition()
         self.connections: dict[int, socket.socket] = {}
         self.hosts: dict[int, str] = {}
@@ -46,7 +43,7 @@ class Hub:
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
         self.proposal, self.promises, self.blamed = None, {}, ""
-        self.said: dict[int, tuple[dict | None, float]] = {}  # the last sign, and when; {}: none yet, None: no more
+        self.said: dict[int, tuple[dict | None, float]] = {}  # the last sign, and when; None: no more
         self.listener = _listen(host, port)
         threading.Thread(target=self._accept, daemon=True).start()
         self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
@@ -57,8 +54,9 @@ class Hub:
         """Return the last sign of every process that is here and has not ended its watch, by number."""
         with self.changed:
             waiting = {index for given in self.values.values() for index in given}
-            here = [index for index in sorted(self.said) if index not in self.left and self.said[index][0] is not None]
-            return [self._sign(index, index in waiting) for index in here]
+            here = [(index, *said) for index, said in sorted(self.said.items()) if index not in self.left and said[0]]
+            now = time.monotonic()
+            return [Sign(**(sign | {"age": now - since, "waits": n in waiting})) for n, sign, since in here]
 
     def settle(self, seconds: float) -> None:
         """Return when all have been told why the run ends, or after some seconds; before process 0 ends itself."""
@@ -126,7 +124,7 @@ class Hub:
             self._end(f"two processes are number {index}: on {self.hosts[index]} and on {host}", 2, also=connection)
             return
         self.connections[index], self.hosts[index] = connection, host
-        self.said[index] = ({}, time.monotonic())
+        self.said[index] = (dataclasses.asdict(Sign(index, host, "start_up", 0, 0, 0.0, {})), time.monotonic())
         if message["count"] != self.count:
             says = f"process {index} ({host}) was told of {message['count']} processes, process 0 of {self.count}"
             self._end(f"{says}; give all the same number", 2)
@@ -134,13 +132,6 @@ class Hub:
             _send(connection, self.end)
         elif len(self.connections) == self.count:
             self._tell({"kind": "joined", "hosts": [self.hosts[i] for i in range(self.count)]})
-
-    def _sign(self, index: int, waits: bool) -> Sign:
-        said, since = self.said[index]
-        age = time.monotonic() - since
-        if not said:
-            return Sign(index, self.hosts[index], "start_up", 0, 0, phase_seconds=age, seconds={}, waits=waits)
-        return Sign(**(said | {"age": age, "waits": waits}))
 
     def _collect(self, index: int, message: dict) -> None:
         topic = message["topic"]
@@ -195,13 +186,10 @@ class Line:
     """
 
     def __init__(self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable):
-        """Reach the hub.
+        """Reach the hub; RunError where there was none within `join_seconds`.
 
         Args:
           on_end: (line, exit status), called in a thread when a process has died or failed; does not return.
-
-        Raises:
-          JoinError: there was no hub within `join_seconds`.
         """
         self.index, self.count = index, count
         self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
@@ -219,14 +207,10 @@ class Line:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def join(self) -> None:
-        """Wait for the others; who is late the hub tells all.
-
-        Raises:
-          JoinError: the hub says nothing.
-        """
+        """Wait for the others; who is late the hub tells all. Raises RunError where it says nothing."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.hosts, self.deadline - time.monotonic() + LEAVE_SECONDS):
-                raise JoinError(f"process 0 at {self.address} did not answer within {self.join_seconds:g} s")
+                raise RunError(f"process 0 at {self.address} did not answer within {self.join_seconds:g} s")
 
     def gather(self, topic: str, value) -> list:
         """Return the values of all processes, by number; every process must ask for the same topics."""
@@ -322,7 +306,7 @@ def _number_of_joining(message) -> int:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise JoinError where another program listens on a port of this machine."""
+    """Raise RunError where another program listens on a port of this machine."""
     _listen(host, port).close()
 
 
@@ -334,7 +318,7 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
     except OSError as error:
-        raise JoinError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
+        raise RunError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
 
 
 def _connect(host: str, port: int, deadline: float, seconds: float) -> socket.socket:
@@ -343,7 +327,7 @@ def _connect(host: str, port: int, deadline: float, seconds: float) -> socket.so
             return socket.create_connection((host, port), timeout=max(RETRY_SECONDS, deadline - time.monotonic()))
         except OSError as error:
             if time.monotonic() > deadline:
-                raise JoinError(
+                raise RunError(
                     f"process 0 did not come up at {host}:{port} within {seconds:g} s ({error.strerror or error})"
                 ) from None
             time.sleep(RETRY_SECONDS)
@@ -353,7 +337,7 @@ def _keep_alive(connection: socket.socket) -> None:
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
-        if option := getattr(socket, name, None):  # Linux has all of them
+        if option := vars(socket).get(name):  # Linux has all of them
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

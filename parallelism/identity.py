@@ -2,6 +2,7 @@
 """What the hosts of a run must have in common, beside the configuration: code, libraries, what the compiler reads."""
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -27,11 +28,7 @@ VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def check_same() -> None:
-    """Compare all that with the other processes of the run.
-
-    Raises:
-      ConfigError: names process, machine and item.
-    """
+    """Compare all that with the other processes of the run; ConfigError names process, machine and item."""
     processes.check_same(code(), "their code")
     processes.check_same(versions(), "the versions of their libraries")
     processes.check_same({name: os.environ.get(name, "") for name in VARIABLES}, "their environment")
@@ -49,6 +46,7 @@ def code_digest() -> str:
     return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are installed."""
     found = {"python": platform.python_version()}

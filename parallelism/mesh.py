@@ -20,9 +20,6 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
 
     `dcn_data` is the first axis, of size 1 where it is not given: slices of TPU chips, elsewhere contiguous parts. The
     chips of a slice stand as `in_space` says, so that neighbours on an axis are neighbours in space.
-
-    Raises:
-      ConfigError: there are not `dcn_data` slices.
     """
     devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
     if devices[0].platform == "tpu":
@@ -32,16 +29,18 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
 
 
 def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
-    """Return TPU chips in the order of their slices, those of a slice as `in_space` says."""
+    """Return TPU chips in the order of their slices, those of a slice as `in_space` says.
+
+    Raises ConfigError where there are not `dcn_data` slices.
+    """
     num_slices, *sizes = axes.values()
     slices: dict[int, list] = {}
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
     if len(slices) != num_slices:
-        there = "1 slice" if len(slices) == 1 else f"{len(slices)} slices"
         raise ConfigError(
-            f"mesh.dcn_data={num_slices}, but the TPU chips are of {there}; set mesh.dcn_data={len(slices)}, "
-            "and the other axes to a product of the chips of a slice"
+            f"mesh.dcn_data={num_slices}, but the TPU chips are of {len(slices)} slice{'s' * (len(slices) > 1)}; set "
+            f"mesh.dcn_data={len(slices)}, and the other axes to a product of the chips of a slice"
         )
     chips = [slices[index] for index in sorted(slices)]
     return [part[n] for part in chips for n in in_space([tuple(chip.coords) for chip in part], sizes)]
@@ -107,9 +106,8 @@ def _cycle(width: int, height: int) -> list[tuple[int, int]]:
     if width % 2 and height % 2 == 0:
         return [(x, y) for y, x in _cycle(height, width)]
     first = 1 if width % 2 == 0 and width > 1 and height > 1 else 0  # y = 0 is the way back
-    there = [
-        (x, y) for x in range(width) for y in (range(first, height) if x % 2 == 0 else range(height - 1, first - 1, -1))
-    ]
+    up = range(first, height)
+    there = [(x, y) for x in range(width) for y in (up if x % 2 == 0 else reversed(up))]
     return there + [(x, 0) for x in reversed(range(width)) if first]
 
 

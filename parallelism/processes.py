@@ -68,10 +68,8 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
     """Return the group that the environment names, else the one that jax finds where it is likely to; None: alone.
 
     Variables win over what jax finds: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
-    TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE.
-
-    Raises:
-      ConfigError: one is missing or no number, or two of them contradict each other.
+    TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
+    ConfigError where one is missing or no number, or two of them contradict each other.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:
@@ -129,8 +127,8 @@ def _number(name: str, text: str) -> int:
 
 
 def _check_same(one: Group, other: Group) -> None:
-    for what in ("count", "index", "host", "port"):
-        if getattr(one, what) != getattr(other, what):
+    for what, value in dataclasses.asdict(one).items():
+        if what not in ("source", "local_devices") and value != dataclasses.asdict(other)[what]:
             raise ConfigError(f"{one.source} and {other.source} contradict each other in the {what}; unset one set")
 
 
@@ -160,13 +158,10 @@ _hub: Hub | None = None
 
 
 def start(group: Group, join_seconds: float, on_end: Callable[[str, int], None]) -> None:
-    """Join the group and let jax do so; before any device is touched.
+    """Join the group and let jax do so, before any device is touched; RunError names who is late.
 
     Args:
       on_end: (line, exit status), called in a thread when another process has died or failed; ends this one.
-
-    Raises:
-      JoinError: not all came within `join_seconds`; names who is late.
     """
     global _line, _hub
     import jax
@@ -219,11 +214,7 @@ def shared(topic: str, make: Callable[[], object]):
 
 
 def check_same(values: Mapping[str, object], what: str) -> None:
-    """Compare a mapping of named values between all processes.
-
-    Raises:
-      ConfigError: a process has another value than process 0; names process, machine, item and both values.
-    """
+    """Compare named values between all processes; ConfigError names process, machine, item and both values."""
     first, *others = gather(what, dict(values))
     for number, theirs in enumerate(others, start=1):
         for item in sorted(first.keys() | theirs.keys()):

@@ -37,8 +37,7 @@ class Layout:
 def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]:
     """Return a line for each array in which the candidate departs from the reference; none where both agree.
 
-    Args:
-      state, batch: host arrays of the global shapes.
+    `state` and `batch` are host arrays of the global shapes.
     """
     wanted, got = (_observe(layout, state, batch) for layout in (reference, candidate))
     lines = []

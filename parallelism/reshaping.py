@@ -2,7 +2,6 @@
 """Moves live arrays from their mesh to another one of the same devices, without a file and without the host."""
 
 import math
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,36 +11,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 LARGE_BYTES = 2**26
 
 
-class Moved(NamedTuple):
-    """Bytes that devices get from others: the device that gets most, and all of them together."""
-
-    most: int
-    total: int
-
-
 def reshape(tree, layouts):
     """Return the arrays of `tree` as `layouts` says; the old ones are deleted.
 
     One array is moved after the other, and its old shards freed before the next one's turn. So beside the state a
     device holds the new shards of one array at most, twice where devices change their order, and what the compiler
     gathers to make them, of stacked layers one or two. No value changes. In several processes each calls it, with the
-    same trees.
-
-    Args:
-      tree: of arrays with NamedShardings, any types; not used again.
-      layouts: like it, of anything with a `sharding` on a mesh of the same devices, in any order.
+    same trees: `tree` of arrays with NamedShardings, any types, not used again; `layouts` like it, of anything with a
+    `sharding` on a mesh of the same devices, in any order.
     """
     return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
 
 
-def bytes_moved(tree, layouts) -> Moved:
-    """Return what is new to devices: all of their new shards but what they held already.
+def bytes_moved(tree, layouts) -> tuple[int, int]:
+    """Return the bytes that are new to the device that gets most, and to all: of their shards what they held not yet.
 
-    It is the least that can be sent; the compiler may send more.
-
-    Args:
-      tree: of arrays, or of shapes with a `sharding`.
-      layouts: as in `reshape`.
+    It is the least that can be sent; the compiler may send more. `tree` may be of shapes with a `sharding`.
     """
     sent: dict[jax.Device, int] = {}
     for array, layout in zip(jax.tree.leaves(tree), jax.tree.leaves(layouts), strict=True):
@@ -49,7 +34,7 @@ def bytes_moved(tree, layouts) -> Moved:
         for device, new in after.items():
             missing = _numbers(new, new, array.shape) - _numbers(before[device], new, array.shape)
             sent[device] = sent.get(device, 0) + missing * array.dtype.itemsize
-    return Moved(max(sent.values(), default=0), sum(sent.values()))
+    return max(sent.values(), default=0), sum(sent.values())
 
 
 def _moved(array: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -33,8 +33,7 @@ PATIENCE = {
 def attached_accelerator() -> str:
     """Return "tpu", "gpu" or "cpu", judged by device files and JAX_PLATFORMS, without touching a device.
 
-    Raises:
-      ConfigError: JAX_PLATFORMS names an accelerator that this machine does not have.
+    Raises ConfigError where JAX_PLATFORMS names an accelerator that this machine does not have.
     """
     vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
@@ -62,11 +61,7 @@ def is_simulation(topology: Topology | None, accelerator: str) -> bool:
 
 
 def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
-    """Set what jax reads when it is imported.
-
-    Raises:
-      ConfigError: the topology is for another accelerator than the attached one.
-    """
+    """Set what jax reads when it is imported; ConfigError where another accelerator than the topology's is attached."""
     for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
@@ -85,11 +80,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
 def simulate(num_devices: int, num_processes: int = 1) -> int:
     """Have jax show this process its part of `num_devices` CPU devices, 0 for what the environment asks of each.
 
-    Returns:
-      the number of devices of all processes.
-
-    Raises:
-      ConfigError: the processes do not divide them.
+    Returns the number of devices of all processes; ConfigError where these do not divide them.
     """
     if num_devices % num_processes:
         raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
@@ -106,8 +97,7 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
 def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
     """Return a line for each variable of earlier systems that is set and not read here.
 
-    Raises:
-      ConfigError: XLA_USE_BF16 asks for another type than `dtype`, which is model.dtype.
+    Raises ConfigError where XLA_USE_BF16 asks for another type than `dtype`, which is model.dtype.
     """
     if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
         raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")

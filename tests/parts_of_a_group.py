@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from configs.base import MESH_AXES  # noqa: E402
 from parallelism.axis_rules import batch_sharding  # noqa: E402
+from parallelism.hub import RunError  # noqa: E402
 from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
 from parallelism.placement import local_rows  # noqa: E402
 from parallelism.reshaping import reshape  # noqa: E402
@@ -50,7 +51,7 @@ def difference() -> str:
         replicas.check({"whole": jax.device_put(np.int32(1), NamedSharding(mesh, PartitionSpec()))}, mesh)
         try:
             replicas.check({"params": weight}, mesh)
-        except replicas.ReplicasDiffer as error:
+        except RunError as error:
             return str(error)
     return ""
 

@@ -80,7 +80,7 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     stored.mesh.fsdp = 8
     run = assembly.assemble(stored)
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
-        params = checkpoints.restore_evaluated(24, run.abstract_state)
+        params = checkpoints.restore_evaluated(24, run.abstract_state.params)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.num_parameters
 
 

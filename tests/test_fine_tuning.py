@@ -20,9 +20,9 @@ from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import FOLDER
 from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of, own_batches
-from training import array_files, initial
+from training import array_files
 from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import OtherRun, restore_evaluated
+from training.other_run import OtherRun, initial, restore_evaluated
 
 
 def small(**changes):
@@ -43,7 +43,7 @@ def evaluated(config, workdir) -> dict:
     """Return the parameters of a run's newest checkpoint that are evaluated."""
     run = assembly.assemble(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state))
+        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state.params))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,8 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     refused("holds no run .no config.json there.; name the folder of one", begun(of(tmp_path / "none")))
     wider = of(base, model__mlp_dim=64)
     refused(f"model.mlp_dim=64 differs from the 48 of train.init_from={base}; .* --config={base}", begun(wider))
-    initial.check(of(base, model__head_dim=16, model__max_length=64, model__rope_theta=1e6), None)  # the same weights
+    same = of(base, model__head_dim=16, model__max_length=64, model__rope_theta=1e6)  # the same weights
+    initial(same).check_begins(same, None)
     refused("is a recipe, without weights", begun(of("configs/tiny.py")))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_bytes((base / "config.json").read_bytes())

@@ -16,13 +16,12 @@ import inspection
 import job
 import train
 from input_pipeline import ledger
+from parallelism.hub import RunError
 from parallelism.mesh import mesh_context
 from tests.support import write_sums
 from tests.test_train import arguments, command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
 from training.faults import parse_faults
-from training.recheck import Corrupted
-from training.replicas import ReplicasDiffer
 from training.step_log import NonFinite
 
 
@@ -135,7 +134,7 @@ def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(te
 
 def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_named(texts, tmp_path):
     config = on_texts(texts, train__steps=8, train__recheck_every=3)
-    with pytest.raises(Corrupted, match=r"step 6 computed twice gave other bits on device 7 of process 0, in \d+ arr"):
+    with pytest.raises(RunError, match=r"step 6 computed twice gave other bits on device 7 of process 0, in \d+ arr"):
         run(config, tmp_path, "flip@6")
     assert run(config, tmp_path)[8]["loss"] > 0  # and goes on from the checkpoint before
 
@@ -143,7 +142,7 @@ def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_name
 def test_copies_that_drift_apart_are_found_where_the_flip_was_between_checks(texts, tmp_path):
     config = on_texts(texts, train__steps=8, train__recheck_every=4)
     config.mesh.update(data=8, fsdp=1)
-    with pytest.raises(ReplicasDiffer, match="device 7 of process 0"):
+    with pytest.raises(RunError, match="device 7 of process 0"):
         run(config, tmp_path, "flip@3")
 
 

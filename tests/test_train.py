@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import assembly
-import evaluation
 import job
 import train
 from configs import base
@@ -179,7 +178,7 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []
     monkeypatch.setattr(
-        evaluation, "evaluate", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
+        job, "evaluate_heldout", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
     )
     monkeypatch.setattr(job, "sample_lines", lambda run, params, tokenizer: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))

@@ -55,17 +55,13 @@ def merged(weights: dict, adapters: dict, factor: float) -> dict:
 def merged_in_parts(weight: Callable, a: Callable, b: Callable, inputs: int, factor: float) -> Callable:
     """Return index -> float32 of what `merged` comes to there, the three arrays being such functions too.
 
-    An index begins with a layer.
-
-    Args:
-      inputs: dimensions of a layer's weight that a product sums over.
+    An index begins with a layer, of whose weight a product sums over the first `inputs` dimensions.
     """
 
     def read(where: tuple) -> np.ndarray:
         layer, *dims = where
-        rows, columns = dims[:inputs], dims[inputs:]
-        a_part = a((layer, *rows))  # what is not named is read whole, the rank too
-        b_part = b((layer, slice(None), *columns))
+        a_part = a((layer, *dims[:inputs]))  # what is not named is read whole, the rank too
+        b_part = b((layer, slice(None), *dims[inputs:]))
         return weight(where) + np.float32(factor) * np.tensordot(a_part, b_part, 1)
 
     return read

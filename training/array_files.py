@@ -5,40 +5,17 @@ With these a model of any size is taken in or given out in little memory.
 """
 
 import pathlib
-from collections.abc import Callable
 
-import jax
-import orbax.checkpoint as ocp
 import tensorstore
 
 FAILURES = (OSError, ValueError)  # of opening and reading
 
 
-def hollow(params: dict) -> dict:
-    """Return a state of parameters that are one 0 each, to be written by Orbax and then `Filled`."""
-    return {"params": jax.tree.map(lambda _: jax.numpy.zeros(1), params)}
-
-
-class Filled:
-    """A writer of Orbax's, each of whose arrays is then written anew; what the folder of checkpoints needs of one."""
-
-    def __init__(self, writer: ocp.AsyncCheckpointer, folder: pathlib.Path, fill: Callable[[pathlib.Path], None]):
-        """Take a writer that has begun to write to the folder, and what writes the arrays there."""
-        self.close, self._written, self._fill = writer.close, writer.wait_until_finished, lambda: fill(folder)
-
-    def wait_until_finished(self) -> None:
-        """Return when all arrays are on disk."""
-        self._written()
-        self._fill()
-
-
 def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> tensorstore.TensorStore:
-    """Return a new float32 array of a checkpoint, in place of what has its name.
+    """Return a new float32 array in the folder of a checkpoint's arrays, in place of what has its name.
 
-    Args:
-      folder: with the arrays of the checkpoint.
-      name: dotted, as in params.norm.scale.
-      chunks: how much of each dimension is in a file; what is written at once should be whole files.
+    `name` is dotted, as in params.norm.scale; `chunks` says how much of each dimension is in a file, and what is
+    written at once should be whole files.
     """
     metadata = {
         "shape": shape, "chunks": chunks, "dtype": "<f4", "dimension_separator": ".",

@@ -7,18 +7,14 @@ import os
 import pathlib
 import tempfile
 
+from configs.base import ConfigError
+
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
 COPIED = (  # back too, on a host that has them not
     *GROWING, "config.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
 )  # fmt: skip
 VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew
-
-
-class BucketError(ValueError):
-    """A bucket that cannot be used as asked; the user's to mend."""
-
-    exit_status = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,24 +25,21 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self) -> None:
-        """Bring what another host left of the run; of what grows the longer one holds.
-
-        Raises:
-          BucketError: there is no such bucket, or no leave to read it.
-        """
+        """Bring what another host left of the run; ConfigError where the bucket cannot be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
         try:
             if not path_of("/".join(self.url.split("/")[:3])).exists():
-                raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
+                raise ConfigError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
             votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
             for name in (*COPIED, *votes):
                 there, here = store / name, self.folder / name
-                if there.exists() and not (name in GROWING and _holds_more(here, there)):
+                longer = name in GROWING and here.exists() and here.stat().st_size >= there.stat().length
+                if there.exists() and not longer:
                     here.parent.mkdir(exist_ok=True)
                     _write_atomically(here, there.read_bytes())
         except OSError as error:
-            raise BucketError(f"--workdir={self.url}: {error}") from None
+            raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket, and of the first process what is small and its own."""
@@ -81,10 +74,6 @@ def copy_name(url: str) -> str:
     """Return a name for the local copy of a workdir, or of a part of it, that no other workdir has."""
     url = url.rstrip("/")
     return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-
-
-def _holds_more(here: pathlib.Path, there) -> bool:
-    return here.exists() and here.stat().st_size >= there.stat().length
 
 
 def _write_atomically(path: pathlib.Path, content: bytes) -> None:

@@ -36,7 +36,9 @@ class Folder:
         self.is_local = "://" not in str(workdir)
         self.path = (path.absolute() if self.is_local else path) / "checkpoints"
         self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
-        self.staging = staging and _own_place(staging, str(self.path.parent))
+        # Below it a folder for each process of each run.
+        place = f"{copy_name(str(self.path.parent))}/process_{processes.index()}"
+        self.staging = staging and pathlib.Path(staging).expanduser().absolute() / place
 
     def names(self) -> set[str]:
         """Return the names of all that is in it."""
@@ -189,11 +191,6 @@ class Folder:
     def _mark(self, step: int):
         """Return what says that a checkpoint is unfinished: the name of its folder, in a bucket a file beside it."""
         return self.path / f"{step}{UNFINISHED}"
-
-
-def _own_place(staging: pathlib.Path, workdir: str) -> pathlib.Path:
-    """Return the folder below `staging` of one process of one run."""
-    return pathlib.Path(staging).expanduser().absolute() / copy_name(workdir) / f"process_{processes.index()}"
 
 
 def _failures_of_buckets() -> tuple:

@@ -8,7 +8,6 @@ the line between them, and put the parts together. What fails is told and tried 
 """
 
 import functools
-import importlib.metadata
 import json
 import logging
 import os
@@ -24,14 +23,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from parallelism import processes
-from training import array_files, manifest
+from parallelism import identity, processes
+from parallelism.hub import RunError
+from training import manifest
 from training.checkpoint_folder import Folder
 from training.interruption import Interrupted
 from training.retention import Retention
 from training.state import TrainState
+from training.step_log import NonFinite
 
-LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy")
 LEAST_STEPS = 4  # between tries: whether one is due the processes ask each other
 RETRIES = 16  # first tried again after this part of the usual interval, then after 2, 4, ... of these parts
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
@@ -53,16 +53,8 @@ class Damaged(CheckpointError):
     exit_status = 1
 
 
-class Unreadable(CheckpointError):
-    """The file system does not give a checkpoint, which may be whole."""
-
-    exit_status = 1
-
-
-class SaveFailed(RuntimeError):
+class SaveFailed(RunError):
     """The state could not be saved; the message says why, and in which process."""
-
-    exit_status = 1
 
 
 class Checkpoints:
@@ -109,9 +101,8 @@ class Checkpoints:
 
     def __exit__(self, kind, *unused):
         # Waiting needs all processes, and those of a run that fails may never come.
-        at_once = kind is not None and issubclass(kind, KeyboardInterrupt)
-        together = kind is None or getattr(kind, "exit_status", 1) in (3, Interrupted.exit_status)
-        if together or (processes.count() == 1 and not at_once):
+        together = kind is None or issubclass(kind, Interrupted | NonFinite)
+        if together or (processes.count() == 1 and not issubclass(kind, KeyboardInterrupt)):
             self.wait()
             if self.failure and (kind is None or issubclass(kind, Interrupted)):
                 raise self.failure
@@ -123,10 +114,7 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Return the step of the newest checkpoint that is what was saved, None where there never was one.
 
-        Damaged ones are told by name and, unless this is only to read, set aside.
-
-        Raises:
-          Damaged: there are some, and none is good.
+        Damaged ones are told by name and, unless this is only to read, set aside. Raises Damaged where none is good.
         """
         found = self.steps()
         for step in reversed(found):
@@ -156,7 +144,7 @@ class Checkpoints:
         try:
             mine = manifest.problems(self.files.path / str(step), part=processes.index(), parts=processes.count())
         except OSError as error:
-            raise Unreadable(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
+            raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 
     def _set_aside(self, step: int, problems: list[str]) -> None:
@@ -173,16 +161,18 @@ class Checkpoints:
             f"record {step}", lambda: json.loads((self.files.path / str(step) / "record.json").read_text())
         )
 
+    def _read(self, step: int, handler, arguments):
+        with ocp.Checkpointer(handler) as reader:
+            return reader.restore(self.files.path / str(step) / "state", args=arguments)
+
     def restore(self, step: int, abstract_state):
         """Return the state of `step` in the shapes, types and layouts of `abstract_state`."""
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            return reader.restore(self.files.path / str(step) / "state", args=ocp.args.StandardRestore(abstract_state))
+        return self._read(step, ocp.StandardCheckpointHandler(), ocp.args.StandardRestore(abstract_state))
 
     def restore_by_broadcast(self, step: int, abstract_state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
         """Do as `restore`, but have the hosts of one copy of the model read, and send what they read to the others.
 
-        Raises:
-          CheckpointError: some host has devices of several copies, so that no part of the hosts reads one copy.
+        Raises CheckpointError where a host has devices of several copies, so that no part of the hosts reads one copy.
         """
         axis = "dcn_data" if mesh.shape["dcn_data"] > 1 else "data"
         _check_copies_are_hosts(mesh, axis)
@@ -197,19 +187,23 @@ class Checkpoints:
             abstract_state,
         )
         arguments = ocp.args.PyTreeRestore(item=abstract_state, restore_args=restore_args)
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as reader:
-            return reader.restore(self.files.path / str(step) / "state", args=arguments)
+        return self._read(step, ocp.PyTreeCheckpointHandler(type_handler_registry=registry), arguments)
 
-    def restore_evaluated(self, step: int, abstract_state: TrainState) -> dict:
-        """Return of `step` what is evaluated, nothing else: the average where one is kept, which no import has yet."""
-        averaged = abstract_state.average and "weights_only" not in self.record(step)
-        return self._restore_part(step, {"average" if averaged else "params": abstract_state.evaluated})
+    def evaluated(self, step: int) -> str:
+        """Return the part of the state of `step` that is evaluated: "average" where one is kept, else "params"."""
+        files = manifest.read(self.files.path / str(step))["files"]
+        return "average" if any(name.startswith("state/average.") for name in files) else "params"
 
-    def _restore_part(self, step: int, item: dict) -> dict:
+    def restore_evaluated(self, step: int, abstract_params: dict) -> dict:
+        """Return the parameters of `step` that are evaluated, in the shapes and layouts of `abstract_params`."""
+        return self.restore_params(step, abstract_params, self.evaluated(step))
+
+    def restore_params(self, step: int, abstract_params: dict, part: str) -> dict:
+        """Do so for the part of the state that is named, "params" or "average"."""
+        item = {part: abstract_params}
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return reader.restore(self.files.path / str(step) / "state", args=arguments).popitem()[1]
+        return self._read(step, ocp.PyTreeCheckpointHandler(), arguments)[part]
 
     def save(self, step: int, state: TrainState, record: dict) -> None:
         """Begin to write `state`; returns once its arrays are copied.
@@ -221,22 +215,25 @@ class Checkpoints:
             self.tell(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
             return
         started, self.begun = time.perf_counter(), step
-        text = json.dumps(record | {"versions": _versions()})  # now, since what it holds may grow with the next step
+        text = _as_text(record)  # now, since what it holds may grow with the next step
+        writer = failed = None
         try:
             writer = self.files.begin(step, state)
         except self.files.failures as error:
-            writer = error  # told to all by the thread, as what fails later is
+            failed = error
+
+        def write() -> None:
+            if failed:  # told to all by the thread, as what fails later is
+                raise failed
+            self.files.write(step, writer, text)
+
         blocked = time.perf_counter() - started
         self.failure = SaveFailed(f"the save of step {step} has not come to its end")
-        self.saving = threading.Thread(target=self._finish, args=(step, writer, text, blocked), daemon=True)
+        self.saving = threading.Thread(target=self._finish, args=(step, write, blocked), daemon=True)
         self.saving.start()
 
     def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
-        """Save a state after which the run ends, and return when it is on disk.
-
-        Raises:
-          SaveFailed: not even after some tries.
-        """
+        """Save a state after which the run ends, and return when it is on disk; SaveFailed after some tries."""
         self.wait()
         if step == self.begun and not self.failure:
             return
@@ -256,14 +253,15 @@ class Checkpoints:
           fill: writes every array into a folder, by training/array_files.py, under the name params.PATH.
         """
         self.tell = lambda text, **figures: None  # what fails is raised, and ends the command
-        writer = array_files.Filled(self.files.begin(step, array_files.hollow(params)), self.files.arrays(step), fill)
-        self._finish(step, writer, json.dumps(record | {"versions": _versions()}), 0.0)
+        writer = self.files.begin(step, {"params": jax.tree.map(lambda _: jax.numpy.zeros(1), params)})  # place holders
+
+        def write() -> None:
+            self.files.write(step, writer, _as_text(record))
+            fill(self.files.arrays(step))
+
+        self._finish(step, write, 0.0)
         if self.failure:
             raise self.failure
-
-    def restore_weights(self, step: int, abstract_state: TrainState) -> dict:
-        """Return the parameters of `step` alone, in the shapes and layouts of `abstract_state`."""
-        return self._restore_part(step, {"params": abstract_state.params})
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when the save that goes on is complete on disk, or has failed, or after some seconds."""
@@ -286,11 +284,11 @@ class Checkpoints:
         self.parts_waited = 0
         return True
 
-    def _finish(self, step: int, writer: ocp.AsyncCheckpointer | Exception, record: str, blocked: float) -> None:
-        """In the background: wait for the arrays, digest, put the parts of all processes together, and clear up."""
+    def _finish(self, step: int, write: Callable[[], None], blocked: float) -> None:
+        """In the background: write arrays and record, digest, put the parts of all processes together, and clear up."""
         started = time.perf_counter()
         try:
-            self._together(f"written {step}", lambda: self._write(step, writer, record))
+            self._together(f"written {step}", write)
             written = time.perf_counter()
             part = self._together(f"digested {step}", lambda: self.files.digest(step))
             digested = time.perf_counter()
@@ -309,17 +307,8 @@ class Checkpoints:
         except self.files.failures as error:
             self.tell(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
 
-    def _write(self, step: int, writer: ocp.AsyncCheckpointer | Exception, record: str) -> None:
-        if isinstance(writer, Exception):
-            raise writer
-        self.files.write(step, writer, record)
-
     def _together(self, topic: str, work: Callable[[], object]):
-        """Do a part of a save in every process; return what it gave in this one.
-
-        Raises:
-          SaveFailed: in all of them, where it failed in one.
-        """
+        """Do a part of a save in every process; return what it gave in this one. SaveFailed in all where one failed."""
         value = problem = None
         try:
             value = work()
@@ -348,9 +337,8 @@ class Checkpoints:
         )  # fmt: skip
 
 
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in LIBRARIES}
+def _as_text(record: dict) -> str:
+    return json.dumps(record | {"versions": identity.versions()})
 
 
 def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str, list]]:
@@ -379,22 +367,11 @@ sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
 
 def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:
     """Raise CheckpointError where a process has devices of more than one, and not of all, places along the axis."""
-    places = {}
-    for copy, devices in enumerate(np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)):
-        for device in devices.flat:
-            places.setdefault(device.process_index, set()).add(copy)
-    several = [number for number, copies in places.items() if len(copies) > 1]
-    if several and processes.count() > 1:
-        raise CheckpointError(
-            f"checkpoint.restore=broadcast: {processes.name(several[0])} has devices of {len(places[several[0]])} "
-            f"copies of the model (mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
-        )
-
-
-def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
-    """Return "key old -> new" for each flat configuration key that differs, prefixes in `may_change` aside."""
-    return [
-        f"{key} {stored.get(key)} -> {value}"
-        for key, value in now.items()
-        if stored.get(key) != value and not key.startswith(may_change)
-    ]
+    copies = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
+    for number in range(processes.count()):
+        held = sum(any(device.process_index == number for device in copy.flat) for copy in copies)
+        if held > 1 and processes.count() > 1:
+            raise CheckpointError(
+                f"checkpoint.restore=broadcast: {processes.name(number)} has devices of {held} copies of the model "
+                f"(mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
+            )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Books every second of a run to what it was spent on, across restarts."""
+"""Which phase a process is in and how long it was in each; and what is done every so often meanwhile."""
 
 import contextlib
 import threading
@@ -8,16 +8,26 @@ from collections.abc import Callable
 
 # What a process does; each ends when the next begins. "wait" is for the devices, after "step" gave them their work.
 PHASES = ("start_up", "compile", "data", "step", "wait", "evaluation", "save")
-PARTS = {  # of the wall-clock time, in the words of the summary; what the phases come to
-    "start_up": ("start_up",),
-    "compile": ("compile",),
-    "training": ("step", "wait"),
-    "data": ("data",),
-    "evaluation": ("evaluation",),
-    "checkpoint": ("save",),
-    "lost": (),  # training that a restart did again
-    "idle": (),  # between two processes
-}
+OF_STEPS = ("data", "step", "wait")
+END_SECONDS = 5.0  # that a thread has to end
+
+
+class Repeated:
+    """Calls a function in a thread every so many seconds until the end."""
+
+    def __init__(self, name: str, call: Callable[[], None], seconds: float):
+        self.call, self.seconds, self.over = call, seconds, threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Call it no more; wait for END_SECONDS at most, in case that it hangs."""
+        self.over.set()
+        self.thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while not self.over.wait(self.seconds):
+            self.call()
 
 
 class Clock:

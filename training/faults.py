@@ -32,12 +32,13 @@ from configs.base import ConfigError
 from parallelism import processes
 from training.clock import Clock
 
-KINDS = {  # what may stand between the colons, and what it is where it is left out
-    "sigterm": (r"(?P<process>\d+)?", 0), "kill": (r"(?P<process>\d+)?", 0), "freeze": (r"(?P<process>\d+)?", -1),
-    "hang": (r"(?P<phase>data|compile|step|evaluation|save)(:(?P<process>\d+))?", -1), "nan": ("", None),
-    "slow": (r"(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1), "full_disk": (r"(?P<steps>\d+)?", None),
-    "flip": (r"(?P<process>\d+)?", -1),
+OF_ONE = r"(:(?P<process>\d+))?"
+KINDS = {  # what may stand before the step, and the process where it names none
+    "sigterm": (OF_ONE, 0), "kill": (OF_ONE, 0), "freeze": (OF_ONE, -1), "flip": (OF_ONE, -1), "nan": ("", None),
+    "hang": (rf":(?P<phase>data|compile|step|evaluation|save){OF_ONE}", -1), "full_disk": (r"(:(?P<steps>\d+))?", None),
+    "slow": (r":(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1),
 }  # fmt: skip
+SIGNALS = {"sigterm": signal.SIGTERM, "kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 EXAMPLE = "sigterm@120,kill:1@300,hang:data@400,full_disk@450,flip@500,nan@550,slow:2x3@600"
 FULL_DISK_STEPS = 20
 
@@ -66,10 +67,10 @@ def parse_faults(text: str) -> list[Fault]:
 
 
 def _parse(text: str) -> Fault:
-    kind, _, where = text.partition("@")[0].partition(":")
+    kind = text.partition("@")[0].partition(":")[0]
     pattern, process = KINDS.get(kind, ("", None))
-    found = re.fullmatch(rf"{kind}(:{pattern})?@(?P<step>[1-9]\d*)", text) if kind in KINDS else None
-    if not found or (where == "" and kind in ("hang", "slow")):
+    found = re.fullmatch(rf"{kind}{pattern}@(?P<step>[1-9]\d*)", text) if kind in KINDS else None
+    if not found:
         raise ConfigError(f"--faults: {text!r} is no fault; write for instance {EXAMPLE}")
     given = {name: value for name, value in found.groupdict().items() if value is not None}
     return Fault(
@@ -104,12 +105,6 @@ class Faults:
             self.disk_full_until = None
         for fault in self._due(phase, step):
             match fault.kind:
-                case "sigterm":
-                    os.kill(os.getpid(), signal.SIGTERM)
-                case "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "freeze":
-                    os.kill(os.getpid(), signal.SIGSTOP)
                 case "hang":
                     threading.Event().wait()
                 case "slow":
@@ -117,6 +112,8 @@ class Faults:
                 case "full_disk":
                     _limit_files(0)
                     self.disk_full_until = step + fault.steps
+                case kind:
+                    os.kill(os.getpid(), SIGNALS[kind])
 
     def wrapped(self, train_step: Callable, spoiled_step: Callable[[], Callable]) -> Callable:
         """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
@@ -130,10 +127,8 @@ class Faults:
         def step(state, batch):
             began, number = time.monotonic(), self.clock.step
             self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
-            now = (
-                spoiled_step() if self.spoiled == self.clock.number else train_step
-            )  # a step computed twice: both times
-            state, scalars = now(state, batch)
+            spoils = self.spoiled == self.clock.number  # of a step that is computed twice both times
+            state, scalars = (spoiled_step() if spoils else train_step)(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
                 time.sleep((self.slow - 1) * (time.monotonic() - began))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """As few microbatches as a device's memory allows, by what the compiler says that the step of each number needs."""
 
+import bisect
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
@@ -12,13 +13,8 @@ from configs.base import ConfigError, batch_shards
 def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     """Put the fewest microbatches that fit into `train.gradient_accumulation` of a consistent configuration.
 
-    A single one is tried first, then by bisection: smaller ones need less memory.
-
-    Args:
-      fits: whether the step of a configuration with a number of microbatches fits; it is compiled for that.
-
-    Raises:
-      ConfigError: none does, or there is none between whose parts noise can be measured.
+    A single one is tried first, then by bisection: smaller ones need less memory. `fits` says whether the step of a
+    configuration does, which is compiled for that. Raises ConfigError where none does, or noise could not be measured.
     """
     rows = config.train.global_batch // batch_shards(config.mesh)
     candidates = [of_count(config, count) for count in range(1, rows + 1) if rows % count == 0]
@@ -29,17 +25,13 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
             f"batch.fit=auto: train.global_batch={config.train.global_batch} (of a ramp batch.first) has no two parts "
             "on a device, between which the noise scale is measured; raise it"
         )
-    known = fits(candidates[0])
-    too_large, fitting = -1 if known else 0, 0 if known else len(candidates)
-    while fitting - too_large > 1:
-        middle = (too_large + fitting) // 2
-        too_large, fitting = (too_large, middle) if fits(candidates[middle]) else (middle, fitting)
-    if fitting == len(candidates):
+    fewest = 0 if fits(candidates[0]) else bisect.bisect_left(candidates, True, lo=1, key=fits)
+    if fewest == len(candidates):
         raise ConfigError(
             f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of one "
             "sequence a device; try model.remat=full, or split the weights over more devices"
         )
-    config.train.gradient_accumulation = candidates[fitting].train.gradient_accumulation
+    config.train.gradient_accumulation = candidates[fewest].train.gradient_accumulation
     config.batch.fit = "none"
 
 

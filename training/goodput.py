@@ -5,13 +5,19 @@ import json
 import pathlib
 import time
 
-from training.clock import PARTS, Clock
+from training.clock import Clock
 from training.display import duration
 
-NAMES = {
-    "training": "training", "start_up": "starting", "compile": "compiling", "data": "waiting for data",
-    "evaluation": "evaluating", "checkpoint": "saving", "lost": "lost to restarts", "idle": "not running",
-}  # fmt: skip
+PARTS = {  # of the wall-clock time: in the words of the summary, and the phases that come to it
+    "start_up": ("starting", ("start_up",)),
+    "compile": ("compiling", ("compile",)),
+    "training": ("training", ("step", "wait")),
+    "data": ("waiting for data", ("data",)),
+    "evaluation": ("evaluating", ("evaluation",)),
+    "checkpoint": ("saving", ("save",)),
+    "lost": ("lost to restarts", ()),  # training that is done again
+    "idle": ("not running", ()),  # between two processes
+}
 
 
 class Goodput:
@@ -29,19 +35,19 @@ class Goodput:
         accounts = [account for account in (saved, _last(sign_of_life)) if account]
         last = max(accounts, key=lambda account: account["time"], default=nothing)
         self.clock, self.began, self.before = clock, last["began"], dict(last["parts"])
-        self.lost_since((saved or nothing)["parts"])
+        self.lost_since((saved or nothing)["parts"]["training"])
         self.before["idle"] += began - last["time"]
 
-    def lost_since(self, saved: dict[str, float]) -> None:
-        """Book as lost what was trained since the parts were `saved`: it is done again."""
-        trained = max(0.0, self.parts()["training"] - saved["training"])
+    def lost_since(self, saved: float) -> None:
+        """Book as lost what was trained since so many seconds of training were `saved`: it is done again."""
+        trained = max(0.0, self.parts()["training"] - saved)
         self.before["training"] -= trained
         self.before["lost"] += trained
 
     def parts(self) -> dict[str, float]:
         """Return {part: seconds} of the run up to now."""
         phases = self.clock.read()
-        return {part: self.before[part] + sum(phases[phase] for phase in of) for part, of in PARTS.items()}
+        return {part: self.before[part] + sum(phases[phase] for phase in of) for part, (_, of) in PARTS.items()}
 
     def record(self) -> dict:
         """Return what a later process goes on from, as JSON can hold it."""
@@ -58,7 +64,7 @@ class Goodput:
     def line(self) -> str:
         """Return the account in words."""
         parts, wall = self.parts(), self.wall_seconds()
-        rest = ", ".join(f"{NAMES[part]} {duration(seconds)}" for part, seconds in parts.items() if seconds >= 0.05)
+        rest = ", ".join(f"{PARTS[part][0]} {duration(seconds)}" for part, seconds in parts.items() if seconds >= 0.05)
         return f"goodput: {self.fraction():.1%} of {duration(wall)} ({rest})"
 
 

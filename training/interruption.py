@@ -66,10 +66,8 @@ class Interruption:
 def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[[], int]) -> Callable:
     """Return a train_step that runs in a thread of its own, so that this one can answer signals meanwhile.
 
-    For steps of minutes: an interruption does not wait for the step under way; `saved` says which one was saved last.
-
-    Raises:
-      Interrupted: a stop was asked for.
+    For steps of minutes: where a stop is asked for it raises Interrupted, with the step that `saved` says was saved
+    last, and does not wait for the one under way.
     """
     executor = concurrent.futures.ThreadPoolExecutor(1)
 

@@ -14,19 +14,15 @@ import socket
 import threading
 import time
 
+from configs.base import ConfigError
 from parallelism import processes
-from training.bucket import BucketError
+from parallelism.hub import RunError
+from training.clock import Repeated
 
 NAME = "lock.json"
 LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
 REQUEST_SECONDS = 15.0  # for which a request is tried, less than until the next one
-
-
-class LeaseError(RuntimeError):
-    """Another run has the folder in the bucket; it may be free later, so this is no mistake of usage."""
-
-    exit_status = 1
 
 
 def this_run() -> dict:
@@ -48,27 +44,18 @@ def clock(seconds: float) -> str:
 def held(url: str | None):
     """Hold a folder of a bucket for this run until the end of the block; process 0 does so for all. None: no bucket.
 
-    A lease that is lost raises LeaseError in a thread, whose excepthook is to end the process.
-
-    Raises:
-      LeaseError: another run has it.
-      BucketError: the bucket cannot be read or written.
+    A lease that is lost raises RunError in a thread, whose excepthook is to end the process. Errors as of `claim`.
     """
     if url is None or processes.index() != 0:
         yield
         return
-    lease, over = Lease(url), threading.Event()
+    lease = Lease(url)
     lease.claim()
-
-    def keep() -> None:
-        while not over.wait(RENEW_SECONDS):
-            lease.renew()
-
-    threading.Thread(target=keep, daemon=True, name="lease").start()
+    thread = Repeated("lease", lease.renew, RENEW_SECONDS)
     try:
         yield
     finally:
-        over.set()
+        thread.end()
         lease.release()
 
 
@@ -91,31 +78,30 @@ class Lease:
         """Take the lease, unless another run holds it.
 
         Raises:
-          LeaseError: names that run, and when its lease would be taken over.
-          BucketError: the bucket cannot be read or written.
+          RunError: names that run, and when its lease would be taken over.
+          ConfigError: the bucket cannot be read or written.
         """
         from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed
 
         try:
             run, generation = self._read()
             if run and _is_up(run):
-                raise LeaseError(
+                raise RunError(
                     f"--workdir={self.url}: {named(run)} trains there; take another --workdir, or wait: its lease is "
                     f"taken over at {clock(run['renewed'] + LEASE_SECONDS)} unless it is renewed until then"
                 )
             self._write(generation)
         except PreconditionFailed:
-            raise LeaseError(f"--workdir={self.url}: another run has begun there at this moment") from None
+            raise RunError(f"--workdir={self.url}: another run has begun there at this moment") from None
         except (Forbidden, NotFound):
-            raise BucketError(f"--workdir={self.url}: there is no such bucket, or no leave to write to it") from None
+            raise ConfigError(f"--workdir={self.url}: there is no such bucket, or no leave to write to it") from None
         except _failures() as error:
-            raise BucketError(f"--workdir={self.url}/{NAME}: {error}") from None
+            raise ConfigError(f"--workdir={self.url}/{NAME}: {error}") from None
 
     def renew(self) -> None:
         """Say that this run goes on, at least every LEASE_SECONDS; where the bucket does not answer, the next one may.
 
-        Raises:
-          LeaseError: another run has taken the lease over.
+        Raises RunError where another run has taken the lease over.
         """
         from google.api_core.exceptions import PreconditionFailed
 
@@ -127,7 +113,7 @@ class Lease:
             except PreconditionFailed:
                 run, self.generation = self._read()
                 if not run or any(run[key] != self.run[key] for key in self.run):
-                    raise LeaseError(
+                    raise RunError(
                         f"--workdir={self.url}: {named(run)} has taken this run's place there; see which is to go on"
                     ) from None
 
@@ -156,21 +142,12 @@ class Lease:
 
 
 def _is_up(run: dict) -> bool:
-    """Return whether a lease still binds others."""
-    if run["host"] == socket.gethostname() and not _is_alive(run["pid"]):
-        return False
-    return time.time() < run["renewed"] + LEASE_SECONDS
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether there is another process of this machine by that number."""
+    """Return whether a lease still binds others: it was renewed, and is of no process of this machine that is gone."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
+        gone = run["host"] == socket.gethostname() and (run["pid"] == os.getpid() or os.kill(run["pid"], 0))
+    except OSError as error:
+        gone = isinstance(error, ProcessLookupError)
+    return not gone and time.time() < run["renewed"] + LEASE_SECONDS
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -22,10 +22,8 @@ def maintenance_notices(on_notice: Callable[[str], None]):
     """Within the block, on a machine of Compute Engine, watch its metadata for the end of the machine.
 
     That is preemption, and maintenance that terminates it, as it does a machine with TPUs or GPUs; not maintenance that
-    moves it alive. A metadata server that fails is asked again later, and nothing is said of it.
-
-    Args:
-      on_notice: given a line that says what was announced; called once, in a thread, at the first notice.
+    moves it alive. A metadata server that fails is asked again later, and nothing is said of it. `on_notice` is called
+    once, in a thread, at the first notice, with a line that says what was announced.
     """
     host, over, telling = metadata_host(), threading.Event(), threading.Lock()
 

@@ -30,12 +30,7 @@ def write(folder, step: int, files: dict[str, list]) -> None:
 
 
 def read(folder) -> dict:
-    """Return the manifest of a checkpoint.
-
-    Raises:
-      ValueError: it is damaged.
-      OSError: it is not there.
-    """
+    """Return the manifest of a checkpoint; ValueError where it is damaged, OSError where it is not there."""
     content = json.loads((folder / NAME).read_bytes())
     if not isinstance(content, dict) or content.pop("sha256", None) != _of_content(content):
         raise ValueError("has other content than when it was written")
@@ -47,11 +42,8 @@ def read(folder) -> dict:
 def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
     """Return what is wrong with a checkpoint, a line for each file: missing, truncated, of other bytes.
 
-    Args:
-      part, parts: look at every `parts`-th file from number `part` on, so that several processes may share the work.
-
-    Raises:
-      OSError: a file is there and cannot be read, which is no damage of the checkpoint.
+    Of every `parts`-th file from number `part` on, so that several processes may share the work. Raises OSError where a
+    file is there and cannot be read, which is no damage of the checkpoint.
     """
     try:
         content = read(folder)
@@ -64,8 +56,7 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
     files = content["files"]
     names = sorted(files)[part::parts]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
-        found = executor.map(lambda name: _problem(folder / name, name, *files[name]), names)
-        return [problem for problem in found if problem]
+        return list(filter(None, executor.map(lambda name: _problem(folder / name, name, *files[name]), names)))
 
 
 def _problem(path, name: str, size: int, digest: str) -> str | None:

@@ -23,10 +23,10 @@ class MetricsWriter:
     def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
         """`first`: whether this is the process that writes; of others nothing is kept."""
         self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
-        if first:
-            _cut_torn_line(self.path)
+        if first and self.path.exists():
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         self.lock, self.pending = threading.Lock(), []
-        self.events = _EventFiles(workdir / "tensorboard") if tensorboard and first else None
+        self.event_folder, self.events = workdir / "tensorboard" if tensorboard and first else None, None
 
     def __enter__(self):
         return self
@@ -41,12 +41,15 @@ class MetricsWriter:
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; numbers that are not finite become null."""
-        line = {"kind": kind} | {name: _plain(value) for name, value in figures.items()} | {"time": time.time()}
+        infinite = {
+            name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)
+        }
+        line = {"kind": kind} | figures | infinite | {"time": time.time()}
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()
-            if self.events and kind != "event":
-                self.events.write(kind, line)
+            if self.event_folder and kind != "event":
+                self._write_event(kind, line)
 
     def _append(self) -> None:
         """Write what is pending, all of it or nothing."""
@@ -61,41 +64,14 @@ class MetricsWriter:
             else:
                 file.truncate(size)
 
-
-def _plain(value):
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _cut_torn_line(path: pathlib.Path) -> None:
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        with path.open("rb+") as file:
-            file.truncate(content.rfind(b"\n") + 1)
-
-
-class _EventFiles:
-    """TensorBoard event files through tf.summary, imported only here and only when there is something to write."""
-
-    def __init__(self, folder: pathlib.Path):
-        self.folder, self.writer = folder, None
-
-    def write(self, kind: str, line: dict) -> None:
+    def _write_event(self, kind: str, line: dict) -> None:
         """Write the numbers of a line as scalars kind/name, in one record: each takes TensorFlow half a millisecond."""
-        import tensorflow as tf
+        import tensorflow as tf  # only when there is something to write
 
-        self.writer = self.writer or tf.summary.create_file_writer(str(self.folder))
+        self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
         scalars = tf.compat.v1.Summary()
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("step", "time"):
                 scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
-        with self.writer.as_default():
+        with self.events.as_default():
             tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self.writer:
-            self.writer.close()

@@ -23,10 +23,7 @@ def init() -> dict:
 def part_square(norm: Callable, gradients: dict, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (|sum of gradients|^2 / weight, weight) of one part; of all parts summed it is a mean square as a pair.
 
-    Weighted so, parts of unequal weight count as so many of equal weight.
-
-    Args:
-      norm: gradients -> their norm, that which is taken of the whole batch's.
+    Weighted so, parts of unequal weight count as so many of equal weight. `norm` is what is taken of the whole batch's.
     """
     return norm(gradients) ** 2 / jnp.maximum(weight, 1), weight
 
@@ -34,10 +31,7 @@ def part_square(norm: Callable, gradients: dict, weight: jax.Array) -> tuple[jax
 def update(memory: dict, small: jax.Array, big: jax.Array, rows: int, num_parts: int) -> dict:
     """Return what is remembered after a step (equations A.2).
 
-    Args:
-      small: mean squared norm of the gradients of `num_parts` parts of the batch.
-      big: that of the whole batch's gradient.
-      rows: of the whole batch.
+    `small` is the mean squared norm of the gradients of `num_parts` parts of the batch of `rows`, `big` that of all.
     """
     part = rows / num_parts
     estimates = {

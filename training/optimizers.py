@@ -7,6 +7,7 @@ before it, and after it decoupled weight decay (arXiv:1711.05101) and the learni
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -38,6 +39,10 @@ class Weights:
         """Return the tree of function(names of the dimensions) at each parameter of a nested dictionary."""
         return jax.tree_util.tree_map_with_path(lambda path, _: function(self.axes[tuple(k.key for k in path)]), tree)
 
+    def labels(self, function: Callable) -> Callable:
+        """Return what optax.partition asks for: parameters -> function(names of the dimensions) at each."""
+        return functools.partial(self.map, function)
+
 
 def make(
     direction: optax.GradientTransformation, config, schedule: optax.Schedule, weights: Weights
@@ -56,8 +61,7 @@ def make(
         "usual": usual, TABLE: signs_of_rows(schedule, config), BALANCE: signs(config.bias_step),
         CONSTANT: optax.set_to_zero(),
     }  # fmt: skip
-    labels = lambda params: weights.map(lambda axes: "usual" if is_usual(axes) else kind(axes), params)  # noqa: E731
-    return optax.partition(parts, labels)
+    return optax.partition(parts, weights.labels(lambda axes: "usual" if is_usual(axes) else kind(axes)))
 
 
 def average(weights: Weights, ema_decay: float) -> Callable:
@@ -111,10 +115,8 @@ def norm(weights: Weights) -> Callable:
     """Return gradients -> the global norm of those that are slopes, which those of routers' biases are not."""
 
     def of_slopes(gradients):
-        slopes = weights.map(lambda axes: kind(axes) != BALANCE, gradients)
-        return optax.tree.norm(
-            jax.tree.map(lambda gradient, is_slope: gradient if is_slope else 0.0, gradients, slopes)
-        )
+        are_slopes = weights.map(lambda axes: kind(axes) != BALANCE, gradients)
+        return optax.tree.norm(jax.tree.map(lambda g, is_slope: g if is_slope else 0.0, gradients, are_slopes))
 
     return of_slopes
 
@@ -134,17 +136,14 @@ def adafactor(config, weights: Weights) -> optax.GradientTransformation:
 
     The learning rate is relative to a weight's root mean square. Each layer of a stack is a weight of its own.
     """
-    one = optax.chain(
-        optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
-    )  # fmt: skip
+    one = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
     return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, vocab=0.0, vector=0.0))
 
 
 def lion(config, weights: Weights) -> optax.GradientTransformation:
     """The sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
-    return optax.chain(
-        optax.scale_by_lion(config.beta1, config.beta2), widened(weights, matrix=1.0, vocab=0.5, vector=0.0)
-    )
+    direction = optax.scale_by_lion(config.beta1, config.beta2)
+    return optax.chain(direction, widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
@@ -165,7 +164,7 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
         return jax.tree.map(of_one, updates, weights.map(matrix_dims, updates))
 
     parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
-    labels = lambda params: weights.map(lambda axes: "muon" if kind(axes) == "matrix" else "adam", params)  # noqa: E731
+    labels = weights.labels(lambda axes: "muon" if kind(axes) == "matrix" else "adam")
     return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, vocab=0.5, vector=0.0))
 
 
@@ -188,9 +187,8 @@ def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
         directions = jax.tree.map(lambda m, v: jnp.atan2(m, jnp.sqrt(v / second)) / first, mu, nu)
         return directions, optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.chain(
-        optax.GradientTransformation(init, update), widened(weights, matrix=1.0, vocab=0.5, vector=0.0)
-    )  # fmt: skip
+    direction = optax.GradientTransformation(init, update)
+    return optax.chain(direction, widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
 
 
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
@@ -249,5 +247,6 @@ def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> 
 def by_layer(inner: optax.GradientTransformation, weights: Weights) -> optax.GradientTransformation:
     """Apply a transformation that looks at a whole weight to each layer of a stack apart."""
     of_stacks = optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
-    labels = lambda params: weights.map(lambda axes: "stack" if STACKED in axes else "one", params)  # noqa: E731
-    return optax.partition({"stack": of_stacks, "one": inner}, labels)
+    return optax.partition(
+        {"stack": of_stacks, "one": inner}, weights.labels(lambda axes: "stack" if STACKED in axes else "one")
+    )

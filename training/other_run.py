@@ -21,7 +21,12 @@ from parallelism import processes
 from training import adapters, array_files, manifest
 from training.bucket import path_of
 from training.checkpoints import CheckpointError, Checkpoints
-from training.state import TrainState
+
+# Keys of `model` that weights do not depend on: how they are used, and how far positions reach, which may be extended.
+FREE = (
+    "dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length",
+    "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,23 @@ class OtherRun:
             )
         return loading.run_folder(self.key, self.name, path_of)
 
+    def check_begins(self, config: ConfigDict, tokenizer) -> None:
+        """Raise ConfigError where a run of `config`, with this tokenizer or None, cannot begin with its weights."""
+        self.folder()
+        ours, theirs = (
+            dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
+            for model in (config.model, self.configuration().model)
+        )
+        for key, value in ours.items():
+            if value != theirs[key] and key not in FREE:
+                raise ConfigError(
+                    f"model.{key}={value} differs from the {theirs[key]} of {self.key}={self.name}; "
+                    f"use that, or all of its model by --config={self.name}"
+                )
+        if tokenizer:
+            self.check_tokenizer(config, tokenizer)
+        self.check_trained()
+
     def check_trained(self) -> None:
         """Raise ConfigError where it has no weights, before anything is made that needs them."""
         with Checkpoints(self.folder()) as checkpoints:
@@ -52,11 +74,9 @@ class OtherRun:
                 raise ConfigError(f"{self.key}={self.name} has no checkpoint; train it first, or name another run")
 
     def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
-        """Raise ConfigError where the tokenizer of a corpus is not this run's.
+        """Raise ConfigError where the tokenizer of a corpus, that of a run of `config`, is not this run's.
 
-        Args:
-          config: of the run that has the corpus.
-          tokenizer: of the corpus: `files` has the content of each of its files by name, none of bytes.
+        Its `files` has the content of each of its files by name, none of bytes.
         """
         name = self.configuration().data.tokenizer
         file = path_of(name)
@@ -94,40 +114,30 @@ class OtherRun:
     def restore(self, abstract_params: dict, pin: dict | None = None) -> dict:
         """Return the parameters that are evaluated of its newest checkpoint, in the types and layouts asked for.
 
-        Args:
-          pin: of the checkpoint, if not the newest.
-
-        Raises:
-          ConfigError, CheckpointError: as in `pin`.
+        `pin` says of which, if not the newest. Errors as in that.
         """
         step = (pin or self.pin())["step"]
         with Checkpoints(self.folder()) as checkpoints:
-            averaged = checkpoints.record(step)["config"]["optimizer.ema_decay"] > 0
-            scalars = (jax.ShapeDtypeStruct((), int) for _ in range(2))
-            state = TrainState(*scalars, abstract_params, abstract_params if averaged else {}, (), {})
-            return restore_evaluated(checkpoints, step, state)
+            return restore_evaluated(checkpoints, step, abstract_params)
 
 
-def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_state: TrainState) -> dict:
+def initial(config: ConfigDict) -> OtherRun:
+    """Return the run that `train.init_from` names, with whose parameters one of `config` begins."""
+    return OtherRun("train.init_from", config.train.init_from)
+
+
+def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
     """Return the parameters of a checkpoint that are evaluated, adapters merged with the weights that they are beside.
 
-    Args:
-      abstract_state: of the run without adapters.
-
-    Raises:
-      CheckpointError: these weights are gone, or have changed.
+    They are in the shapes and layouts of `abstract_params`. Raises CheckpointError where these weights are gone.
     """
     record = checkpoints.record(step)
     if not record.get("base"):
-        return checkpoints.restore_evaluated(step, abstract_state)
-    params = abstract_state.params
-    weights = _base(checkpoints, record).restore(params, record["base"])
-    own = adapters.abstract(params, record["config"])
-    state = dataclasses.replace(abstract_state, params=own, average=own if abstract_state.average else {})
-    parts = checkpoints.restore_evaluated(step, state)
-    merge = jax.jit(
-        adapters.merged, static_argnums=2, donate_argnums=0, out_shardings=jax.tree.map(lambda p: p.sharding, params)
-    )
+        return checkpoints.restore_evaluated(step, abstract_params)
+    weights = _base(checkpoints, record).restore(abstract_params, record["base"])
+    parts = checkpoints.restore_evaluated(step, adapters.abstract(abstract_params, record["config"]))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
+    merge = jax.jit(adapters.merged, static_argnums=2, donate_argnums=0, out_shardings=shardings)
     return merge(weights, parts, adapters.scale(record["config"]))
 
 
@@ -139,7 +149,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
       CheckpointError: they are gone, or have changed.
     """
     folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
-    root = "average" if any(folder.glob("average.*")) else "params"
+    root = checkpoints.evaluated(step)
 
     def own(name: str) -> Callable:
         array = array_files.opened(folder, f"{root}.{name}")
@@ -177,7 +187,6 @@ def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
 
 def _digest(checkpoints: Checkpoints, step: int) -> str:
     """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
-    files = manifest.read(checkpoints.files.path / str(step))["files"]
-    averages = {name: facts for name, facts in files.items() if name.startswith("state/average.")}
-    arrays = averages or {name: facts for name, facts in files.items() if name.startswith("state/params.")}
+    files, root = manifest.read(checkpoints.files.path / str(step))["files"], checkpoints.evaluated(step)
+    arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
     return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 
 from configs import layouts
+from configs.base import ConfigError, batch_shards
 from training import throughput
 from training.display import duration
 
@@ -14,28 +15,17 @@ LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
-class DoesNotFit(ValueError):
-    """More memory is needed than there is."""
-
-    exit_status = 2
-
-
 def check_state_fits(run) -> None:
-    """Raise DoesNotFit where a CPU machine's memory cannot hold the state of a run and its gradient."""
-    needed, available = _state_bytes(run) / throughput.GIB, throughput.host_memory_gib()[1]
+    """Raise ConfigError where a CPU machine's memory cannot hold state, gradient and what is frozen of a run."""
+    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
+    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    needed, available = of_device * run.mesh.size / throughput.GIB, throughput.host_memory_gib()[1]
     if jax.default_backend() == "cpu" and needed > available:
-        raise DoesNotFit(
+        raise ConfigError(
             f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
             f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
             f"(--topology=v4-32), or take a smaller recipe"
         )
-
-
-def _state_bytes(run) -> int:
-    """Return the bytes of state, gradient and what is frozen on all the mesh's devices together."""
-    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
-    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    return of_device * run.mesh.size
 
 
 def compiled_gib(compiled) -> float:
@@ -62,31 +52,27 @@ def needed_gib(compile_step: Callable) -> float:
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     """Return FLOP/s of all devices together, and where the figure is from; None where devices are simulated."""
-    if jax.default_backend() == "cpu":
-        return (
-            (throughput.measured_matmul_peak(), "this CPU's measured matmul peak") if num_devices == 1 else (None, "")
-        )
-    if topology and topology.peak_flops and jax.default_backend() != "cpu":
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and num_devices > 1:
+        return None, ""
+    if topology and topology.peak_flops and not on_cpu:
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
-    return throughput.measured_matmul_peak() * num_devices, "the measured matmul peak"
+    whose = "this CPU's" if on_cpu else "the"
+    return throughput.measured_matmul_peak() * num_devices, f"{whose} measured matmul peak"
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
-    """Return the lines that stand before step 1.
-
-    Raises:
-      DoesNotFit: the compiled step needs more memory than a CPU machine has.
-    """
+    """Return the lines that stand before step 1; ConfigError where a CPU machine has not the memory for the step."""
     backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
-        raise DoesNotFit(
+        raise ConfigError(
             f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; try train.gradient_accumulation="
             f"{2 * run.num_microbatches} or model.remat=full"
         )
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
-    shards, microbatches, rows = run.batch_shards, run.num_microbatches, run.config.train.global_batch
+    shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
@@ -95,7 +81,14 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
         + (f", {run.num_trained:,} of them trained" if run.num_trained < run.num_parameters else ""),
         f"Memory: {needed:.2f} GiB{of}",
     ]
-    lines += [] if peak[0] is None else [_expectation(run, num_steps, peak)]
+    flops, whose = peak
+    if flops is not None:
+        efficiency = USUAL_EFFICIENCY[backend]
+        seconds = run.flops_per_step / (flops * efficiency)
+        lines.append(
+            f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
+            f"(an estimate, at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
+        )
     return lines + notes(run.config)
 
 
@@ -110,19 +103,10 @@ def notes(config) -> list[str]:
     late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
     if late:
         lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
-    initial = optimizer.ema_decay**steps if optimizer.ema_decay else 0.0
-    if initial > LARGE_INITIAL_PART:
+    initial = optimizer.ema_decay**steps
+    if optimizer.ema_decay and initial > LARGE_INITIAL_PART:
         lines.append(
             f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
             f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
     return lines
-
-
-def _expectation(run, num_steps: int, peak: tuple[float, str]) -> str:
-    efficiency = USUAL_EFFICIENCY[jax.default_backend()]
-    seconds = run.flops_per_step / (peak[0] * efficiency)
-    return (
-        f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
-        f"(an estimate, at {efficiency:.0%} of {peak[1]}, {peak[0] / 1e12:.3g} TFLOP/s)"
-    )

@@ -21,11 +21,9 @@ class Programs:
     """A train_step(state, batch) for batches of several shapes, each compiled once."""
 
     def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: Sequence = ()):
-        """Compile the step of the first shape, here and now.
+        """Compile the step of the first shape, here and now; `compile_step` returns train_step(state, batch, *frozen).
 
-        Args:
-          compile_step: shape -> compiled train_step(state, batch, *frozen).
-          frozen: on the mesh of the steps that are made; who moves a state to another moves these too.
+        `frozen` is on the mesh of the steps that are made; who moves a state to another moves it too.
         """
         self.compile_step, self.frozen, self.of_shape = compile_step, frozen, {shape: Future()}
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that devices which should hold the same part of a state do so, to the bit."""
+"""Looks for silent corruption: copies of a part of a state, and a step computed twice, must agree to the bit."""
 
 import functools
 
@@ -9,25 +9,29 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from parallelism import processes
+from parallelism.hub import RunError
 from training.offload import on_device
-
-
-class ReplicasDiffer(RuntimeError):
-    """Copies of a parameter are not the same; the message names it and two of its holders."""
-
-    exit_status = 1
 
 
 def check(state, mesh: jax.sharding.Mesh) -> None:
     """Compare a checksum of every shard of every array between all its copies, in all processes.
 
-    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved.
-
-    Raises:
-      ReplicasDiffer: they differ.
+    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved. Raises
+    RunError, with the array and two of its holders, where they differ.
     """
-    if mesh.size > 1:
-        _compare(processes.gather("replicas", checksums(state, mesh)))
+    if mesh.size == 1:
+        return
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    for number, of_process in enumerate(processes.gather("replicas", checksums(state, mesh))):
+        for key, checksum in of_process.items():
+            name, part, device = key.split("|")
+            holder = f"device {device} of {processes.name(number)}"
+            first, first_holder = seen.setdefault((name, part), (checksum, holder))
+            if checksum != first:
+                raise RunError(
+                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
+                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
+                )
 
 
 def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
@@ -45,18 +49,28 @@ def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
     return mine
 
 
-def _compare(of_processes: list[dict[str, int]]) -> None:
-    seen: dict[tuple[str, str], tuple[int, str]] = {}
-    for number, checksums in enumerate(of_processes):
-        for key, checksum in checksums.items():
-            name, part, device = key.split("|")
-            holder = f"device {device} of {processes.name(number)}"
-            first, first_holder = seen.setdefault((name, part), (checksum, holder))
-            if checksum != first:
-                raise ReplicasDiffer(
-                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
-                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
-                )
+def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
+    """Return train_step(state, batch), having done it twice; needs memory for a second state.
+
+    Raises RunError, with their names, where results differ on a device, or devices that should hold the same do not.
+    """
+    copy = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), state)
+    first, _ = train_step(copy, batch)
+    sums = checksums(first, mesh)
+    del first
+    state, scalars = train_step(state, batch)
+    again = checksums(state, mesh)
+    mine = sorted(key for key in sums if sums[key] != again[key])
+    for number, differing in enumerate(processes.gather("recheck", mine)):
+        if differing:
+            name, _, device = differing[0].split("|")
+            raise RunError(
+                f"step {int(state.step)} computed twice gave other bits on device {device} of "
+                f"{processes.name(number)}, in {len(differing)} arrays, {name} among them; take that device out of "
+                "use, and start again from the last checkpoint"
+            )
+    check(state, mesh)
+    return state, scalars
 
 
 @functools.cache
@@ -69,10 +83,8 @@ def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
     def of_shards(*shards):
         return tuple(_checksum(shard)[None] for shard in shards)
 
-    def of_arrays(*arrays):
-        return of_shards(*on_device(arrays))
-
-    return jax.jit(of_arrays, out_shardings=NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    layout = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.jit(lambda *arrays: of_shards(*on_device(arrays)), out_shardings=layout)
 
 
 def _checksum(array: jax.Array) -> jax.Array:

@@ -25,6 +25,7 @@ def make_gradient(
     on_microbatch: Callable | None = None,
     part_square: Callable | None = None,
     adapted: bool = False,
+    teacher: nnx.GraphDef | None = None,
 ) -> Callable:
     """Return gradient(params, carry, batch, key, *frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
@@ -32,19 +33,20 @@ def make_gradient(
 
     Args:
       graph: the model without its parameters.
-      loss: of an objective, (model, carry, batch, key, *frozen) -> (sum, weight), (carry, scalars); what is frozen are
-        weights of others', which have no gradient.
+      loss: of an objective, (model, carry, batch, key[, teacher]) -> (sum, weight), (carry, scalars).
       groups: {mesh axis: size} over which each group of devices keeps a sum of its own until the last microbatch,
         so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
       on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
       part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
-      adapted: whether the first of what is frozen are the model's other weights, beside which `params` are adapters.
+      adapted: whether the first of what is frozen, which has no gradient, are the model's other weights, beside which
+        `params` are adapters.
+      teacher: another model, whose parameters are the last of what is frozen; None: there is none.
     """
     num_own = int(adapted)
 
     def loss_sum(params, carry, batch, key, *frozen):
         model = nnx.merge(graph, params, *frozen[:num_own])
-        (total, weight), (carry, scalars) = loss(model, carry, batch, key, *frozen)
+        (total, weight), (carry, scalars) = loss(model, carry, batch, key, *_merged(teacher, frozen))
         return total, (weight, carry, scalars)
 
     def whole(params, carry, batch, key, *frozen):
@@ -160,9 +162,13 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(graph: nnx.GraphDef, evaluate: Callable) -> Callable:
+def make_eval_step(graph: nnx.GraphDef, evaluate: Callable, teacher: nnx.GraphDef | None = None) -> Callable:
     """Return eval_step(params, batch, *frozen) -> the objective's scalars of held-out rows as (sum, weight) pairs."""
-    return lambda params, batch, *frozen: evaluate(nnx.merge(graph, params), batch, *frozen)
+    return lambda params, batch, *frozen: evaluate(nnx.merge(graph, params), batch, *_merged(teacher, frozen))
+
+
+def _merged(teacher: nnx.GraphDef | None, frozen: tuple) -> list[nnx.Module]:
+    return [] if teacher is None else [nnx.merge(teacher, frozen[-1])]
 
 
 @jax.jit

@@ -9,17 +9,13 @@ from training.display import Display
 from training.goodput import Goodput
 from training.metrics import MetricsWriter
 from training.step import every
-from training.throughput import Stopwatch
+from training.throughput import Speed
 
 POLL_SECONDS = 0.001
 
 
 class Diverged(ArithmeticError):
-    """Updates were not taken too often in a row, or a state is not finite.
-
-    Attributes:
-      first_step, last_step: of the steps to leave out.
-    """
+    """Updates were not taken too often, or a state is not finite; `first_step` to `last_step` are to be left out."""
 
     def __init__(self, what: str, first_step: int, last_step: int):
         self.first_step, self.last_step = first_step, last_step
@@ -35,20 +31,14 @@ class NonFinite(ArithmeticError):
 class StepLog:
     """Writes and shows every `log_every`-th step, and watches every one.
 
-    Attributes:
-      total_tokens: targets with loss weight that the run has trained on.
+    `total_tokens` are the targets with loss weight that the run has trained on.
     """
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
         goodput: Goodput, peak_flops: float | None, record: dict | None,
     ):  # fmt: skip
-        """Begin.
-
-        Args:
-          peak_flops: of all devices.
-          record: what an earlier process saved beside its state.
-        """
+        """Begin with `peak_flops` of all devices and, as `record`, what an earlier process saved beside its state."""
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
         self.peak_flops = peak_flops
         self.go_on(record)
@@ -58,7 +48,7 @@ class StepLog:
         """Count on from a checkpoint; None: from nothing."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
-        self.stopwatch = Stopwatch()
+        self.speed = Speed(self.goodput.clock)
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -84,8 +74,7 @@ class StepLog:
         )  # fmt: skip
 
     def evaluation(self, step: int, figures: dict[str, float], weight: int) -> None:
-        """Write and show what was found on what is held out (of how many tokens); its time is no step's."""
-        self.stopwatch.skip()
+        """Write and show what was found on what is held out (of how many tokens)."""
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
         name, values, unit = self.run.objective.told(figures)
@@ -99,8 +88,7 @@ class StepLog:
     def flush(self) -> None:
         """Wait for the pending step, count it, check it, and log it if it is due.
 
-        Raises:
-          Diverged: it was the last of too many whose update was not taken.
+        Raises Diverged where it was the last of too many whose update was not taken.
         """
         if self.pending is None:
             return
@@ -111,7 +99,7 @@ class StepLog:
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_step = step
         self.total_tokens += tokens
-        self.stopwatch.mark(tokens, rows)
+        self.speed.count(tokens, rows)
         self.display.after(step)
         if figures["skipped"]:
             self._tell_skipped(step, figures, in_a_row)
@@ -129,7 +117,7 @@ class StepLog:
             )
 
     def _log(self, step: int, figures: dict) -> None:
-        rates = self.stopwatch.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+        rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         self.display.train(step, figures | rates)

@@ -1,46 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model that another learns from, or is held against: what it is, and whether it goes with the other."""
 
-import dataclasses
-from collections.abc import Callable
+from typing import NamedTuple
 
 from flax import nnx
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
-from training import initial
-from training.other_run import OtherRun
+from training.other_run import OtherRun, initial
 
 
-@dataclasses.dataclass(frozen=True)
-class Teacher:
+class Teacher(NamedTuple):
     """A model that is learned from: its `model` section, itself without parameters, and these as shapes in layouts."""
 
     model: object
     graph: nnx.GraphDef
     params: dict
 
-    def given_to(self, function: Callable) -> Callable:
-        """Return an objective's function that takes, as its last, the teacher's parameters in place of the teacher."""
-        return lambda *arguments: function(*arguments[:-1], nnx.merge(self.graph, arguments[-1]))
-
 
 def run_of(config: ConfigDict) -> OtherRun:
     """Return the run of what is frozen: the teacher's, or of a reference and beside adapters `train.init_from`."""
     if config.train.objective == "dpo" or config.lora.rank:
-        return initial.run_of(config)
+        return initial(config)
     return OtherRun("distillation.teacher", config.distillation.teacher)
 
 
 def configuration(config: ConfigDict) -> ConfigDict:
     """Return the configuration of the teacher; of a reference it is the run's own.
 
-    Raises:
-      ConfigError: there is none, or its words or its longest sequence do not go with the student's.
+    Raises ConfigError where there is none, or its words or its longest sequence do not go with the student's.
     """
     if config.train.objective == "dpo":
-        reference = _without_dropout(config.copy_and_resolve_references())
-        reference.lora.rank = 0
+        reference = config.copy_and_resolve_references()
+        reference.lora.rank, reference.model.dropout = 0, 0.0
         return reference
     name, teacher = config.distillation.teacher, run_of(config).configuration()
     if teacher.model.name != "decoder_lm":
@@ -55,12 +47,8 @@ def configuration(config: ConfigDict) -> ConfigDict:
             f"train.sequence_length={config.train.sequence_length} is longer than the {teacher.model.max_length} "
             f"tokens of distillation.teacher={name}; use at most that"
         )
-    return _without_dropout(teacher)
-
-
-def _without_dropout(config: ConfigDict) -> ConfigDict:
-    config.model.dropout = 0.0
-    return config
+    teacher.model.dropout = 0.0
+    return teacher
 
 
 def restore(config: ConfigDict, abstract_frozen: tuple, pin: dict | None = None) -> tuple:

@@ -8,6 +8,8 @@ import time
 import jax
 import jax.numpy as jnp
 
+from training.clock import OF_STEPS, Clock
+
 GIB = 2**30
 
 
@@ -49,56 +51,40 @@ def device_capacity_gib() -> float:
     return stats["bytes_limit"] / GIB if stats else host_memory_gib()[1] / jax.local_device_count()
 
 
-def device_memory_gib() -> float | None:
-    """Return the memory in use on the first local device, None where it does not say."""
-    stats = jax.local_devices()[0].memory_stats()
-    return stats["bytes_in_use"] / GIB if stats else None
+def device_memory_gib() -> list[float] | None:
+    """Return the memory in use on each local device, None where they do not say."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
 
 
-class Stopwatch:
-    """How fast the steps since the last line of metrics were: `mark` ends one, `skip` leaves out what was none."""
+class Speed:
+    """How fast the steps since the last line of metrics were, by what a clock has booked to them."""
 
-    def __init__(self):
-        self.marked = time.perf_counter()
-        self.step_seconds = self.data_seconds = 0.0
-        self.steps = self.tokens = self.examples = 0
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self._begin()
 
-    def next(self, batches):
-        """Return the next of an iterator, booking the wait as waiting for data; ValueError where it has ended."""
-        start = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            raise ValueError("the batches given to train() ended before train.steps was reached")
-        self.data_seconds += time.perf_counter() - start
-        return batch
+    def _begin(self) -> None:
+        self.before, self.steps, self.tokens, self.examples = self.clock.read(), 0, 0, 0
 
-    def skip(self) -> None:
-        """What happened since the last mark was no step."""
-        self.marked = time.perf_counter()
-
-    def mark(self, tokens: int, examples: int) -> None:
+    def count(self, tokens: int, examples: int) -> None:
         """A step ended."""
-        now = time.perf_counter()
-        self.step_seconds += now - self.marked
-        self.marked = now
-        self.steps += 1
-        self.tokens += tokens
-        self.examples += examples
+        self.steps, self.tokens, self.examples = self.steps + 1, self.tokens + tokens, self.examples + examples
 
     def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:
         """Return the metrics of the steps since the last call, and begin anew. `peak_flops`: of all devices."""
-        seconds, steps = max(self.step_seconds, 1e-9), max(self.steps, 1)
-        rate, examples_rate = self.tokens / seconds, self.examples / seconds
+        spent = {phase: seconds - self.before[phase] for phase, seconds in self.clock.read().items()}
+        seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
+        rate, examples_rate, memory = self.tokens / seconds, self.examples / seconds, device_memory_gib()
         figures = {
             "step_seconds": seconds / steps,
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / num_devices,
             "examples_per_second": examples_rate,
             "mfu": examples_rate * flops_per_example / peak_flops if peak_flops else None,
-            "data_wait_seconds": self.data_seconds / steps,
+            "data_wait_seconds": spent["data"] / steps,
             "host_memory_gib": host_memory_gib()[0],
-            "device_memory_gib": device_memory_gib(),
+            "device_memory_gib": memory and memory[0],
         }
-        self.step_seconds = self.data_seconds = 0.0
-        self.steps = self.tokens = self.examples = 0
+        self._begin()
         return figures

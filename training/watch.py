@@ -12,29 +12,21 @@ import pathlib
 import socket
 import threading
 import time
-from collections.abc import Callable
-
-import jax
 
 from parallelism import identity, processes
 from parallelism.blame import Judge, Sign
-from training.clock import Clock
-from training.throughput import GIB, host_memory_gib
+from parallelism.hub import RunError
+from training.clock import END_SECONDS, Clock, Repeated
+from training.step_log import StepLog
+from training.throughput import device_memory_gib, host_memory_gib
 from training.workdir import write_atomically
 
 INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # at least, before the first step has ended: restoring and compiling
-END_SECONDS = 5.0  # that a thread has to end, and the stacks to be written
 IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
     "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
     "save": "training", "evaluation": "evaluating",
 }  # fmt: skip
-
-
-class Hang(RuntimeError):
-    """Nothing has ended for too long."""
-
-    exit_status = 1
 
 
 @contextlib.contextmanager
@@ -42,7 +34,7 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
     """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
 
     Before the first step has ended START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
-    are written to the end of `log`, and Hang, which names who is to blame, is raised in a thread of its own, whose
+    are written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
     excepthook is to end the process.
     """
 
@@ -52,9 +44,11 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
         if seconds and own.phase_seconds > allowed:
             _keep_stacks(log)
-            raise Hang(f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}")
+            raise RunError(
+                f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}"
+            )
 
-    thread = _EverySecond("watchdog", look)
+    thread = Repeated("watchdog", look, INTERVAL_SECONDS)
     try:
         yield
     finally:
@@ -69,20 +63,10 @@ class Heartbeat:
     IN_WORDS, the `time` when that began (Unix seconds), and the `phase_seconds` from then until it was written.
     """
 
-    def __init__(
-        self, clock: Clock, workdir: pathlib.Path, *,
-        step: Callable[[], int], seconds: Callable[[], dict], tell: Callable[[str, dict], None],
-    ):  # fmt: skip
-        """Begin.
-
-        Args:
-          step: returns the last step that has ended.
-          seconds: returns the account of the run's time, for the file.
-          tell: called in a thread with (line, figures) when a process holds up the others, in process 0.
-        """
-        self.clock, self.step, self.seconds, self.tell = clock, step, seconds, tell
+    def __init__(self, workdir: pathlib.Path, log: StepLog):
+        """`log`: of the run, which knows the last step and the account of time, and is told who holds up the others."""
+        self.clock, self.log, self.judge = log.goodput.clock, log, Judge()
         self.path = workdir / "workers" / f"{processes.index()}.json"
-        self.judge = Judge()
         self.constant = {
             "process": processes.index(),
             "host": socket.gethostname(),
@@ -92,7 +76,7 @@ class Heartbeat:
 
     def __enter__(self):
         self._write()
-        self.thread = _EverySecond("heartbeat", self._beat)
+        self.thread = Repeated("heartbeat", self._beat, INTERVAL_SECONDS)
         return self
 
     def __exit__(self, kind, *unused):
@@ -104,40 +88,23 @@ class Heartbeat:
         if processes.index() == 0:
             for found in self.judge.look(processes.signs(_sign(self.clock))):
                 with contextlib.suppress(OSError):
-                    self.tell(found.text, found.figures())
+                    self.log.event(found.text, "blame", **found.figures())
 
     def _write(self, last: str = "") -> None:
         """Write the file, in the phase `last` where that is given; a full disk or a lost folder ends no run."""
         here = 0.0 if last else time.monotonic() - self.clock.since
         line = self.constant | {
-            "step": self.step(),
+            "step": self.log.last_step,
             "phase": last or IN_WORDS[self.clock.phase],
             "time": time.time() - here,
             "phase_seconds": here,
-            "seconds": self.seconds(),
+            "seconds": self.log.goodput.record(),
             "host_memory_gib": host_memory_gib()[0],
-            "device_memory_gib": _device_memory_gib(),
+            "device_memory_gib": device_memory_gib(),
         }
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, json.dumps(line).encode())
-
-
-class _EverySecond:
-    """Calls a function in a thread until the end."""
-
-    def __init__(self, name: str, call: Callable[[], None]):
-        self.call, self.over = call, threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True, name=name)
-        self.thread.start()
-
-    def end(self) -> None:
-        self.over.set()
-        self.thread.join(END_SECONDS)
-
-    def _run(self) -> None:
-        while not self.over.wait(INTERVAL_SECONDS):
-            self.call()
 
 
 def _sign(clock: Clock) -> Sign:
@@ -159,8 +126,3 @@ def _keep_stacks(log: pathlib.Path) -> None:
     thread = threading.Thread(target=write, daemon=True, name="stacks")
     thread.start()
     thread.join(END_SECONDS)
-
-
-def _device_memory_gib() -> list[float] | None:
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None

@@ -9,7 +9,7 @@ import secrets
 
 from configs.loading import OF_THE_HOST
 from parallelism import processes
-from training.checkpoints import CheckpointError, Checkpoints, differences
+from training.checkpoints import CheckpointError, Checkpoints
 from training.lease import named, this_run
 
 MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
@@ -26,8 +26,7 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
 
-    Args:
-      is_copy: of a bucket, so that each host has one of its own.
+    Where it `is_copy`, of a bucket, each host has one of its own.
 
     Raises:
       CheckpointError: it cannot be made or written, another run is in it (which one is told), or not all processes see
@@ -75,10 +74,13 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
     """Raise CheckpointError where a process does not find what process 0 has just put there."""
     if processes.count() == 1:
         return
-    mark = workdir / f"mark-{processes.shared('mark', lambda: secrets.token_hex(4))}"
-    if processes.index() == 0:
+
+    def put() -> str:
+        mark = workdir / f"mark-{secrets.token_hex(4)}"
         mark.touch()
-    processes.gather("marked", None)
+        return mark.name
+
+    mark = workdir / processes.shared("mark", put)
     found = processes.gather("found the mark", mark.exists())
     if processes.index() == 0:
         mark.unlink()
@@ -110,10 +112,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
     now = {key: config[key] for key in fixed}
     changed = differences(record["config"], now, _may_change(config))
-    if record["corpus"] not in (
-        None,
-        corpus_digest,
-    ):  # None: the weights are from elsewhere, and trained on nothing yet
+    if record["corpus"] not in (None, corpus_digest):  # None: of weights from elsewhere, trained on nothing yet
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
     if changed:
@@ -122,6 +121,15 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             "take another --workdir, or the old values"
         )
     return record
+
+
+def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
+    """Return "key old -> new" for each flat configuration key that differs, prefixes in `may_change` aside."""
+    return [
+        f"{key} {stored.get(key)} -> {value}"
+        for key, value in now.items()
+        if stored.get(key) != value and not key.startswith(may_change)
+    ]
 
 
 def _may_change(config: dict) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pytest
 
 from parallelism import blame
 from parallelism.blame import Sign
-from parallelism.hub import Hub, JoinError, Line
+from parallelism.hub import Hub, Line, RunError
 from tests.groups import free_ports
 from tests.support import ROOT
 
@@ -74,7 +74,7 @@ def members(count: int, hubs: list | None = None) -> list[Member]:
 
 def wait_for(line: Line) -> None:
     """Join in a thread of a test that ends before the waiting does."""
-    with contextlib.suppress(JoinError):
+    with contextlib.suppress(RunError):
         line.join()
 
 
@@ -176,14 +176,14 @@ def test_who_is_late_is_named_and_who_came_too():
 
 def test_without_process_0_the_others_name_it():
     port = free_ports()
-    with pytest.raises(JoinError, match=f"process 0 did not come up at localhost:{port} within 0.3 s"):
+    with pytest.raises(RunError, match=f"process 0 did not come up at localhost:{port} within 0.3 s"):
         Line("localhost", port, index=1, count=2, join_seconds=0.3, on_end=print)
 
 
 def test_a_taken_port_is_told():
     port = free_ports()
     Hub("localhost", port, 2, 5)
-    with pytest.raises(JoinError, match=f"port {port} on this machine: Address already in use"):
+    with pytest.raises(RunError, match=f"port {port} on this machine: Address already in use"):
         Hub("localhost", port, 2, 5)
 
 

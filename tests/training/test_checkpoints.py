@@ -13,7 +13,7 @@ from configs.loading import flat
 from parallelism.mesh import mesh_context
 from tests.bucket_server import empty_bucket
 from training import workdir as workdirs
-from training.checkpoints import CheckpointError, Checkpoints, differences
+from training.checkpoints import CheckpointError, Checkpoints
 from training.retention import Retention
 
 TWO = Retention(newest=2)
@@ -41,7 +41,7 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
             checkpoints.wait()
         with mesh_context(other.mesh):
             restored = checkpoints.restore(checkpoints.newest(), other.abstract_state)
-            params = checkpoints.restore_evaluated(3, other.abstract_state)
+            params = checkpoints.restore_evaluated(3, other.abstract_state.params)
     for wanted, got in ((state, restored), (state.params, params)):
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), wanted, got)
     jax.tree.map(
@@ -56,7 +56,7 @@ def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
         average = jax.tree.map(lambda weight: weight + 1, state.average)
         checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
         checkpoints.wait()
-        restored = checkpoints.restore_evaluated(3, run.abstract_state)
+        restored = checkpoints.restore_evaluated(3, run.abstract_state.params)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), restored, average)
 
 
@@ -187,4 +187,4 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
 def test_differences_name_each_key_old_and_new_but_for_what_may_change():
     stored = {"model.embed_dim": 4, "mesh.fsdp": 1, "train.seed": 0, "train.steps": 5}
     now = {"model.embed_dim": 8, "mesh.fsdp": 8, "train.seed": 0, "train.steps": 9}
-    assert differences(stored, now, workdirs.MAY_CHANGE) == ["model.embed_dim 4 -> 8"]
+    assert workdirs.differences(stored, now, workdirs.MAY_CHANGE) == ["model.embed_dim 4 -> 8"]

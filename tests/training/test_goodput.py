@@ -94,6 +94,6 @@ def test_going_back_within_a_process_loses_what_is_done_again(tmp_path):
     spend(clock, wait=0.05)
     saved = goodput.record()["parts"]
     spend(clock, wait=0.1)
-    goodput.lost_since(saved)
+    goodput.lost_since(saved["training"])
     parts = check_sum(goodput)
     assert parts["lost"] == pytest.approx(0.1) and parts["training"] == pytest.approx(0.05)

@@ -9,11 +9,12 @@ import time
 
 import pytest
 
+from configs.base import ConfigError
+from parallelism.hub import RunError
 from tests.bucket_server import empty_bucket
 from tests.support import ROOT
 from training import lease
-from training.bucket import BucketError
-from training.lease import LEASE_SECONDS, Lease, LeaseError, clock, held
+from training.lease import LEASE_SECONDS, Lease, clock, held
 
 URL, PATH = "gs://runs/mine", "runs/mine/lock.json"
 HOLDER = f"from training.lease import held\nwith held({URL!r}):\n    print('held', flush=True)\n    input()"
@@ -58,7 +59,7 @@ def there(bucket) -> dict | None:
 
 
 def test_a_second_run_is_told_who_is_there_and_gets_the_folder_when_that_one_ends(bucket, holder):
-    with pytest.raises(LeaseError, match=rf"^--workdir={URL}: process {holder.pid} on .*, since 2.* taken over at 2"):
+    with pytest.raises(RunError, match=rf"^--workdir={URL}: process {holder.pid} on .*, since 2.* taken over at 2"):
         Lease(URL).claim()
     holder.communicate("\n", timeout=60)
     assert there(bucket) is None
@@ -77,7 +78,7 @@ def test_a_process_that_died_on_this_machine_is_not_waited_for(bucket, holder):
 
 def test_the_lease_of_another_machine_is_taken_over_when_it_was_not_renewed(written):
     run = written(age=20)
-    with pytest.raises(LeaseError) as caught:
+    with pytest.raises(RunError) as caught:
         Lease(URL).claim()
     assert "process 7 on elsewhere, since 1970-01-01 00:00:00+00:00, trains there" in str(caught.value)
     assert f"taken over at {clock(run['renewed'] + LEASE_SECONDS)}" in str(caught.value)
@@ -91,7 +92,7 @@ def test_of_two_that_take_over_at_once_one_does(written, monkeypatch):
     first, second = Lease(URL), Lease(URL)
     usual = second._read
     monkeypatch.setattr(second, "_read", lambda: (usual(), first.claim())[0])  # between reading and writing
-    with pytest.raises(LeaseError, match="another run has begun there at this moment"):
+    with pytest.raises(RunError, match="another run has begun there at this moment"):
         second.claim()
     first.release()
 
@@ -112,7 +113,7 @@ def test_who_has_lost_it_is_told_in_the_thread_that_renews(written, monkeypatch)
     with held(URL):
         written(age=0)
         assert told.wait(60)
-    assert isinstance(errors[0], LeaseError) and "process 7 on elsewhere" in str(errors[0])
+    assert isinstance(errors[0], RunError) and "process 7 on elsewhere" in str(errors[0])
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(written):
@@ -140,7 +141,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again(bucket, written, monkeypat
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket):
-    with pytest.raises(BucketError, match=r"^--workdir=gs://nothing/mine: there is no such bucket, or no leave"):
+    with pytest.raises(ConfigError, match=r"^--workdir=gs://nothing/mine: there is no such bucket, or no leave"):
         Lease("gs://nothing/mine").claim()
 
 

@@ -10,7 +10,7 @@ import pytest
 import assembly
 from configs import base
 from parallelism.mesh import mesh_context
-from training import recheck
+from training import replicas
 from training.checkpoints import Checkpoints
 from training.retention import Retention
 from training.step import is_finite
@@ -90,6 +90,6 @@ def test_a_step_is_computed_twice_and_found_finite():
     run = run_with("optimizer")
     state, _ = trained(run)
     with mesh_context(run.mesh):
-        again, _ = recheck.twice(run.train_step, state, batch_of(run, 3), run.mesh)
+        again, _ = replicas.twice(run.train_step, state, batch_of(run, 3), run.mesh)
         assert bool(is_finite(again))
     assert kinds(again.optimizer) == {"pinned_host"}

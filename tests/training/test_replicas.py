@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import MESH_AXES
+from parallelism.hub import RunError
 from parallelism.mesh import make_mesh, mesh_context
 from training import replicas
 
@@ -51,7 +52,7 @@ def test_arrays_of_any_width_are_compared(dtype):
         return {"halted": jax.make_array_from_single_device_arrays(whole.shape, sharding, shards)}
 
     check(copies(whole))
-    with pytest.raises(replicas.ReplicasDiffer, match=r"halted is not the same on device 0 .* and on device 5"):
+    with pytest.raises(RunError, match=r"halted is not the same on device 0 .* and on device 5"):
         check(copies(whole[::-1].copy()))
 
 
@@ -62,7 +63,7 @@ def test_one_flipped_bit_is_named_with_both_holders(place):
             shard.view(np.uint32)[place] ^= 1
         return shard
 
-    with pytest.raises(replicas.ReplicasDiffer, match=r"params\.mlp is not the same on device 2 .* and on device 6"):
+    with pytest.raises(RunError, match=r"params\.mlp is not the same on device 2 .* and on device 6"):
         check(state(flip))
 
 
@@ -77,7 +78,7 @@ def test_copies_of_every_type_that_a_state_has_are_compared(dtype):
         return {"carry": jax.make_array_from_single_device_arrays(SHAPE, sharding, placed)}
 
     check(laid(copies[:1] * 8))
-    with pytest.raises(replicas.ReplicasDiffer, match=r"carry is not the same on device 0 .* and on device 5"):
+    with pytest.raises(RunError, match=r"carry is not the same on device 0 .* and on device 5"):
         check(laid(copies))
 
 
@@ -87,5 +88,5 @@ def test_swapped_values_are_found():
     def swap(shard, device):
         return shard[:, ::-1].copy() if device.id == 3 else shard
 
-    with pytest.raises(replicas.ReplicasDiffer, match="device 3 of process 0 and on device 7"):
+    with pytest.raises(RunError, match="device 3 of process 0 and on device 7"):
         check(state(swap))

@@ -3,40 +3,40 @@
 
 import pytest
 
+from training import clock as clocks
 from training import throughput
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands until it is turned."""
+def turn(monkeypatch):
+    """Turn a clock that stands until then; returns what it shows."""
     now = [100.0]
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
 
-    def turn(seconds):
+    def by(seconds):
         now[0] += seconds
 
-    return turn
+    return by
 
 
-def waiting(clock, seconds):
-    """Yield batches that take a while to come."""
-    while True:
-        clock(seconds)
-        yield {}
+def one_step(clock, turn, data: float, rest: float):
+    clock.enter("data")
+    turn(data)
+    clock.enter("step")
+    clock.enter("wait")
+    turn(rest)
 
 
-def test_steps_count_and_compiling_evaluating_and_saving_do_not(clock):
-    watch = throughput.Stopwatch()
-    clock(50)  # compiling
-    watch.skip()
-    batches = waiting(clock, 0.5)
+def test_steps_count_and_compiling_evaluating_and_saving_do_not(turn):
+    clock = clocks.Clock(100.0)
+    speed = throughput.Speed(clock)
+    turn(50)  # starting up
     for _ in range(4):
-        watch.next(batches)
-        clock(1.5)
-        watch.mark(tokens=300, examples=10)
-    clock(12)  # saving
-    watch.skip()
-    figures = watch.interval(num_devices=5, flops_per_example=3e7, peak_flops=1e9)
+        one_step(clock, turn, 0.5, 1.5)
+        speed.count(tokens=300, examples=10)
+        with clock.within("save"):
+            turn(3)
+    figures = speed.interval(num_devices=5, flops_per_example=3e7, peak_flops=1e9)
     assert figures["step_seconds"] == 2.0
     assert figures["data_wait_seconds"] == 0.5
     assert figures["tokens_per_second"] == 150.0
@@ -45,20 +45,21 @@ def test_steps_count_and_compiling_evaluating_and_saving_do_not(clock):
     assert figures["mfu"] == pytest.approx(5 * 3e7 / 1e9)  # though few of the tokens may be learned
 
 
-def test_an_interval_begins_anew(clock):
-    watch = throughput.Stopwatch()
-    clock(6)
-    watch.mark(tokens=60, examples=1)
-    watch.interval(1, 1.0, None)
-    clock(4)
-    watch.mark(tokens=80, examples=1)
-    figures = watch.interval(1, 1.0, None)
+def test_an_interval_begins_anew(turn):
+    clock = clocks.Clock(100.0)
+    speed = throughput.Speed(clock)
+    one_step(clock, turn, 2, 4)
+    speed.count(tokens=60, examples=1)
+    speed.interval(1, 1.0, None)
+    one_step(clock, turn, 1, 3)
+    speed.count(tokens=80, examples=1)
+    figures = speed.interval(1, 1.0, None)
     assert figures["tokens_per_second"] == 20.0 and figures["step_seconds"] == 4.0
     assert figures["mfu"] is None
 
 
-def test_an_interval_without_steps_is_no_error(clock):
-    assert throughput.Stopwatch().interval(1, 1.0, 1.0)["tokens_per_second"] == 0
+def test_an_interval_without_steps_is_no_error(turn):
+    assert throughput.Speed(clocks.Clock(100.0)).interval(1, 1.0, 1.0)["tokens_per_second"] == 0
 
 
 def test_the_measured_peak_is_that_of_a_processor():
