@@ -4,6 +4,7 @@
 import contextlib
 import pathlib
 import sys
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
@@ -20,6 +21,7 @@ from training.display import duration
 
 SHOWN_ROWS = 8  # on the terminal; the page has all
 WIDTH = 110
+STATE, COST = "Parameters, optimizer GiB", "$ a billion tokens"  # columns
 BAR = 40  # characters
 COLOURS = {
     "parameters": "blue", "optimizer": "cyan", "batch": "white", "gradients": "magenta",
@@ -64,6 +66,28 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
     }  # fmt: skip
 
 
+def row(result: Compiled | Exception) -> dict:
+    """Return what tables of layouts and slices say of one, by column; of an error that alone."""
+    if isinstance(result, Exception):
+        return {"verdict": str(result)}
+    found, model = estimate(result), result.config.model
+    spent, step, memory = (
+        cost(found, result.config.train.steps, result.topology),
+        found["step_seconds"],
+        found["hbm_gib"],
+    )
+    return {
+        "verdict": "fits" if found["fits"] else "does not fit",
+        "GiB": memory["total"], STATE: memory["parameters"] + memory["optimizer"],
+        "Layers": model.num_layers, "Width": model.embed_dim, "Heads": model.num_heads,
+        "Parameters": found["num_parameters"],
+        "A step": step, "MFU": found["mfu"], "Exposed": step and found["exposed_communication_seconds"] / step,
+        "Tokens/s": found["tokens_per_second"], "Tokens/s a chip": found["tokens_per_second_per_device"],
+        COST: spent["cost_per_billion_tokens"] if found["fits"] else None,
+        "A run": spent["run"]["days"] and 86_400 * spent["run"]["days"], "$ a run": spent["run"]["dollars"],
+    }  # fmt: skip
+
+
 def write_file(name: str, text: str) -> None:
     """Write a file whole or not at all; ConfigError where it cannot be written."""
     path = pathlib.Path(name).expanduser()
@@ -95,12 +119,16 @@ class Display:
         with self.console.status(what) as status:
             yield lambda text: status.update(f"{what} {text}")
 
+    def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Iterator[tuple]:
+        """Yield what `Compiler.compile_all` does of (configuration, topology) pairs, and show for how long."""
+        with self.working(what) as update:
+            yield from self.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until)
+
     def compile(self, config, topology) -> Compiled:
         """Compile one configuration and show for how long."""
         if self.compiler.is_cached(config, topology):
             return self.compiler.compile(config, topology)
-        usual = "a 7B model takes about a minute"
-        with self.working(f"compiling the step for {topology.name} ({usual})") as update:
+        with self.working(f"compiling the step for {topology.name} (a 7B model takes about a minute)") as update:
             return self.compiler.compile(config, topology, waiting=lambda s: update(f"{s:.0f} s"))
 
     def report(self, report: dict) -> None:
