@@ -15,9 +15,10 @@ from collections.abc import Iterator
 
 from configs.base import batch_shards
 from configs.validation import CHOICES, changed
-from rehearsal import report, sizing
+from rehearsal import sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
+from rehearsal.sections import options
 
 REMAT = CHOICES["model.remat"]  # from what keeps most for the backward pass to what keeps least
 WORTH = 0.003  # of the time of a step: a smaller gain is within what the estimate does not know
@@ -93,9 +94,7 @@ class Study:
         if not rows or time.monotonic() >= self.until:
             return rows
         pairs, refused = [(self._changed(row["keys"]), self.compiled.topology) for row in rows], []
-        what = (
-            f"compiling up to {len(rows)} changes" if len(rows) > 1 else f"compiling {report.options(rows[0]['keys'])}"
-        )
+        what = f"compiling up to {len(rows)} changes" if len(rows) > 1 else f"compiling {options(rows[0]['keys'])}"
         for index, result in self.display.compile_all(pairs, what, self.until):
             if isinstance(result, Exception):
                 refused.append(index)

@@ -16,6 +16,7 @@ from configs.loading import flat
 from configs.validation import CHOICES, changed
 from rehearsal import assumptions, report, sizing
 from rehearsal.compiler import GIB
+from rehearsal.sections import options
 from training.display import duration
 
 RECOMPUTED = {  # of the model's FLOPs
@@ -172,7 +173,7 @@ def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
         candidate.row = report.row(result)
         took = "does not fit" if candidate.seconds == math.inf else f"{1 / candidate.seconds:,.0f} tokens/s"
         took = str(result) if isinstance(result, Exception) else took
-        display.line(f"  {report.options(candidate.keys)}: {took}")
+        display.line(f"  {options(candidate.keys)}: {took}")
 
 
 def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
@@ -187,7 +188,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         if not any(o.seconds < c.seconds and o.row["GiB"] < c.row["GiB"] for o in fitting)
     ]  # fmt: skip
     best = fitting[0]
-    command = f"python train.py --config={loaded.path} --topology={topology.name} {report.options(best.keys)}"
+    command = f"python train.py --config={loaded.path} --topology={topology.name} {options(best.keys)}"
     typed = {key: value for key, value in loaded.typed.items() if key not in best.keys}
     return {
         "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",
@@ -197,7 +198,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         "best": best.keys,
         "notes": [
             f"{len(candidates)} layouts, {len(tried)} compiled; times are estimates",
-            f"the fastest: {command} {report.options(typed)}".rstrip(),
+            f"the fastest: {command} {options(typed)}".rstrip(),
         ],
     }
 

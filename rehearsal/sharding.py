@@ -29,7 +29,7 @@ from typing import NamedTuple
 from configs.base import ConfigError
 from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
-from rehearsal.report import seconds_text
+from rehearsal.sections import seconds_text
 
 GIB, MIB = 2**30, 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
