@@ -60,8 +60,6 @@ def check(config: ConfigDict) -> None:
                 f"layout.changes, after step {step}: {text(sizes)} is {math.prod(sizes)} devices, there are "
                 f"{num_devices}; use a product of {num_devices}, axes that are not named being 1"
             )
-    if config.layout.changes and config.batch.fit == "auto":
-        raise ConfigError("batch.fit=auto is of one mesh; with layout.changes set train.gradient_accumulation")
 
 
 def meshes(config: ConfigDict) -> list[tuple[int, dict[str, int]]]:

@@ -123,7 +123,7 @@ def _roofline(report: dict) -> str:
 
 
 def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
-    peak, bandwidth = report["peak_flops"], report["memory_bandwidth"]
+    peak, bandwidth = report["peak_flops"], report["memory_bandwidth"] or math.inf
     points = [(number, o) for number, o in enumerate(report["operations"], 1) if o["flops_per_second"]]
     ridge = peak / bandwidth
     met = [o["intensity"] for _, o in points] + ([ridge] if ridge else [])
