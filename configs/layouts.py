@@ -5,11 +5,12 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 
 from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, ConfigError
-from configs.loading import nearest
+from configs.loading import mesh_sizes
 
 EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
 
@@ -85,22 +86,10 @@ def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _change(said: str) -> tuple[int, tuple[int, ...]]:
-    step, colon, axes = said.partition(":")
-    pairs = [tuple(map(str.strip, pair.split("="))) for pair in axes.split(",")]
-    names = [pair[0] for pair in pairs]
-    if not colon or not _is_positive(step.strip()) or any(len(p) != 2 or not _is_positive(p[1]) for p in pairs):
-        raise ConfigError(
-            f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,... in whole numbers greater than 0, as in {EXAMPLE!r}"
-        )
-    unknown = [axis for axis in names if axis not in MESH_AXES]
-    if unknown:
-        near = nearest(unknown[0], MESH_AXES)
-        raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; nearest: {near}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"layout.changes: {said!r} names an axis twice; name each once")
-    sizes = {axis: int(size) for axis, size in pairs}
+    step, _, axes = said.partition(":")
+    pairs = re.findall(r"(?:^|,)\s*([^=,]*?)\s*=\s*([^=,]*?)\s*(?=,|$)", axes)
+    if not re.fullmatch(r"[0-9]*[1-9][0-9]*\s*", step) or len(pairs) != axes.count(",") + 1:
+        raise ConfigError(f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,..., as in {EXAMPLE!r}")
+    names, numbers = zip(*pairs, strict=True)
+    sizes = mesh_sizes(names, numbers, f"layout.changes: {said!r}")
     return int(step), tuple(sizes.get(axis, 1) for axis in MESH_AXES)
-
-
-def _is_positive(said: str) -> bool:
-    return said.isascii() and said.isdigit() and int(said) > 0

@@ -2,9 +2,10 @@
 """What makes a configuration consistent; checked before any device or file is touched."""
 
 import ast
+import functools
+import itertools
 import math
 import pathlib
-from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
@@ -111,12 +112,7 @@ def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> Co
 
 def _check_values(config: ConfigDict) -> None:
     values = flat(config)
-    modules = {
-        key: sorted(path.stem for path in (ROOT / room).glob("*.py") if path.stem != "__init__")
-        for key, room in MODULES.items()
-    }
-    functions = {key: functions_of_config(ROOT / file) for key, file in FUNCTIONS.items()}
-    for key, choices in (CHOICES | modules | functions).items():
+    for key, choices in (CHOICES | _names()).items():
         one_of(key, values[key], choices)
     ranges = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
     for key, value in values.items():
@@ -128,10 +124,18 @@ def _check_values(config: ConfigDict) -> None:
         raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
 
 
+@functools.cache
+def _names() -> dict[str, list[str]]:
+    """Return the modules and functions that a key may name."""
+    modules = {key: [path.stem for path in (ROOT / room).glob("*.py")] for key, room in MODULES.items()}
+    functions = {key: functions_of_config(ROOT / file) for key, file in FUNCTIONS.items()}
+    return {key: sorted(names) for key, names in (modules | functions).items()}
+
+
 def functions_of_config(file: pathlib.Path) -> list[str]:
     """Return the public functions of a file that take `config` first, without importing it."""
     functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
-    return sorted(f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config")
+    return [f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config"]
 
 
 def _check_axis_order(order: str) -> None:
@@ -201,17 +205,9 @@ def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
         factors = [round(abs(math.log(old / new)), 6) for old, new in pairs]
         return sum((old > 1) != (new > 1) for old, new in pairs), round(sum(factors), 6), factors
 
-    return min(_shapes(num_devices, len(sizes)), key=unlike)
-
-
-def _shapes(num_devices: int, num_axes: int) -> Iterator[tuple[int, ...]]:
-    """Yield every tuple of so many numbers whose product is the number of devices."""
-    if num_axes == 1:
-        yield (num_devices,)
-        return
-    for size in range(1, num_devices + 1):
-        if num_devices % size == 0:
-            yield from ((size, *rest) for rest in _shapes(num_devices // size, num_axes - 1))
+    divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    shapes = itertools.product(divisors, repeat=len(sizes))
+    return min((shape for shape in shapes if math.prod(shape) == num_devices), key=unlike)
 
 
 def _shape_text(sizes: tuple[int, ...]) -> str:
