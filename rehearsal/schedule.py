@@ -8,6 +8,7 @@ instruction is the compiler's own estimate in cycles where it gives one; otherwi
 
 import dataclasses
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +39,7 @@ class Cost:
     beside: bool = False  # it runs beside the core
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A bar of the timeline."""
 
     lane: str
@@ -73,8 +73,7 @@ class Replayed:
         return sum(cost.waited_seconds for cost in self.costs if cost.category == "collective")
 
 
-@dataclasses.dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """A collective within a fusion.
 
     One that goes on over several fusions is in each of them, with the same channel; `mark` is AsyncCollectiveStart in
@@ -324,7 +323,7 @@ class _Player:
             left -= happens
         if trips > SHORT_LOOP:
             events = [*events, Event("core", before, self.now - before, "loop", label(loop))]
-            iteration = [dataclasses.replace(event, start=event.start - start) for event in self.events]
+            iteration = [event._replace(start=event.start - start) for event in self.events]
             self.timelines[loop.op_name or loop.name] = (self.now - before) * outer, iteration
         self.times, self.events = outer, events
 
