@@ -17,7 +17,7 @@ EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
 
 def mesh_after(config: ConfigDict, step: int) -> tuple[int, ...]:
     """Return the size of each of MESH_AXES for the steps after `step`, until the next change."""
-    return next(tuple(mesh.values()) for change, mesh in reversed(meshes(config)) if change <= step)
+    return next(sizes for change, sizes in reversed(meshes(config)) if change <= step)
 
 
 def stage_end(config: ConfigDict, step: int) -> int:
@@ -27,7 +27,7 @@ def stage_end(config: ConfigDict, step: int) -> int:
 
 def on_each_mesh(config: ConfigDict) -> dict[int, ConfigDict]:
     """Return {step after which it is: copy of the configuration for that mesh alone}, the first after step 0."""
-    return {step: on_mesh(config, tuple(mesh.values())) for step, mesh in meshes(config)}
+    return {step: on_mesh(config, sizes) for step, sizes in meshes(config)}
 
 
 @contextlib.contextmanager
@@ -63,12 +63,9 @@ def check(config: ConfigDict) -> None:
             )
 
 
-def meshes(config: ConfigDict) -> list[tuple[int, dict[str, int]]]:
-    """Return (step after which it is, size by axis) of each mesh of a run, by step."""
-    first = (0, tuple(config.mesh[axis] for axis in MESH_AXES))
-    return [
-        (step, dict(zip(MESH_AXES, sizes, strict=True))) for step, sizes in (first, *changes(config.layout.changes))
-    ]
+def meshes(config: ConfigDict) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (step after which it is, sizes of MESH_AXES) of each mesh of a run, by step."""
+    return (0, tuple(config.mesh[axis] for axis in MESH_AXES)), *changes(config.layout.changes)
 
 
 @functools.cache

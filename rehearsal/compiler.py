@@ -124,18 +124,17 @@ class Compiler:
         """Whether it was compiled before."""
         return is_whole(self.folder(config, topology))
 
-    def compile(self, config, topology, *, waiting: Callable = lambda seconds: None, until: float | None = None):
-        """Return the Compiled of one configuration; None where it is not done at `until`, by time.monotonic().
+    def compile(self, config, topology, *, waiting: Callable = lambda seconds: None) -> Compiled:
+        """Return the Compiled of one configuration.
 
         Raises:
           ConfigError: the mesh does not divide a dimension.
           CompileError: the compiler refuses it for another reason than memory.
         """
-        for _, result in self.compile_all([(config, topology)], waiting=waiting, until=until):
-            if isinstance(result, Exception):
-                raise result
-            return result
-        return None
+        [(_, result)] = self.compile_all([(config, topology)], waiting=waiting)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def compile_all(
         self, wanted: list[tuple], *, waiting: Callable = lambda seconds: None, until: float | None = None

@@ -15,7 +15,6 @@ from rehearsal import sections
 from rehearsal.sections import COLOURS, SPENT, seconds_text
 
 INK, GRID = "#010203", "#040506"  # matplotlib is told these; they become the page's colours, light or dark
-ELSE = "#b8b8b8"
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9,
     "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.color": INK,
@@ -37,14 +36,12 @@ h2 { font-size: 18px; font-weight: 600; margin: 40px 0 8px; } h3 { font-size: 15
 p, figcaption { color: var(--soft); margin: 4px 0; max-width: 85ch; } .bad { color: var(--bad); }
 figure { margin: 8px 0 0; padding: 8px 12px; background: var(--panel); border-radius: 6px; overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; min-width: 700px; }
-svg text { font-family: system-ui, sans-serif !important; } rect { stroke: var(--panel); stroke-width: 0.5; }
+svg text { font-family: system-ui, sans-serif !important; }
 .wide { overflow-x: auto; } .bar i { display: inline-block; height: 11px; border-radius: 2px; margin-right: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; } th { text-align: left; font-weight: 600; }
 th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: anywhere; }
-.key { color: var(--soft); margin-right: 16px; white-space: nowrap; }
-.key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
 """
 
 
@@ -138,7 +135,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
     size = axes.bbox.width * INCH / figure.dpi, axes.bbox.height * INCH / figure.dpi
     for number, o in points:
         at, area = (o["intensity"], o["flops_per_second"] / 1e12), max(14.0, 2000 * o["share"])
-        colour = COLOURS.get(o["category"], ELSE)
+        colour = COLOURS[o["category"]]
         axes.scatter(*at, s=area, color=colour, edgecolors=INK, linewidths=0.6, zorder=3, gid=f"disc{number}")
         tips[f"disc{number}"] = f"{number}: {o['name']}, {o['source']}, {o['pass']}, {seconds_text(o['seconds'])}"
         discs.append((str(number), *(to_points.transform(at) * size), math.sqrt(area / math.pi)))
@@ -181,47 +178,44 @@ def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
 
 
 def _layers(report: dict) -> str:
-    found = [timeline for timeline in report["timelines"] if timeline["events"]][:2]
-    used = {event["category"] for timeline in found for event in timeline["events"]}
-    squares = [f'<i style="background:{COLOURS[name]}"></i>{name}' for name in COLOURS if name in used]
-    key = "".join(f'<span class="key">{square}</span>' for square in squares)
-    text = "<p>One turn of each loop over layers; point at a bar to read what it is. Where the core's lane is empty it "
-    text += "waits.</p>"
-    for timeline in found:
-        what, _, where = timeline["name"].partition(": ")
-        text += f"<h3>{html.escape(what)}, {timeline['share']:.0%} of the step</h3>"
-        caption = f"<figcaption>{key} {html.escape(where)}</figcaption>"
-        text += f"<figure>{_timeline(timeline['events'])}{caption}</figure>"
+    said = (
+        "One turn of each loop over layers; point at a bar to read what it is. Where the core's lane is empty it waits."
+    )
+    text = f"<p>{said}</p>"
+    for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
+        height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
+        text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"
+        text += f"<figure>{_figure(_draw_layer, timeline, f'layer{number}', height)}</figure>"
     return text
 
 
-def _timeline(events: list[dict], left: int = 130, width: int = 940, height: int = 26) -> str:
-    """Return an SVG of bars: a lane a row, the core first, time to the right in milliseconds."""
+def _draw_layer(timeline: dict, figure, tips: dict[str, str]) -> None:
+    """A lane a row, the core first."""
+    from matplotlib.patches import Patch
+
+    events, height = timeline["events"], figure.get_figheight()
     lanes = sorted({event["lane"] for event in events}, key=lambda lane: (lane != "core", lane != "copies", lane))
+    axes = figure.add_axes([0.13, 0.42 / height, 0.86, 1 - 0.75 / height])
     end = max(event["start"] + event["seconds"] for event in events) or 1.0
-    bottom, drawn = height * len(lanes) + 8, []
-    step = 10 ** math.floor(math.log10(1e3 * end / 4))
-    step *= next(n for n in (1, 2, 5, 10) if 1e3 * end / (step * n) <= 10)
-    for n in range(math.floor(1e3 * end / step) + 1):
-        x = left + width * n * step / (1e3 * end)
-        drawn.append(f'<path d="M{x:.1f} 4V{bottom}" stroke="var(--rule)"/>')
-        drawn.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{n * step:g}</text>')
-    for row, lane in enumerate(lanes):
-        drawn.append(f'<text x="{left - 8}" y="{height * row + 22}" text-anchor="end">{html.escape(lane)}</text>')
-    for event in events:
-        x, wide = left + width * event["start"] / end, max(0.7, width * event["seconds"] / end)
-        y, name = height * lanes.index(event["lane"]) + 7, event["label"].split("/")[0]
-        tip = html.escape(f"{event['label']}: {event['category']}, {seconds_text(event['seconds'])}")
-        colour = COLOURS.get(event["category"], ELSE)
-        rect = f'<rect x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{height - 5}" fill="{colour}"/>'
-        if wide > 48:
-            name = name if 5.8 * len(name) < wide else name[: int(wide / 5.8) - 1] + "…"
-            rect += f'<text x="{x + 3:.2f}" y="{y + 14}" style="fill:#15181c">{html.escape(name)}</text>'
-        drawn.append(f"<g><title>{tip}</title>{rect}</g>")
-    drawn.append(f'<text x="{left + width}" y="{bottom + 28}" text-anchor="end">milliseconds</text>')
-    box = f"0 0 {left + width + 14} {bottom + 32}"
-    start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-size="10.5" fill="var(--ink)">'
-    return start + "".join(drawn) + "</svg>"
+    for number, event in enumerate(events):
+        at, seconds, name = lanes.index(event["lane"]), event["seconds"], event["label"].split("/")[0]
+        bar = axes.barh(
+            at,
+            1e3 * seconds,
+            left=1e3 * event["start"],
+            color=COLOURS[event["category"]],
+            edgecolor=GRID,
+            linewidth=0.3,
+        )
+        bar[0].set_gid(f"bar{number}")
+        tips[f"bar{number}"] = f"{event['label']}: {event['category']}, {seconds_text(seconds)}"
+        if 5.5 * len(name) < axes.bbox.width * INCH / figure.dpi * seconds / end:
+            axes.text(1e3 * event["start"] + 2 * end, at, name, va="center", color="#15181c", fontsize=8)
+    axes.set(yticks=range(len(lanes)), yticklabels=lanes, xlabel="milliseconds", xlim=(0.0, 1e3 * end))
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    used = {event["category"] for event in events}
+    key = [Patch(color=colour, label=name) for name, colour in COLOURS.items() if name in used]
+    axes.legend(handles=key, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(key), borderaxespad=0.2)
 
 
 def _figure(draw, report: dict, name: str, height: float) -> str:

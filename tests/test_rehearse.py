@@ -232,8 +232,8 @@ def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch, tmp_path
 def test_compilations_that_are_given_up_leave_no_process_and_no_file(tmp_path):
     config = configuration()
     validation.resolve_mesh(config, 4)
-    found = compiler.Compiler(tmp_path).compile(config, topologies.get("v4-8"), until=time.monotonic() + 0.3)
-    assert found is None
+    pairs = [(config, topologies.get("v4-8"))]
+    assert not list(compiler.Compiler(tmp_path).compile_all(pairs, until=time.monotonic() + 0.3))
     assert list(tmp_path.iterdir()) == []
 
 
