@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one key needs of another: one table for all pairs of keys that do not go together."""
+"""What one key needs of another, and which keys one puts out of force: a table for either."""
 
-from ml_collections import ConfigDict
-
-from configs.base import ConfigError
-from configs.loading import flat
+from configs.base import ConfigError, get_config
+from configs.loading import Loaded, flat
 
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
@@ -53,10 +51,26 @@ NEEDS = (  # a key, the values (or ANY) with which it needs another key to have 
     ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set train.gradient_accumulation"),
 )
 
+OUT_OF_FORCE = (  # a key, its value with which others are not read, and these
+    ("model.num_experts", 0, (
+        "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
+        "optimizer.bias_step", "train.balance_loss", "train.router_z_loss",
+    )),
+    ("model.experts_per_token", 1, ("model.gate_scale",)),
+    ("distillation.teacher", "", (
+        "distillation.divergence", "distillation.temperature", "distillation.soft_weight", "distillation.hard_weight",
+        "distillation.hidden_weight",
+    )),
+    ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
+    ("train.objective", "language_modeling", ("preference.beta",)),
+    ("lora.rank", 0, ("lora.alpha", "lora.targets")),
+    ("batch.fit", "none", ("batch.memory_gib",)),
+    ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
+)  # fmt: skip
 
-def check(config: ConfigDict, *, of_mesh: bool) -> None:
+
+def check(values: dict[str, object], *, of_mesh: bool) -> None:
     """Raise ConfigError for the first need that is not met, of the sizes of a resolved mesh or of all other keys."""
-    values = flat(config)
     for key, with_values, other, wanted, why in NEEDS:
         needed = other.startswith("mesh.") == of_mesh and _is(values[key], with_values)
         if needed and not _is(values[other], wanted):
@@ -64,6 +78,17 @@ def check(config: ConfigDict, *, of_mesh: bool) -> None:
             use = type(now)() if wanted is NONE else wanted[0]
             need = other if wanted is ANY else f"{other}={_said(use)}, not {_said(now)}"
             raise ConfigError(f"{key}={values[key]} needs {need}{why and f' ({why})'}")
+
+
+def check_typed(loaded: Loaded) -> None:
+    """Raise ConfigError for the first typed key that is not read; what a recipe says, or a default, may stand."""
+    values, defaults = flat(loaded.config), flat(get_config())
+    for owner, idle, keys in OUT_OF_FORCE:
+        for key in keys if values[owner] == idle else ():
+            if key in loaded.typed and values[key] != defaults[key]:
+                raise ConfigError(
+                    f"{key}={values[key]} is not read with {owner}={idle or repr(idle)}; leave it out, or set {owner}"
+                )
 
 
 def _is(value, wanted) -> bool:

@@ -9,7 +9,7 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from configs import architecture, fine_tuning, layouts, ramp, together, topologies, unread
+from configs import architecture, fine_tuning, layouts, ramp, together, topologies
 from configs.architecture import divisible, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.loading import ROOT, Loaded, assign, flat, one_of
@@ -73,11 +73,11 @@ def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None)
         with layouts.named(step):
             _check_mesh(on_mesh)
     if loaded:
-        unread.check(loaded)
+        together.check_typed(loaded)
 
 
 def _check_mesh(config: ConfigDict) -> None:
-    together.check(config, of_mesh=True)
+    together.check(flat(config), of_mesh=True)
     _check_batch(config)
     _check_parts(config)
     _check_computation(config)
@@ -85,8 +85,9 @@ def _check_mesh(config: ConfigDict) -> None:
 
 def check_keys(config: ConfigDict) -> None:
     """Raise ConfigError for what is wrong whatever the devices."""
-    _check_values(config)
-    together.check(config, of_mesh=False)
+    values = flat(config)
+    _check_values(values)
+    together.check(values, of_mesh=False)
     architecture.check(config)
     _check_axis_order(config.layout.axis_order)
     layouts.changes(config.layout.changes)
@@ -110,8 +111,7 @@ def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> Co
     return copy
 
 
-def _check_values(config: ConfigDict) -> None:
-    values = flat(config)
+def _check_values(values: dict[str, object]) -> None:
     for key, choices in (CHOICES | _names()).items():
         one_of(key, values[key], choices)
     ranges = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
@@ -119,9 +119,9 @@ def _check_values(config: ConfigDict) -> None:
         is_right, rule = ranges.get(key, NOT_NEGATIVE)
         if isinstance(value, int | float) and not key.startswith("mesh.") and not is_right(value):
             raise ConfigError(f"{key}={value} must {rule}")
-    train = config.train
-    if sum(length > 0 for length in (train.steps, train.tokens, train.epochs)) != 1:
-        raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
+    lengths = ("train.steps", "train.tokens", "train.epochs")
+    if sum(values[key] > 0 for key in lengths) != 1:
+        raise ConfigError(f"exactly one of {', '.join(lengths)} must be greater than 0")
 
 
 @functools.cache

@@ -80,11 +80,9 @@ def _said(lines: list[str]) -> str:
 
 
 def _memory(report: dict) -> str:
-    said = (
-        "What lives when, on one chip, in one step. The dashed line is the compiler's total: what it needs beyond the "
-    )
-    said += "buffers that can be told apart counts as temporaries above."
-    return f"<figure>{_figure(_draw_memory, report, 'memory', 3.4)}</figure><p>{said}</p>"
+    said = """What lives when, on one chip, in one step. The dashed line is the compiler's total: what it needs beyond
+the buffers that can be told apart counts as temporaries above."""
+    return f"<figure>{_figure(_draw_memory, report, 'memory', 3.4)}</figure>{_said([said])}"
 
 
 def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
@@ -112,11 +110,9 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
 
 
 def _roofline(report: dict) -> str:
-    said = "Each disc is an operation of the table, its area its share of the step; those without FLOPs have none. One "
-    said += (
-        "above the roof reads less from main memory than its operands' sizes tell, for they are on the chip already."
-    )
-    return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure><p>{said}</p>"
+    said = """Each disc is an operation of the table, its area its share of the step; those without FLOPs have none. One
+above the roof reads less from main memory than its operands' sizes tell, for they are on the chip already."""
+    return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure>{_said([said])}"
 
 
 def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
@@ -178,10 +174,8 @@ def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
 
 
 def _layers(report: dict) -> str:
-    said = (
-        "One turn of each loop over layers; point at a bar to read what it is. Where the core's lane is empty it waits."
-    )
-    text = f"<p>{said}</p>"
+    text = "<p>One turn of each loop over layers; point at a bar to read what it is. Where the core's lane is empty it"
+    text += " waits.</p>"
     for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
         height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
         text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"

@@ -43,33 +43,29 @@ def figures(loaded, compiled: Compiled) -> dict:
 
 def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
     """Return dollars per billion tokens and of the run; None where the price, the time or the length is unknown."""
-    price, step = topology.price_per_chip_hour, found["step_seconds"]
-    hourly = None if price is None else price * topology.chips
-    rate = found["tokens_per_second"]
-    known = step is not None
+    price, rate = topology.price_per_chip_hour, found["tokens_per_second"]
+    seconds = found["step_seconds"] * num_steps if found["step_seconds"] and num_steps else None
+    a_second = None if price is None else price * topology.chips / 3600
     listed = topologies.CHIPS[topology.chip].get("price_per_chip_hour")
     return {
         "price_per_chip_hour": price,
         "price_source": f"list price of {topologies.PRICES_AS_OF}" if price == listed else "as given by --price",
-        "cost_per_billion_tokens": hourly * 1e9 / rate / 3600 if known and hourly is not None else None,
+        "cost_per_billion_tokens": None if None in (rate, a_second) else a_second * 1e9 / rate,
         "run": {
             "steps": num_steps or None,
-            "days": step * num_steps / 86_400 if known and num_steps else None,
-            "dollars": hourly * step * num_steps / 3600 if known and num_steps and hourly is not None else None,
+            "days": seconds and seconds / 86_400,
+            "dollars": None if None in (seconds, a_second) else a_second * seconds,
         },
-    }  # fmt: skip
+    }
 
 
 def row(result: Compiled | Exception) -> dict:
     """Return what tables of layouts and slices say of one, by column; of an error that alone."""
     if isinstance(result, Exception):
         return {"verdict": str(result)}
-    found, model = estimate(result), result.config.model
-    spent, step, memory = (
-        cost(found, result.config.train.steps, result.topology),
-        found["step_seconds"],
-        found["hbm_gib"],
-    )
+    found, config = estimate(result), result.config
+    model, step, memory = config.model, found["step_seconds"], found["hbm_gib"]
+    spent = cost(found, config.train.steps, result.topology)
     return {
         "verdict": "fits" if found["fits"] else "does not fit",
         "GiB": memory["total"], STATE: memory["parameters"] + memory["optimizer"],
