@@ -43,7 +43,7 @@ from configs import loading, topologies, validation
 from configs.base import ConfigError
 from configs.loading import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, report, search, sharding
+from rehearsal import advice, compare, report, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
@@ -141,9 +141,9 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     """Compile one configuration and report on it."""
     compiled = display.compile(loaded.config, topology)
     figures = report.figures(loaded, compiled)
-    display.report(figures)
+    display.sections(sections.of_step(figures))
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
-    display.advice(figures)
+    display.sections(sections.of_changes(figures))
     write(figures, compiled)
 
 

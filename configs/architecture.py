@@ -1,110 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be consistent in a model: its section alone, and of a recursive one what goes with it."""
-
-import math
+"""What must be consistent in the sizes of a model."""
 
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
 
 
-def check(model: ConfigDict) -> None:
-    """Raise ConfigError where the keys of a `model` section do not go together."""
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError where the sizes of a model, and of a recursive one its length, do not go together."""
+    model = config.model
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(
             f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={model.num_kv_heads}; "
             f"num_kv_heads could be {divisors_text(model.num_heads, model.num_kv_heads)}"
         )
-    if not model.head_dim and model.embed_dim % model.num_heads:
-        raise ConfigError(
-            f"model.embed_dim={model.embed_dim} is not a multiple of model.num_heads={model.num_heads}; "
-            f"use {multiples_text(model.embed_dim, model.num_heads)}, or set model.head_dim"
-        )
+    if not model.head_dim:
+        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, ", or set model.head_dim")
     if (model.head_dim or model.embed_dim // model.num_heads) % 2:
         raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
-    _check_layer_kinds(model)
-    _check_rope(model)
-    _check_experts(model)
-
-
-def _check_experts(model: ConfigDict) -> None:
-    count = model.num_experts
-    if not count:
-        return
-    if model.experts_per_token > count:
+    every, layers = model.global_every, model.num_layers
+    if every == 1 or every > layers:
         raise ConfigError(
-            f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={count}"
-        )
-    wanted = {"name": "decoder_lm", "activation": "silu", "quantization": "none", "biases": "none", "mup_base_dim": 0}
-    for key, dense in wanted.items():
-        if model[key] != dense:
-            raise ConfigError(f"model.{key}={model[key]} does not go with model.num_experts={count}; use {dense}")
-
-
-def _check_layer_kinds(model: ConfigDict) -> None:
-    every = model.global_every
-    if every and not model.sliding_window:
-        raise ConfigError(
-            f"model.global_every={every} needs model.sliding_window, which the other layers have; "
-            "set it to a number of tokens, or model.global_every=0"
-        )
-    if every == 1 or every > model.num_layers:
-        raise ConfigError(
-            f"model.global_every={every} must lie between 2 and model.num_layers={model.num_layers}, "
+            f"model.global_every={every} must lie between 2 and model.num_layers={layers}, "
             "so that there are layers of both kinds; set it to 0 where all are alike"
         )
+    if model.num_experts and model.experts_per_token > model.num_experts:
+        most = model.num_experts
+        raise ConfigError(f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={most}")
+    if model.name == "trm":
+        _check_recursion(model, config.train.sequence_length)
 
 
-def _check_rope(model: ConfigDict) -> None:
-    scaling, factor, length = model.rope_scaling, model.rope_factor, model.rope_original_length
-    if model.local_rope_theta and (model.local_rope_theta <= 1 or not model.sliding_window):
+def _check_recursion(model: ConfigDict, length: int) -> None:
+    if length != model.max_length:
         raise ConfigError(
-            f"model.local_rope_theta={model.local_rope_theta} must be greater than 1, and is read by layers with "
-            "model.sliding_window alone; set both, or neither"
+            f"train.sequence_length={length} must be model.max_length={model.max_length}: the cells of a puzzle"
         )
-    if not 1 <= factor < math.inf:
-        raise ConfigError(f"model.rope_factor={factor} must be 1 or greater")
-    if factor != 1 and scaling == "none":
-        raise ConfigError(f"model.rope_factor={factor} needs model.rope_scaling: linear, llama3 or yarn")
-    if length and scaling not in ("llama3", "yarn"):
-        raise ConfigError(
-            f"model.rope_original_length={length} is not read by model.rope_scaling={scaling}; use llama3 or yarn, or 0"
-        )
-    if not length and scaling in ("llama3", "yarn"):
-        raise ConfigError(
-            f"model.rope_original_length=0 must be greater than 0 for model.rope_scaling={scaling}: "
-            "the tokens that the weights were first trained on"
-        )
-
-
-def check_recursion(config: ConfigDict) -> None:
-    """Raise ConfigError where a recursive model does not go with its objective, mesh, length or cycles."""
-    model, mesh = config.model, config.mesh
-    if (model.name == "trm") != (config.train.objective == "recursive"):
-        raise ConfigError(
-            f"model.name={model.name} does not go with train.objective={config.train.objective}; "
-            "trm has recursive, and recursive has trm"
-        )
-    if model.name != "trm":
-        return
-    for axis in ("context", "expert", "model"):
-        if mesh[axis] > 1:
-            raise ConfigError(f"mesh.{axis}={mesh[axis]} must be 1 for model.name=trm; use mesh.data or mesh.fsdp")
-    if config.train.sequence_length != model.max_length:
-        raise ConfigError(
-            f"train.sequence_length={config.train.sequence_length} must be model.max_length={model.max_length}: "
-            "the cells of a puzzle"
-        )
-    if model.low_latents and (not model.low_cycles or model.low_cycles % model.low_latents):
-        raise ConfigError(
-            f"model.low_cycles={model.low_cycles} must be a positive multiple of "
-            f"model.low_latents={model.low_latents}; use {multiples_text(model.low_cycles, model.low_latents)}"
-        )
+    if model.low_latents and not model.low_cycles:
+        raise ConfigError(f"model.low_cycles=0 must be greater than 0 with model.low_latents={model.low_latents}")
+    divisible("model.low_cycles", model.low_cycles, "model.low_latents", model.low_latents or 1)
     room = model.prefix_length * model.embed_dim
     if model.prefix_length and model.puzzle_dim > room:
         raise ConfigError(
             f"model.puzzle_dim={model.puzzle_dim} does not fit model.prefix_length={model.prefix_length} positions of "
             f"model.embed_dim={model.embed_dim}; use at most {room}"
+        )
+
+
+def divisible(key: str, value: int, by: str, unit: int, otherwise: str = "") -> None:
+    """Raise ConfigError where the value of a key is not a multiple of another's, with what would do."""
+    if value % unit:
+        raise ConfigError(
+            f"{key}={value} is not a multiple of {by}={unit}; use {multiples_text(value, unit)}{otherwise}"
         )
 
 

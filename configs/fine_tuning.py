@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run that begins with the weights of another may be, and what adapters of them."""
+"""Which weights of another run adapters may be for."""
 
 from ml_collections import ConfigDict
 
@@ -15,34 +15,16 @@ def targets(text: str) -> tuple[str, ...]:
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError where `train.init_from` or `lora` do not go with the rest of a configuration."""
-    source, model = config.train.init_from, config.model
-    if source and model.name != "decoder_lm":
-        raise ConfigError(f"train.init_from={source} does not go with model.name={model.name}; only a decoder_lm does")
-    if source and config.train.objective == "distillation" and config.distillation.hidden_weight:
-        raise ConfigError(
-            f"distillation.hidden_weight={config.distillation.hidden_weight} must be 0 with train.init_from, whose run "
-            "has no projection to the teacher's width"
-        )
-    if config.lora.rank:
-        _check_adapters(config)
-
-
-def _check_adapters(config: ConfigDict) -> None:
-    names, rank = targets(config.lora.targets), config.lora.rank
-    if not config.train.init_from:
-        raise ConfigError(f"lora.rank={rank} needs train.init_from, the folder of the run whose weights are adapted")
+    """Raise ConfigError for names of weights that have no adapters."""
+    if not config.lora.rank:
+        return
+    names, experts = targets(config.lora.targets), config.model.num_experts
     for name in names:
         one_of("lora.targets", name, (*OF_ATTENTION, *OF_MLP))
     if len(set(names)) < len(names):
         raise ConfigError(f"lora.targets={config.lora.targets} has a weight twice; name each once")
-    experts = config.model.num_experts
     if experts and set(names) & set(OF_MLP):
         raise ConfigError(
             f"lora.targets={config.lora.targets}: of model.num_experts={experts} none has adapters; "
             f"use some of {','.join(OF_ATTENTION)}"
         )
-    if config.train.objective == "distillation":
-        raise ConfigError(f"lora.rank={rank} does not go with a teacher; use train.init_from alone, or lora.rank=0")
-    if config.model.quantization != "none":
-        raise ConfigError(f"lora.rank={rank} does not go with model.quantization={config.model.quantization}; use none")

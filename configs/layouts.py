@@ -5,18 +5,19 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 
 from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, ConfigError
-from configs.loading import nearest
+from configs.loading import mesh_sizes
 
 EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
 
 
 def mesh_after(config: ConfigDict, step: int) -> tuple[int, ...]:
     """Return the size of each of MESH_AXES for the steps after `step`, until the next change."""
-    return next(tuple(mesh.values()) for change, mesh in reversed(meshes(config)) if change <= step)
+    return next(sizes for change, sizes in reversed(meshes(config)) if change <= step)
 
 
 def stage_end(config: ConfigDict, step: int) -> int:
@@ -26,7 +27,7 @@ def stage_end(config: ConfigDict, step: int) -> int:
 
 def on_each_mesh(config: ConfigDict) -> dict[int, ConfigDict]:
     """Return {step after which it is: copy of the configuration for that mesh alone}, the first after step 0."""
-    return {step: on_mesh(config, tuple(mesh.values())) for step, mesh in meshes(config)}
+    return {step: on_mesh(config, sizes) for step, sizes in meshes(config)}
 
 
 @contextlib.contextmanager
@@ -60,16 +61,11 @@ def check(config: ConfigDict) -> None:
                 f"layout.changes, after step {step}: {text(sizes)} is {math.prod(sizes)} devices, there are "
                 f"{num_devices}; use a product of {num_devices}, axes that are not named being 1"
             )
-    if config.layout.changes and config.batch.fit == "auto":
-        raise ConfigError("batch.fit=auto is of one mesh; with layout.changes set train.gradient_accumulation")
 
 
-def meshes(config: ConfigDict) -> list[tuple[int, dict[str, int]]]:
-    """Return (step after which it is, size by axis) of each mesh of a run, by step."""
-    first = (0, tuple(config.mesh[axis] for axis in MESH_AXES))
-    return [
-        (step, dict(zip(MESH_AXES, sizes, strict=True))) for step, sizes in (first, *changes(config.layout.changes))
-    ]
+def meshes(config: ConfigDict) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return (step after which it is, sizes of MESH_AXES) of each mesh of a run, by step."""
+    return (0, tuple(config.mesh[axis] for axis in MESH_AXES)), *changes(config.layout.changes)
 
 
 @functools.cache
@@ -87,22 +83,10 @@ def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _change(said: str) -> tuple[int, tuple[int, ...]]:
-    step, colon, axes = said.partition(":")
-    pairs = [tuple(map(str.strip, pair.split("="))) for pair in axes.split(",")]
-    names = [pair[0] for pair in pairs]
-    if not colon or not _is_positive(step.strip()) or any(len(p) != 2 or not _is_positive(p[1]) for p in pairs):
-        raise ConfigError(
-            f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,... in whole numbers greater than 0, as in {EXAMPLE!r}"
-        )
-    unknown = [axis for axis in names if axis not in MESH_AXES]
-    if unknown:
-        near = nearest(unknown[0], MESH_AXES)
-        raise ConfigError(f"layout.changes: {unknown[0]!r} in {said!r} is no mesh axis; nearest: {near}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"layout.changes: {said!r} names an axis twice; name each once")
-    sizes = {axis: int(size) for axis, size in pairs}
+    step, _, axes = said.partition(":")
+    pairs = re.findall(r"(?:^|,)\s*([^=,]*?)\s*=\s*([^=,]*?)\s*(?=,|$)", axes)
+    if not re.fullmatch(r"[0-9]*[1-9][0-9]*\s*", step) or len(pairs) != axes.count(",") + 1:
+        raise ConfigError(f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,..., as in {EXAMPLE!r}")
+    names, numbers = zip(*pairs, strict=True)
+    sizes = mesh_sizes(names, numbers, f"layout.changes: {said!r}")
     return int(step), tuple(sizes.get(axis, 1) for axis in MESH_AXES)
-
-
-def _is_positive(said: str) -> bool:
-    return said.isascii() and said.isdigit() and int(said) > 0

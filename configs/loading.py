@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import pathlib
+import re
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -129,32 +130,32 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
     if not sizes:
         return {}
     numbers = [part.strip() for part in sizes.split(",")]
-    wrong = [part for part in numbers if not (part.isascii() and part.isdigit() and int(part))]
-    if wrong:
-        raise ConfigError(f"TPU_MESH_CONFIG={sizes}: {wrong[0]!r} is not a whole number greater than 0, as in 4,4,2")
     if not names and len(numbers) != len(EARLIER_AXES):
         raise ConfigError(
             f"TPU_MESH_CONFIG={sizes} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
             f"only three numbers go without, as {','.join(EARLIER_AXES)}"
         )
     axes = [name.strip() for name in names.split(",")] if names else EARLIER_AXES
-    _check_axis_names(axes, len(numbers), f"TPU_MESH_CONFIG={sizes} TPU_AXIS_NAMES={names}")
-    return {axis: int(size) for axis, size in zip(axes, numbers, strict=True)}
+    said = f"TPU_MESH_CONFIG={sizes}" + (f" TPU_AXIS_NAMES={names}" if names else "")
+    if "dcn_data" in axes[1:]:
+        raise ConfigError(f"{said}: dcn_data, the network between slices, changes slowest; name it first")
+    return mesh_sizes(axes, numbers, said)
 
 
-def _check_axis_names(axes: Sequence[str], count: int, said: str) -> None:
-    """Raise ConfigError, which begins with what was said, unless these are so many mesh axes, each once."""
+def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[str, int]:
+    """Return {axis: devices} of text; ConfigError, which begins with what was said, where it is no mesh."""
+    wrong = [number for number in numbers if not re.fullmatch("[0-9]*[1-9][0-9]*", number)]
     unknown = [axis for axis in axes if axis not in MESH_AXES]
-    repeated = [axis for n, axis in enumerate(axes) if axis in axes[:n]]
+    if wrong:
+        raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0, as in 4,4,2")
     if unknown:
         near = nearest(unknown[0], MESH_AXES)
         raise ConfigError(f"{said}: {unknown[0]!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
-    if repeated:
-        raise ConfigError(f"{said}: {repeated[0]} is named more than once; name each axis once")
-    if len(axes) != count:
-        raise ConfigError(f"{said}: {count} numbers, but {len(axes)} names; give a name for each number")
-    if "dcn_data" in axes[1:]:
-        raise ConfigError(f"{said}: dcn_data, the network between slices, changes slowest; name it first")
+    if len(set(axes)) < len(axes):
+        raise ConfigError(f"{said}: {max(axes, key=axes.count)} is named more than once; name each axis once")
+    if len(axes) != len(numbers):
+        raise ConfigError(f"{said}: {len(numbers)} numbers, but {len(axes)} names; give a name for each number")
+    return {axis: int(number) for axis, number in zip(axes, numbers, strict=True)}
 
 
 def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:

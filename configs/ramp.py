@@ -88,4 +88,4 @@ def _unit(config: ConfigDict) -> int:
     microbatches = config.train.gradient_accumulation
     if microbatches > 1:
         return config.train.global_batch // microbatches
-    return math.lcm(*(batch_shards(mesh) for _, mesh in layouts.meshes(config)))
+    return math.lcm(*(batch_shards(on_mesh.mesh) for on_mesh in layouts.on_each_mesh(config).values()))

@@ -64,9 +64,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
         targets |= OF_A_RAMP
     for key, target in targets.items():
         unit = units.get(key, 1)
-        if key in typed:
-            continue
-        if before[key]:  # 0 means derived or off
+        if key not in typed and before[key]:  # 0 means derived or off
             # Every key but the batch is already a multiple of its unit where the recipe fits the mesh.
             assign(config, key, math.ceil(min(before[key], target) / unit) * unit)
     if "train.steps" not in typed and not ({"train.tokens", "train.epochs"} & typed.keys()):

@@ -2,16 +2,17 @@
 """What makes a configuration consistent; checked before any device or file is touched."""
 
 import ast
+import functools
+import itertools
 import math
 import pathlib
-from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import architecture, fine_tuning, heldout, layouts, preference, ramp, topologies, unread
-from configs.architecture import multiples_text
+from configs import architecture, fine_tuning, layouts, ramp, together, topologies
+from configs.architecture import divisible, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
-from configs.loading import ROOT, Loaded, assign, one_of
+from configs.loading import ROOT, Loaded, assign, flat, one_of
 
 CHOICES = {
     "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),
@@ -51,65 +52,51 @@ POSITIVE = (
 )  # fmt: skip
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
-NOT_NEGATIVE = (
-    "model.head_dim", "model.logit_soft_cap", "model.attention_soft_cap", "model.sliding_window", "model.global_every",
-    "model.num_experts", "model.shared_experts", "model.expert_capacity", "optimizer.bias_step",
-    "train.balance_loss", "train.router_z_loss",
-    "model.embed_scale", "model.query_scalar", "model.local_rope_theta",
-    "model.low_cycles", "model.low_latents", "model.puzzle_dim", "model.prefix_length",
-    "optimizer.table_learning_rate", "optimizer.table_weight_decay", "evaluation.every_epochs",
-    "model.rope_original_length", "model.mup_base_dim", "data.readers", "data.prefetch",
-    "data.puzzle_augmentations", "data.puzzle_min_difficulty", "data.puzzle_clues",
-    "optimizer.warmup_steps", "optimizer.weight_decay", "optimizer.clip_norm", "train.steps", "train.tokens",
-    "train.epochs", "train.gradient_accumulation", "train.z_loss", "train.loss_chunk_tokens",
-    "train.eval_every", "train.save_every", "train.hang_seconds", "evaluation.sample_tokens",
-    "train.spike_deviations", "train.roll_backs", "train.recheck_every", "checkpoint.keep_every",
-    "checkpoint.keep_best", "batch.memory_gib", "batch.first", "evaluation.chunk_tokens", "lora.rank",
-    "distillation.soft_weight", "distillation.hard_weight", "distillation.hidden_weight",
-)  # fmt: skip
-
-PUZZLES = ("sudoku", "maze", "arc", "puzzles")  # of data.source
-
-RANGES = (  # what is right, the rule in words, and where it holds
+RANGES = (  # what is right, the rule in words, and of which keys; the others, where they are numbers, are NOT_NEGATIVE
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
-    (lambda value: 0 <= value < math.inf, "be 0 or greater", NOT_NEGATIVE),
+    (lambda value: 1 <= value < math.inf, "be 1 or greater", ("model.rope_factor",)),
     (lambda value: 1 < value < math.inf, "be greater than 1", ("model.rope_theta", "batch.increase_factor")),
+    (lambda value: value == 0 or 1 < value < math.inf, "be greater than 1, or 0", ("model.local_rope_theta",)),
+    (lambda value: 0 < value < 1, "lie between 0 and 1", ("data.holdout_fraction",)),
     (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
     (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
+    (lambda value: 0 <= value < 2**32, "be 0 or greater and less than 2^32", ("train.seed",)),
 )
+NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "be 0 or greater")
 
 
 def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
     """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
-    _check_ramp(config)
-    _check_distillation(config)
     for step, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(step):
             _check_mesh(on_mesh)
     if loaded:
-        unread.check(loaded)
+        together.check_typed(loaded)
 
 
 def _check_mesh(config: ConfigDict) -> None:
+    together.check(flat(config), of_mesh=True)
     _check_batch(config)
-    _check_noise_scale(config)
-    _check_sums(config)
-    architecture.check_recursion(config)
-    _check_exchange(config)
-    heldout.check(config)
+    _check_parts(config)
+    _check_computation(config)
 
 
 def check_keys(config: ConfigDict) -> None:
     """Raise ConfigError for what is wrong whatever the devices."""
-    _check_values(config)
-    _check_data(config.data)
-    architecture.check(config.model)
+    values = flat(config)
+    _check_values(values)
+    together.check(values, of_mesh=False)
+    architecture.check(config)
     _check_axis_order(config.layout.axis_order)
     layouts.changes(config.layout.changes)
     fine_tuning.check(config)
-    preference.check(config)
+    batch, most, keys = config.batch, config.train.global_batch, config.distillation
+    if batch.ramp != "none" and not 1 <= batch.first <= most:
+        raise ConfigError(f"batch.first={batch.first} must lie between 1 and train.global_batch={most}, its largest")
+    if keys.teacher and not keys.soft_weight + keys.hidden_weight:
+        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 leave the teacher unheard; raise one of them")
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
@@ -124,47 +111,31 @@ def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> Co
     return copy
 
 
-def _value(config: ConfigDict, key: str):
-    section, name = key.split(".")
-    return config[section][name]
+def _check_values(values: dict[str, object]) -> None:
+    for key, choices in (CHOICES | _names()).items():
+        one_of(key, values[key], choices)
+    ranges = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
+    for key, value in values.items():
+        is_right, rule = ranges.get(key, NOT_NEGATIVE)
+        if isinstance(value, int | float) and not key.startswith("mesh.") and not is_right(value):
+            raise ConfigError(f"{key}={value} must {rule}")
+    lengths = ("train.steps", "train.tokens", "train.epochs")
+    if sum(values[key] > 0 for key in lengths) != 1:
+        raise ConfigError(f"exactly one of {', '.join(lengths)} must be greater than 0")
 
 
-def _check_values(config: ConfigDict) -> None:
-    for key, choices in CHOICES.items():
-        one_of(key, _value(config, key), choices)
-    for key, room in MODULES.items():
-        modules = sorted(p.stem for p in pathlib.Path(ROOT / room).glob("*.py") if p.stem != "__init__")
-        one_of(key, _value(config, key), modules)
-    for key, file in FUNCTIONS.items():
-        one_of(key, _value(config, key), functions_of_config(ROOT / file))
-    for is_right, rule, keys in RANGES:
-        for key in keys:
-            if not is_right(_value(config, key)):
-                raise ConfigError(f"{key}={_value(config, key)} must {rule}")
-    if not 0 <= config.train.seed < 2**32:
-        raise ConfigError(f"train.seed={config.train.seed} must be 0 or greater and less than 2^32")
-    train = config.train
-    if sum(length > 0 for length in (train.steps, train.tokens, train.epochs)) != 1:
-        raise ConfigError("exactly one of train.steps, train.tokens, train.epochs must be greater than 0")
+@functools.cache
+def _names() -> dict[str, list[str]]:
+    """Return the modules and functions that a key may name."""
+    modules = {key: [path.stem for path in (ROOT / room).glob("*.py")] for key, room in MODULES.items()}
+    functions = {key: functions_of_config(ROOT / file) for key, file in FUNCTIONS.items()}
+    return {key: sorted(names) for key, names in (modules | functions).items()}
 
 
 def functions_of_config(file: pathlib.Path) -> list[str]:
     """Return the public functions of a file that take `config` first, without importing it."""
     functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
-    return sorted(f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config")
-
-
-def _check_data(data: ConfigDict) -> None:
-    for key in ("path", "mixture", "validation_path"):
-        if data[key] and data.source in ("python", "synthetic"):
-            raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use auto or text")
-        if key != "path" and data[key] and data.source in PUZZLES:
-            raise ConfigError(f"data.{key}={data[key]} is not read by data.source={data.source}; use data.path")
-    if data.path and data.mixture:
-        both = f"data.path={data.path} and data.mixture={data.mixture} are both given"
-        raise ConfigError(f"{both}; empty one of them, as with --config.data.mixture=")
-    if not 0 < data.holdout_fraction < 1:
-        raise ConfigError(f"data.holdout_fraction={data.holdout_fraction} must lie between 0 and 1")
+    return [f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config"]
 
 
 def _check_axis_order(order: str) -> None:
@@ -234,17 +205,9 @@ def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
         factors = [round(abs(math.log(old / new)), 6) for old, new in pairs]
         return sum((old > 1) != (new > 1) for old, new in pairs), round(sum(factors), 6), factors
 
-    return min(_shapes(num_devices, len(sizes)), key=unlike)
-
-
-def _shapes(num_devices: int, num_axes: int) -> Iterator[tuple[int, ...]]:
-    """Yield every tuple of so many numbers whose product is the number of devices."""
-    if num_axes == 1:
-        yield (num_devices,)
-        return
-    for size in range(1, num_devices + 1):
-        if num_devices % size == 0:
-            yield from ((size, *rest) for rest in _shapes(num_devices // size, num_axes - 1))
+    divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    shapes = itertools.product(divisors, repeat=len(sizes))
+    return min((shape for shape in shapes if math.prod(shape) == num_devices), key=unlike)
 
 
 def _shape_text(sizes: tuple[int, ...]) -> str:
@@ -252,7 +215,7 @@ def _shape_text(sizes: tuple[int, ...]) -> str:
 
 
 def _check_batch(config: ConfigDict) -> None:
-    train, mesh = config.train, config.mesh
+    train, mesh, length, longest = config.train, config.mesh, config.train.sequence_length, config.model.max_length
     shards = batch_shards(mesh)
     microbatches = max(1, train.gradient_accumulation)
     if train.global_batch % (shards * microbatches):
@@ -262,78 +225,38 @@ def _check_batch(config: ConfigDict) -> None:
             f"train.global_batch={train.global_batch} is not a multiple of its {parts}; "
             f"use {multiples_text(train.global_batch, shards * microbatches)}"
         )
-    if train.sequence_length > config.model.max_length:
+    if length > longest:
         raise ConfigError(
-            f"train.sequence_length={train.sequence_length} is longer than model.max_length="
-            f"{config.model.max_length}; shorten the one or raise the other"
+            f"train.sequence_length={length} is longer than model.max_length={longest}; "
+            "shorten the one or raise the other"
         )
-    if train.sequence_length % mesh.context:
+    divisible("train.sequence_length", length, "mesh.context", mesh.context)
+
+
+def _check_parts(config: ConfigDict) -> None:
+    """Check what is divided beside the batch: experts over the mesh, held-out sequences into parts."""
+    chunk, length, mesh = config.evaluation.chunk_tokens, config.train.sequence_length, config.mesh
+    divisible("model.num_experts", config.model.num_experts, "mesh.expert * mesh.model", mesh.expert * mesh.model)
+    if chunk and length % chunk:
+        fitting = next(n for n in range(-(-length // chunk), length + 1) if length % n == 0)
         raise ConfigError(
-            f"train.sequence_length={train.sequence_length} is not a multiple of mesh.context={mesh.context}; "
-            f"use {multiples_text(train.sequence_length, mesh.context)}"
+            f"evaluation.chunk_tokens={chunk} does not divide train.sequence_length={length}; use {length // fitting}"
+        )
+    if chunk % mesh.context:
+        raise ConfigError(
+            f"evaluation.chunk_tokens={chunk} is not a multiple of mesh.context={mesh.context}; "
+            f"use {mesh.context * chunk}"
         )
 
 
-def _check_exchange(config: ConfigDict) -> None:
-    count, mesh = config.model.num_experts, config.mesh
-    if count and mesh.context > 1:
-        raise ConfigError(f"mesh.context={mesh.context} must be 1 with model.num_experts; use mesh.fsdp")
-    if count % (mesh.expert * mesh.model):
-        raise ConfigError(
-            f"model.num_experts={count} is not a multiple of mesh.expert * mesh.model={mesh.expert * mesh.model}; "
-            f"use {multiples_text(count, mesh.expert * mesh.model)}"
-        )
-
-
-def _check_ramp(config: ConfigDict) -> None:
-    batch, train = config.batch, config.train
-    if batch.fit == "auto" and train.gradient_accumulation:
-        raise ConfigError(
-            f"train.gradient_accumulation={train.gradient_accumulation} and batch.fit=auto both say how many "
-            "microbatches; leave one of them out"
-        )
-    if batch.ramp == "none" and batch.first:
-        raise ConfigError(f"batch.first={batch.first} is not read by batch.ramp=none; set that to steps or noise_scale")
-    if batch.ramp == "none":
-        return
-    if not 1 <= batch.first <= train.global_batch:
-        raise ConfigError(
-            f"batch.first={batch.first} must lie between 1 and train.global_batch={train.global_batch}, "
-            f"to which batch.ramp={batch.ramp} lets it grow"
-        )
-    if train.objective == "recursive":
-        raise ConfigError(f"batch.ramp={batch.ramp} must be none for train.objective=recursive: its rows hold puzzles")
-    if config.evaluation.every_epochs:
-        raise ConfigError(
-            f"evaluation.every_epochs={config.evaluation.every_epochs} is no number of steps with "
-            f"batch.ramp={batch.ramp}; use train.eval_every"
-        )
-    if batch.ramp == "noise_scale" and not train.steps:
-        raise ConfigError("batch.ramp=noise_scale says too late how many steps a number of tokens is; use train.steps")
-
-
-def _check_noise_scale(config: ConfigDict) -> None:
+def _check_computation(config: ConfigDict) -> None:
     if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
         raise ConfigError(
             "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
             "mesh.data, or train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches)"
         )
-
-
-def _check_sums(config: ConfigDict) -> None:
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
             "mesh.model divides; elsewhere the compiler sums, use auto"
         )
-
-
-def _check_distillation(config: ConfigDict) -> None:
-    keys = config.distillation
-    if (config.train.objective == "distillation") != bool(keys.teacher):
-        raise ConfigError(
-            f"train.objective={config.train.objective} does not go with distillation.teacher={keys.teacher!r}; "
-            "distillation has a teacher, the folder of a run, and nothing else has"
-        )
-    if keys.teacher and not keys.soft_weight + keys.hidden_weight:
-        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 leave the teacher unheard; raise one of them")

@@ -52,39 +52,23 @@ def table(topology) -> list[tuple[str, str, str]]:
         ("peak", f"{given.peak_flops / 1e12:.0f} TFLOP/s bfloat16", "the chip's data sheet"),
         ("main memory", f"{given.memory_bandwidth / 1e9:.0f} GB/s", "the chip's data sheet"),
     ]
-    if topology.accelerator == "tpu":
-        rows += [
-            ("ring collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "both directions of one ICI axis"),
-            ("queues", "collectives of the same mesh axes wait for each other", "others share links unseen"),
-            (
-                "sums fused with a slice",
-                "as a reduce-scatter: half an all-reduce",
-                "the compiler's name for the program",
-            ),
-            ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
-            (
-                "experts",
-                "tokens are exchanged once, and fill all places",
-                "balanced ones; half as many places are spare",
-            ),
-            ("between slices", f"{given.dcn_bandwidth / 1e9:.2f} GB/s a chip", "its host's network; a v4's as a v5p's"),
-            (
-                "host's memory",
-                f"{given.host_bandwidth / 1e9:.0f} GB/s a chip each way",
-                "How to Scale Your Model, PCIe",
-            ),
-            ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
-            ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
-            (
-                "attention kernels",
-                f"{given.kernel_efficiency:.0%} of peak, causal",
-                "assumed; not known to the compiler",
-            ),
-            ("all else", "the compiler's own estimated cycles", "libtpu, compiled here"),
-        ]
-    else:
-        rows += [
+    if topology.accelerator == "gpu":
+        return [
+            *rows,
             ("collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "the chip's data sheet, one direction"),
             ("all else", "the slower of FLOPs at peak and bytes at full bandwidth", "a roofline: a lower bound"),
         ]
-    return rows
+    return [
+        *rows,
+        ("ring collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "both directions of one ICI axis"),
+        ("queues", "collectives of the same mesh axes wait for each other", "others share links unseen"),
+        ("sums fused with a slice", "as a reduce-scatter: half an all-reduce", "the compiler's name for the program"),
+        ("all-to-all", "n / 4 times its bytes over a ring of n", "how far a part travels on average"),
+        ("experts", "tokens are exchanged once, and fill all places", "balanced ones; half as many places are spare"),
+        ("between slices", f"{given.dcn_bandwidth / 1e9:.2f} GB/s a chip", "its host's network; a v4's as a v5p's"),
+        ("host's memory", f"{given.host_bandwidth / 1e9:.0f} GB/s a chip each way", "How to Scale Your Model, PCIe"),
+        ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
+        ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
+        ("attention kernels", f"{given.kernel_efficiency:.0%} of peak, causal", "assumed; not known to the compiler"),
+        ("all else", "the compiler's own estimated cycles", "libtpu, compiled here"),
+    ]

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that compiles: `main`, its one argument a folder with a `request.json`.
+"""The process that compiles: `main`, its arguments a folder to write into, what to compile as JSON, and who asks.
 
 It assembles the run on the devices of a topology description, and compiles it as train.py does.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import gzip
 import json
 import math
+import os
 import pathlib
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 
 import jax
@@ -21,31 +25,34 @@ from jax.experimental.topologies import get_topology_desc
 from assembly import assemble
 from configs import loading, topologies
 from configs.base import ConfigError
-from rehearsal.compiler import PROGRAM, first_line
+from rehearsal.compiler import PROGRAM, first_line, is_whole
 from training import offload, throughput
 
 
 def main() -> None:
-    """Compile what is asked for in the folder that the command line names."""
-    _end_with_parent()
-    compile_request(pathlib.Path(sys.argv[1]))
-
-
-def compile_request(folder: pathlib.Path) -> None:
-    """Compile what `request.json` in a folder asks for; write facts and program beside it."""
-    request = json.loads((folder / "request.json").read_text())
+    """Compile what the command line asks for; then write facts and program into the folder that it names, at once."""
+    folder, request, parent = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    _end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
-        facts = compile_step(loading.from_flat(request["config"]), topology, folder)
+        facts, text = compile_step(loading.from_flat(request["config"]), topology)
     except ConfigError as error:
-        facts = {"error": {"kind": "ConfigError", "message": str(error)}}
-    unfinished = folder / "facts.unfinished"
-    unfinished.write_text(json.dumps(facts))
-    unfinished.rename(folder / "facts.json")
+        facts, text = {"error": {"kind": "ConfigError", "message": str(error)}}, ""
+    program = gzip.compress(text.encode(), compresslevel=3)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent, ignore_cleanup_errors=True) as name:
+        unfinished = pathlib.Path(name)
+        unfinished.chmod(0o755)  # others may read what they share a cache with
+        (unfinished / PROGRAM).write_bytes(program)
+        (unfinished / "facts.json").write_text(json.dumps(facts | {"program_bytes": len(program)}))
+        if not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        with contextlib.suppress(OSError):  # another process was faster
+            unfinished.rename(folder)
 
 
-def compile_step(config, topology, folder: pathlib.Path) -> dict:
-    """Compile; write the program into the folder; return the facts, or {"error": ...}."""
+def compile_step(config, topology) -> tuple[dict, str]:
+    """Compile; return the facts, or {"error": ...}, and the program as text, "" where there is none."""
     if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
         automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
         config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
@@ -68,8 +75,8 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             message = first_line(f"{type(error).__name__}: {error}")
-            return {"error": {"kind": "CompileError", "message": message}}
-        return facts | {"out_of_memory": needed_bytes(str(error))}
+            return {"error": {"kind": "CompileError", "message": message}}, ""
+        return facts | {"out_of_memory": needed_bytes(str(error))}, ""
     memory = compiled.memory_analysis()
     facts["memory"] = {
         "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
@@ -79,9 +86,7 @@ def compile_step(config, topology, folder: pathlib.Path) -> dict:
     facts["compile_seconds"] = time.monotonic() - began
     if topology.accelerator == "cpu":
         facts["measured_peak_flops"] = throughput.measured_matmul_peak()
-    with gzip.open(folder / PROGRAM, "wt", compresslevel=3) as file:
-        file.write(compiled.as_text())
-    return facts | {"program_bytes": (folder / PROGRAM).stat().st_size}
+    return facts, compiled.as_text()
 
 
 def devices(topology) -> list:
@@ -125,8 +130,10 @@ def needed_bytes(message: str) -> float:
     return float(used.group(1)) * units[used.group(2)]
 
 
-def _end_with_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone, however that ended."""
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process when the one that started it is gone, however that ended, or end it now."""
     end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that asked for it is gone")

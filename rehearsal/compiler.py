@@ -7,7 +7,6 @@ appears whole or not at all. The process is rehearsal/compilation.py, which impo
 
 import contextlib
 import dataclasses
-import fcntl
 import gzip
 import hashlib
 import importlib.metadata
@@ -16,8 +15,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +36,6 @@ NOT_COMPILED = (  # keys that the step does not read
 ON_CPU = {  # what a process sets that compiles for a TPU beside others, on a machine without one
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
-ABANDONED_SECONDS = 3600  # a folder that nobody has locked for so long is nobody's
 GIB = 2**30
 PROGRAM = "program.txt.gz"
 COMPILING = "from rehearsal import compilation; compilation.main()"
@@ -110,7 +106,7 @@ class Compiler:
     """Compiles configurations for topologies, each once.
 
     Args:
-      cache: folder of all compilations.
+      cache: the folder of all compilations.
       processes: at once.
       program: Python that each process runs first, to replace a part of the code and see what it costs.
     """
@@ -126,20 +122,19 @@ class Compiler:
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
         """Whether it was compiled before."""
-        return _is_whole(self.folder(config, topology))
+        return is_whole(self.folder(config, topology))
 
-    def compile(self, config, topology, *, waiting: Callable = lambda seconds: None, until: float | None = None):
-        """Return the Compiled of one configuration; None where it is not done at `until`, by time.monotonic().
+    def compile(self, config, topology, *, waiting: Callable = lambda seconds: None) -> Compiled:
+        """Return the Compiled of one configuration.
 
         Raises:
           ConfigError: the mesh does not divide a dimension.
           CompileError: the compiler refuses it for another reason than memory.
         """
-        for result in self.compile_all([(config, topology)], waiting=waiting, until=until):
-            if isinstance(result[1], Exception):
-                raise result[1]
-            return result[1]
-        return None
+        [(_, result)] = self.compile_all([(config, topology)], waiting=waiting)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def compile_all(
         self, wanted: list[tuple], *, waiting: Callable = lambda seconds: None, until: float | None = None
@@ -150,20 +145,20 @@ class Compiler:
           waiting: called some times a second with the seconds since the first process began.
           until: time.monotonic() after which what is not done is given up.
         """
-        self._clear_abandoned()
-        cached = [index for index, one in enumerate(wanted) if self.is_cached(*one)]
+        folders = [self.folder(*one) for one in wanted]
+        cached = [index for index, folder in enumerate(folders) if is_whole(folder)]
         for index in cached:
-            yield index, _load(*wanted[index], self.folder(*wanted[index]))
+            yield index, _load(*wanted[index], folders[index])
         queue = [index for index in range(len(wanted)) if index not in cached]
         running, began = {}, time.monotonic()
         try:
             while (queue or running) and (until is None or time.monotonic() < until):
                 while queue and len(running) < self.processes:
                     index = queue.pop(0)
-                    running[index] = _Process(*wanted[index], self.folder(*wanted[index]), self.program)
+                    running[index] = _Process(*wanted[index], folders[index], self.program)
                 for index in [i for i, process in running.items() if process.ended()]:
                     process = running.pop(index)
-                    self.spent.append(process.seconds)
+                    self.spent.append(time.monotonic() - process.began)
                     yield index, process.result()
                 waiting(time.monotonic() - began)
                 time.sleep(0.1)
@@ -171,27 +166,13 @@ class Compiler:
             for process in running.values():
                 process.stop()
 
-    def _clear_abandoned(self) -> None:
-        """Remove what processes left that were killed."""
-        for folder in self.cache.glob("unfinished-*"):
-            with contextlib.suppress(OSError):  # it ended, or is locked by whom it belongs to
-                _clear(folder)
 
-
-def _clear(folder: pathlib.Path) -> None:
-    """Remove an unfinished folder, unless it is new and no process has locked it yet; OSError: one holds it."""
-    if time.time() - folder.stat().st_mtime > ABANDONED_SECONDS or (folder / "lock").exists():
-        with open(folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-
-
-def _is_whole(folder: pathlib.Path) -> bool:
+def is_whole(folder: pathlib.Path) -> bool:
     """Whether a compilation is there, its program as long as it was written."""
     try:
         facts = json.loads((folder / "facts.json").read_text())
-        return not facts.get("program_bytes") or (folder / PROGRAM).stat().st_size == facts["program_bytes"]
-    except (OSError, ValueError):
+        return (folder / PROGRAM).stat().st_size == facts["program_bytes"]
+    except (OSError, ValueError, KeyError):
         return False
 
 
@@ -203,51 +184,33 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
 
 
 class _Process:
-    """A compilation under way."""
+    """A compilation under way; it writes nothing before it is done."""
 
     def __init__(self, config, topology, folder: pathlib.Path, program: str):
         self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
-        self.scratch.chmod(0o755)  # others may read what they share a cache with
-        self.lock = open(self.scratch / "lock", "w")  # noqa: SIM115 - held until the process has ended
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-        (self.scratch / "request.json").write_text(json.dumps(_request(config, topology)))
-        with open(self.scratch / "log.txt", "wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", f"{program}\n{COMPILING}", str(self.scratch)], cwd=ROOT,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(topology), start_new_session=True,
-            )  # fmt: skip
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        request = json.dumps(_request(config, topology))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=ROOT,
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(topology),
+            start_new_session=True,
+        )  # fmt: skip
 
     def ended(self) -> bool:
         return self.process.poll() is not None
 
     def result(self) -> Compiled | Exception:
-        if not (self.scratch / "facts.json").exists():
-            line, status = first_line((self.scratch / "log.txt").read_text(errors="replace")), self.process.returncode
-            self._clear()
-            return CompileError(f"the compiler's process ended with status {status}: {line}")
-        if not _is_whole(self.folder):
-            shutil.rmtree(self.folder, ignore_errors=True)  # a damaged one
-        (self.scratch / "lock").unlink()
-        with contextlib.suppress(OSError):  # another process was faster
-            self.scratch.rename(self.folder)
-        self._clear()
-        return _load(self.config, self.topology, self.folder)
+        with self.log:
+            self.log.seek(0)
+            said = first_line(self.log.read().decode(errors="replace"))
+        if is_whole(self.folder):
+            return _load(self.config, self.topology, self.folder)
+        return CompileError(f"the compiler's process ended with status {self.process.returncode}: {said}")
 
     def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
-        self._clear()
-
-    def _clear(self) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        self.lock.close()
+        self.log.close()
 
 
 def _request(config, topology: topologies.Topology) -> dict:

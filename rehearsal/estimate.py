@@ -12,7 +12,7 @@ import os
 import pathlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -87,19 +87,11 @@ TIME_KEYS = (
 def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage | None = None) -> dict:
     state, total = compiled.facts["state"], compiled.total_bytes
     parts = {name: size / GIB for name, size in memory.breakdown(at_peak, state, total).items()}
+    others = total / GIB - sum(parts[name] for name in ("parameters", "optimizer", "batch"))
+    sizes = {"activations_and_temporaries": others, "total": total / GIB, "capacity": capacity_gib(compiled.topology)}
     named = used.largest() if used else []
     return {
-        "hbm_gib": {
-            "parameters": parts["parameters"],
-            "optimizer": parts["optimizer"],
-            "batch": parts["batch"],
-            "gradients": parts["gradients"],
-            "saved_activations": parts["saved activations"],
-            "temporaries": parts["temporaries"],
-            "activations_and_temporaries": (total / GIB) - parts["parameters"] - parts["optimizer"] - parts["batch"],
-            "total": total / GIB,
-            "capacity": capacity_gib(compiled.topology),
-        },
+        "hbm_gib": {name.replace(" ", "_"): size for name, size in parts.items()} | sizes,
         "host_gib": compiled.facts["on_host"] / GIB,
         "largest_buffers": [{"gib": b.bytes / GIB, "class": b.kind, "name": b.name, "source": b.source} for b in named],
         "memory_over_time": _thinned(used.over_time) if used else [],
@@ -189,39 +181,33 @@ def _longest_hops(mesh: dict[str, int], coordinates: list[list[int]]) -> dict[st
     return {axis: int(np.abs(step).sum(axis=-1).max()) for axis, step in steps.items()}
 
 
+def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
+    """Return the sums of the figures of what is the same, given pairs (what it is, its figures), the longest first."""
+    sums: dict[tuple, dict] = {}
+    for what, figures in rows:
+        row = sums.setdefault(tuple(what.values()), what | dict.fromkeys(figures, 0))
+        for name, figure in figures.items():
+            row[name] += figure
+    return sorted(sums.values(), key=lambda row: -row["seconds"])
+
+
 def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
     """Return collectives by kind, mesh axes, line and whether they run beside the core, the longest first."""
-    sums: dict[tuple, dict] = {}
-    for cost in costs:
-        beside, source = cost.beside, module.source(cost.instruction)
-        row = sums.setdefault(
-            (cost.kind, cost.axes, beside, source),
-            {"kind": cost.kind, "axes": cost.axes, "asynchronous": beside, "source": source, "count": 0, "gib": 0.0,
-             "seconds": 0.0, "exposed_seconds": 0.0},
-        )  # fmt: skip
-        row["count"] += round(cost.count)
-        row["gib"] += cost.bytes / GIB
-        row["seconds"] += cost.seconds
-        row["exposed_seconds"] += cost.waited_seconds
-    return sorted(sums.values(), key=lambda row: -row["seconds"])
+    return _summed(
+        ({"kind": c.kind, "axes": c.axes, "asynchronous": c.beside, "source": module.source(c.instruction)},
+         {"count": round(c.count), "gib": c.bytes / GIB, "seconds": c.seconds, "exposed_seconds": c.waited_seconds})
+        for c in costs
+    )  # fmt: skip
 
 
 def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[dict]:
     """Return the heaviest operations on the core, those of one source line and name together."""
-    sums: dict[tuple, dict] = {}
-    for cost in replayed.costs:
-        if cost.category not in CORE:
-            continue
-        name, source, when = schedule.label(cost.instruction), module.source(cost.instruction), _pass(cost)
-        row = sums.setdefault(
-            (name, source, cost.category, when),
-            {"name": name, "source": source, "category": cost.category, "pass": when, "seconds": 0.0,
-             "flops": 0.0, "bytes": 0.0},
-        )  # fmt: skip
-        row["seconds"] += cost.seconds
-        row["flops"] += cost.flops
-        row["bytes"] += cost.bytes
-    heaviest = sorted(sums.values(), key=lambda row: -row["seconds"])[:HEAVIEST]
+    heaviest = _summed(
+        ({"name": schedule.label(c.instruction), "source": module.source(c.instruction), "category": c.category,
+          "pass": _pass(c)},
+         {"seconds": c.seconds, "flops": c.flops, "bytes": c.bytes})
+        for c in replayed.costs if c.category in CORE
+    )[:HEAVIEST]  # fmt: skip
     ridge = given.peak_flops / given.memory_bandwidth
     for row in heaviest:
         intensity = row["flops"] / row["bytes"] if row["bytes"] else float("inf")
@@ -237,15 +223,9 @@ def _timelines(replayed: schedule.Replayed) -> list[dict]:
     found = []
     for name, (seconds, events) in sorted(replayed.timelines.items(), key=lambda item: -item[1][0]):
         end = max((e.start + e.seconds for e in events), default=0.0)
-        if seconds < 0.1 * replayed.seconds or not end:
-            continue
-        bars = [
-            {"lane": e.lane, "start": e.start, "seconds": e.seconds, "category": e.category, "label": e.label}
-            for e in events
-            if e.seconds > SHORTEST_BAR * end
-        ]
-        what = "backward" if "transpose(" in name else "forward"
-        found.append(
-            {"name": f"{what}: {name.rpartition('/')[0]}", "share": seconds / replayed.seconds, "events": bars}
-        )
+        if seconds >= 0.1 * replayed.seconds and end:
+            bars = [event._asdict() for event in events if event.seconds > SHORTEST_BAR * end]
+            what = "backward" if "transpose(" in name else "forward"
+            share = seconds / replayed.seconds
+            found.append({"name": f"{what}: {name.rpartition('/')[0]}", "share": share, "events": bars})
     return found

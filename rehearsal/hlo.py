@@ -47,9 +47,9 @@ class Shape:
     space: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Instruction:
-    """One instruction, as printed; `rest` has all attributes, and `computation` is where it stands."""
+    """One instruction, as printed, equal to no other; `rest` has all attributes, `computation` is where it stands."""
 
     name: str
     opcode: str
@@ -265,13 +265,9 @@ def collective_kind(instruction: Instruction) -> str:
     Between slices the compiler has the hosts do it: a send of what is here, and a `recv` of what comes of it.
     """
     if instruction.opcode == "recv":
-        kind = instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"') or ""
-        return kind.lower().replace("_", "-")
-    return instruction.opcode.removesuffix("-start") if _is_collective(instruction.opcode) else ""
-
-
-def _is_collective(opcode: str) -> bool:
-    return opcode.removesuffix("-start") in COLLECTIVES
+        return instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"').lower().replace("_", "-")
+    kind = instruction.opcode.removesuffix("-start")
+    return kind if kind in COLLECTIVES else ""
 
 
 def groups(instruction: Instruction, num_devices: int) -> list[list[int]]:

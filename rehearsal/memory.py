@@ -17,21 +17,13 @@ from rehearsal.schedule import label
 GIB = 2**30
 SMALL = 2**20  # bytes under which a buffer is told by no name
 ARGUMENTS = {
-    "state.params": "parameters",
-    "state.average": "optimizer",
-    "state.optimizer": "optimizer",
-    "batch": "batch",
-}
+    "state.params": "parameters", "state.average": "optimizer", "state.optimizer": "optimizer", "batch": "batch",
+}  # fmt: skip
 CLASSES = ("parameters", "optimizer", "batch", "gradients", "saved activations", "temporaries")
 SHARING = ("get-tuple-element", "tuple", "bitcast", "optimization-barrier", "opt-barrier", "while", "reshape")
 STARTS = (
-    "copy-start",
-    "slice-start",
-    "all-gather-start",
-    "all-reduce-start",
-    "collective-permute-start",
-    "async-start",
-)
+    "copy-start", "slice-start", "all-gather-start", "all-reduce-start", "collective-permute-start", "async-start",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)

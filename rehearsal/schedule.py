@@ -8,6 +8,7 @@ instruction is the compiler's own estimate in cycles where it gives one; otherwi
 
 import dataclasses
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +39,7 @@ class Cost:
     beside: bool = False  # it runs beside the core
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A bar of the timeline."""
 
     lane: str
@@ -73,8 +73,7 @@ class Replayed:
         return sum(cost.waited_seconds for cost in self.costs if cost.category == "collective")
 
 
-@dataclasses.dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """A collective within a fusion.
 
     One that goes on over several fusions is in each of them, with the same channel; `mark` is AsyncCollectiveStart in
@@ -86,82 +85,86 @@ class Joined:
     mark: str
 
 
+class Price(NamedTuple):
+    """What an instruction costs alone; `where` are the mesh axes of a collective, or which way a copy goes."""
+
+    category: str
+    seconds: float
+    flops: float = 0.0
+    bytes: float = 0.0
+    where: str = ""
+
+
 class Prices:
     """How long an instruction takes on a chip, alone."""
 
     def __init__(self, module: Module, assumptions: Assumptions, mesh: dict[str, int]):
         self.module, self.assumptions, self.mesh = module, assumptions, mesh
         self.num_devices = int(np.prod(list(mesh.values())))
-        self.known: dict[tuple[str, str], tuple] = {}
-        self.joined: dict[tuple[str, str], list[Joined]] = {}
-        self.within: dict[tuple[str, str], Instruction] = {}  # the fusion that a collective is part of
+        self.known: dict[Instruction, Price] = {}
+        self.joined: dict[Instruction, list[Joined]] = {}
+        self.within: dict[Instruction, Instruction] = {}  # the fusion that a collective is part of
 
-    def of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
-        """Return (category, seconds, FLOPs, bytes through main memory, mesh axes or the queue)."""
-        key = instruction.computation, instruction.name
-        if key not in self.known:
-            self.known[key] = self._of(instruction)
-        return self.known[key]
+    def of(self, instruction: Instruction) -> Price:
+        """Return the price of an instruction, worked out once."""
+        if instruction not in self.known:
+            self.known[instruction] = self._of(instruction)
+        return self.known[instruction]
 
-    def joined_in(self, fusion: Instruction) -> list["Joined"]:
+    def joined_in(self, fusion: Instruction) -> list[Joined]:
         """Return the collectives within a fusion."""
-        key = fusion.computation, fusion.name
-        if key not in self.joined:
+        if fusion not in self.joined:
             inside = self.module.inside(fusion)
-            self.within |= {(i.computation, i.name): fusion for i in inside if collective_kind(i)}
+            collectives = [i for i in inside if collective_kind(i)]
+            self.within |= dict.fromkeys(collectives, fusion)
             marks = {name: roofline.target(i) for i in inside for name in i.operands if i.opcode == "custom-call"}
-            self.joined[key] = [
-                Joined(i, i.attribute(r"channel_id=(\d+)") or i.name, marks.get(i.name, ""))
-                for i in inside
-                if collective_kind(i)
+            self.joined[fusion] = [
+                Joined(i, i.attribute(r"channel_id=(\d+)") or i.name, marks.get(i.name, "")) for i in collectives
             ]
-        return self.joined[key]
+        return self.joined[fusion]
 
     def kind(self, instruction: Instruction) -> str:
         """Return which collective it is; an all-reduce that the compiler fused with a slice only scatters the sums."""
-        fusion = self.within.get((instruction.computation, instruction.name))
+        fusion = self.within.get(instruction)
         scatters = fusion is not None and SCATTERING in fusion.rest
         return "reduce-scatter" if scatters else collective_kind(instruction)
 
-    def _of(self, instruction: Instruction) -> tuple[str, float, float, float, str]:
+    def _of(self, instruction: Instruction) -> Price:
         given = self.assumptions
         if kind := self.kind(instruction):
-            seconds, num_bytes, axes = self._collective(instruction, kind)
-            return "collective", seconds, 0.0, num_bytes, axes
+            return self._collective(instruction, kind)
         if instruction.opcode in COPIES:
             moved = max((shape.bytes for shape in _result(instruction)), default=0.0)
             way = host_copy(instruction)
-            return "copy", moved / (given.host_bandwidth if way else given.memory_bandwidth), 0.0, moved, way
+            return Price("copy", moved / (given.host_bandwidth if way else given.memory_bandwidth), 0.0, moved, way)
         flops, num_bytes = roofline.flops(self.module, instruction), roofline.traffic(self.module, instruction)
         by_memory = num_bytes / given.memory_bandwidth
         if roofline.is_kernel(instruction):
             seconds = flops / (given.peak_flops * given.kernel_efficiency)
             if roofline.is_attention(instruction):
-                return "attention kernel", seconds, flops, num_bytes, ""
-            return "kernel", max(seconds, by_memory), flops, num_bytes, ""
-        category = "matmul" if flops else "element-wise"
+                return Price("attention kernel", seconds, flops, num_bytes)
+            return Price("kernel", max(seconds, by_memory), flops, num_bytes)
+        seconds = max(flops / given.peak_flops, by_memory)
         if instruction.cycles is not None and given.clock_hz:
-            return category, instruction.cycles / given.clock_hz, flops, num_bytes, ""
-        return category, max(flops / given.peak_flops, by_memory), flops, num_bytes, ""
+            seconds = instruction.cycles / given.clock_hz
+        return Price("matmul" if flops else "element-wise", seconds, flops, num_bytes)
 
-    def _collective(self, instruction: Instruction, kind: str) -> tuple[float, float, str]:
-        """Return (seconds, bytes that a device sends, mesh axes).
+    def _collective(self, instruction: Instruction, kind: str) -> Price:
+        """Return the price of the bytes that a device sends.
 
         Rings: (n - 1) / n of the whole, of an all-reduce twice; a permute sends its operand once.
         """
-        between_slices = instruction.opcode == "recv"
-        if between_slices:
+        if instruction.opcode == "recv":  # between slices
             size, axes, bandwidth = self.mesh["dcn_data"], "dcn_data", self.assumptions.dcn_bandwidth
-            operands = instruction.shapes[:1]
+            sent = sum(shape.bytes for shape in instruction.shapes[:1])
         else:
             joined = groups(instruction, self.num_devices)
             size, axes, bandwidth = len(joined[0]), _mesh_axes(joined, self.mesh), self.assumptions.ring_bandwidth
             operands = self.module.operands(instruction)
-        sent = sum(o.bytes for o in operands)
-        if kind == "collective-permute":
-            sent = operands[0].bytes  # what may follow is where it goes
-            return sent / self.assumptions.permute_bandwidth, sent, axes + _direction(joined)
-        if kind == "all-gather":
+            sent = sum(operand.bytes for operand in operands)
+        if kind == "collective-permute":  # what may follow its operand is where it goes
+            sent, bandwidth, axes = operands[0].bytes, self.assumptions.permute_bandwidth, axes + _direction(joined)
+        elif kind == "all-gather":
             sent *= size - 1
         elif kind == "all-reduce":
             sent *= 2 * (size - 1) / size
@@ -169,7 +172,7 @@ class Prices:
             sent *= max(size / 4, (size - 1) / size)  # each part travels a quarter of the ring
         else:
             sent *= (size - 1) / size
-        return sent / bandwidth, sent, axes
+        return Price("collective", sent / bandwidth, 0.0, sent, axes)
 
 
 def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Replayed:
@@ -193,7 +196,7 @@ class _Player:
         self.module, self.prices = module, prices
         self.now, self.times = 0.0, 1.0  # `times`: how often what is being played happens
         self.free_at: dict[str, float] = defaultdict(float)  # of each queue beside the core
-        self.costs: dict[tuple[str, str], Cost] = {}
+        self.costs: dict[Instruction, Cost] = {}
         self.chains: dict[str, tuple[float, Cost]] = {}  # collectives under way over several fusions, by channel
         self.events: list[Event] = []
         self.timelines: dict[str, tuple[float, list[Event]]] = {}
@@ -213,11 +216,10 @@ class _Player:
             elif opcode in ("send", "send-done"):
                 pass  # the recv stands for both
             elif opcode.endswith(("-done", "-update")):
-                if instruction.operands[0] not in pending:
-                    raise ValueError(
-                        f"what {instruction.name} waits for did not start; the schedule cannot be replayed"
-                    )
-                pending[instruction.name] = pending[instruction.operands[0]]
+                begun = instruction.operands[0]
+                if begun not in pending:
+                    raise ValueError(f"what {instruction.name} waits for did not start; it cannot be replayed")
+                pending[instruction.name] = pending[begun]
                 if opcode.endswith("-done"):
                     self._wait(*pending[instruction.name])
             elif opcode.endswith("-start") or opcode == "recv":
@@ -250,16 +252,15 @@ class _Player:
         return next((i for i in inside if collective_kind(i)), instruction)
 
     def _cost(self, instruction: Instruction) -> tuple[Cost, float]:
-        category, seconds, flops, num_bytes, axes = self.prices.of(instruction)
-        key = instruction.computation, instruction.name
-        shown = self.prices.within.get(key, instruction)
-        new = Cost(shown, category, kind=self.prices.kind(instruction), axes=axes.rstrip("+-"))
-        cost = self.costs.setdefault(key, new)
-        cost.seconds += seconds * self.times
+        price = self.prices.of(instruction)
+        shown = self.prices.within.get(instruction, instruction)
+        new = Cost(shown, price.category, kind=self.prices.kind(instruction), axes=price.where.rstrip("+-"))
+        cost = self.costs.setdefault(instruction, new)
+        cost.seconds += price.seconds * self.times
         cost.count += self.times
-        cost.flops += flops * self.times
-        cost.bytes += num_bytes * self.times
-        return cost, seconds
+        cost.flops += price.flops * self.times
+        cost.bytes += price.bytes * self.times
+        return cost, price.seconds
 
     def _execute(self, instruction: Instruction) -> None:
         cost, seconds = self._cost(instruction)
@@ -286,10 +287,10 @@ class _Player:
         self.now = max(self.now, until)
 
     def _queue(self, instruction: Instruction) -> str:
-        category, *_, axes = self.prices.of(instruction)
-        if category != "collective":
-            return axes or "copies"
-        return f"permutes {axes}" if collective_kind(instruction) == "collective-permute" else f"rings {axes}"
+        price = self.prices.of(instruction)
+        if price.category != "collective":
+            return price.where or "copies"
+        return f"{'permutes' if collective_kind(instruction) == 'collective-permute' else 'rings'} {price.where}"
 
     def _show(self, lane: str, start: float, seconds: float, cost: Cost) -> None:
         self.events.append(Event(lane, start, seconds, cost.category, label(cost.instruction)))
@@ -324,7 +325,7 @@ class _Player:
             left -= happens
         if trips > SHORT_LOOP:
             events = [*events, Event("core", before, self.now - before, "loop", label(loop))]
-            iteration = [dataclasses.replace(event, start=event.start - start) for event in self.events]
+            iteration = [event._replace(start=event.start - start) for event in self.events]
             self.timelines[loop.op_name or loop.name] = (self.now - before) * outer, iteration
         self.times, self.events = outer, events
 
@@ -353,11 +354,8 @@ def host_copy(copy: Instruction) -> str:
 
 
 def _result(instruction: Instruction) -> tuple:
-    return (
-        instruction.shapes[:1]
-        if instruction.opcode == "copy-start"
-        else instruction.shapes[-2:-1] or instruction.shapes
-    )
+    shapes = instruction.shapes
+    return shapes[:1] if instruction.opcode == "copy-start" else shapes[-2:-1] or shapes
 
 
 def _mesh_axes(joined: list[list[int]], mesh: dict[str, int]) -> str:

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from configs.base import ConfigError
 from configs.loading import flat
 from configs.validation import CHOICES, changed
-from rehearsal import assumptions, sizing
-from rehearsal.compiler import GIB, Compiled
-from rehearsal.estimate import estimate
-from rehearsal.report import options
+from rehearsal import assumptions, report, sizing
+from rehearsal.compiler import GIB
+from rehearsal.sections import options
 from training.display import duration
 
 RECOMPUTED = {  # of the model's FLOPs
@@ -44,14 +43,12 @@ class Candidate:
     features: tuple
     predicted_seconds: float  # for a token of one chip
     predicted_bytes: float
-    compiled: Compiled | None = None
-    figures: dict | None = None
+    row: dict = dataclasses.field(default_factory=dict)  # of report.row, once it was compiled
 
     @property
     def seconds(self) -> float:
         """For a token, where it fits."""
-        fits = self.figures is not None and self.figures["fits"]
-        return 1 / self.figures["tokens_per_second"] if fits else math.inf
+        return 1 / self.row["Tokens/s"] if self.row.get("verdict") == "fits" else math.inf
 
 
 def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
@@ -135,8 +132,9 @@ def _predicted_seconds(config, topology) -> float:
 
 def _most_promising(candidates: list[Candidate], tried: list[Candidate], topology) -> list[Candidate]:
     """Return what is worth compiling next, the most promising first, one of each mesh before a second of any."""
-    slower = _correction(tried, lambda c: math.log(c.seconds / c.predicted_seconds) if c.seconds < math.inf else None)
-    larger = _correction(tried, lambda c: math.log(c.compiled.total_bytes / c.predicted_bytes) if c.compiled else None)
+    times = [(c.features, math.log(c.seconds / c.predicted_seconds)) for c in tried if c.seconds < math.inf]
+    sizes = [(c.features, math.log(c.row["GiB"] * GIB / c.predicted_bytes)) for c in tried if "GiB" in c.row]
+    slower, larger = _correction(times), _correction(sizes)
     capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else 1.02)
     done = [candidate.keys for candidate in tried]
     rest = [c for c in candidates if c.keys not in done and c.predicted_bytes * larger(c) <= capacity]
@@ -148,10 +146,11 @@ def _most_promising(candidates: list[Candidate], tried: list[Candidate], topolog
     return sorted(worth, key=lambda c: (c not in first, hoped[id(c)])) if not tried else worth
 
 
-def _correction(tried: list[Candidate], error: Callable) -> Callable[[Candidate], float]:
-    """Return the factor by which a prediction is off: a sum of logarithms, one for all and one for each feature."""
-    known = [(c.features, error(c)) for c in tried]
-    known = [(features, value) for features, value in known if value is not None]
+def _correction(known: list[tuple[tuple, float]]) -> Callable[[Candidate], float]:
+    """Return the factor by which predictions are off, given (features, its logarithm) of those that are known.
+
+    Its logarithm is a sum: one for all and one for each feature.
+    """
     if not known:
         return lambda candidate: 1.0
     common = sum(value for _, value in known) / len(known)
@@ -167,15 +166,14 @@ def _correction(tried: list[Candidate], error: Callable) -> Callable[[Candidate]
 
 
 def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
-    with display.working(f"compiling {len(chosen)} layouts for {topology.name}, {progress}") as update:
-        pairs = [(candidate.config, topology) for candidate in chosen]
-        for index, result in display.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s")):
-            if not isinstance(result, Exception):
-                chosen[index].compiled, chosen[index].figures = result, estimate(result)
-            candidate = chosen[index]
-            took = "does not fit" if candidate.seconds == math.inf else f"{1 / candidate.seconds:,.0f} tokens/s"
-            took = str(result) if isinstance(result, Exception) else took
-            display.line(f"  {options(candidate.keys)}: {took}")
+    pairs = [(candidate.config, topology) for candidate in chosen]
+    what = f"compiling {len(chosen)} layouts for {topology.name}, {progress}"
+    for index, result in display.compile_all(pairs, what):
+        candidate = chosen[index]
+        candidate.row = report.row(result)
+        took = "does not fit" if candidate.seconds == math.inf else f"{1 / candidate.seconds:,.0f} tokens/s"
+        took = str(result) if isinstance(result, Exception) else took
+        display.line(f"  {options(candidate.keys)}: {took}")
 
 
 def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
@@ -187,7 +185,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         )
     efficient = [
         c for c in fitting
-        if not any(o.seconds < c.seconds and o.compiled.total_bytes < c.compiled.total_bytes for o in fitting)
+        if not any(o.seconds < c.seconds and o.row["GiB"] < c.row["GiB"] for o in fitting)
     ]  # fmt: skip
     best = fitting[0]
     command = f"python train.py --config={loaded.path} --topology={topology.name} {options(best.keys)}"
@@ -196,7 +194,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",
         "columns": ["layout", "Microbatch a chip", "A step", "MFU", "Tokens/s", "GiB", "Exposed"],
         "rows": [_row(candidate) for candidate in efficient],
-        "tried": [_row(candidate) | {"keys": candidate.keys} for candidate in tried],
+        "tried": [_row(candidate) for candidate in tried],
         "best": best.keys,
         "notes": [
             f"{len(candidates)} layouts, {len(tried)} compiled; times are estimates",
@@ -206,16 +204,12 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
 
 
 def _row(candidate: Candidate) -> dict:
-    keys, figures = candidate.keys, candidate.figures or defaultdict(lambda: None)
+    keys = candidate.keys
     axes = [f"{key[5:]} {value}" for key, value in keys.items() if key.startswith("mesh.") and value > 1]
-    return {
+    return candidate.row | {
         "layout": f"{' x '.join(axes) or 'one device'}, remat {keys['model.remat']}",
         "Microbatch a chip": dict(candidate.features)["rows"],
-        "A step": figures["step_seconds"],
-        "MFU": figures["mfu"],
-        "Tokens/s": None if candidate.seconds == math.inf else round(1 / candidate.seconds),
-        "GiB": candidate.compiled.total_bytes / GIB if candidate.compiled else None,
-        "Exposed": figures["step_seconds"] and figures["exposed_communication_seconds"] / figures["step_seconds"],
+        "keys": keys,
     }
 
 
@@ -280,11 +274,4 @@ def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
             best, fitting = compiled, index
         else:
             too_large, factor = index, factor * TOO_LARGE
-    if best is None:
-        return {}
-    figures, model = estimate(best), best.config.model
-    return {
-        "Layers": model.num_layers, "Width": model.embed_dim, "Heads": model.num_heads,
-        "Parameters": figures["num_parameters"], "GiB": figures["hbm_gib"]["total"],
-        "A step": figures["step_seconds"], "MFU": figures["mfu"],
-    }  # fmt: skip
+    return report.row(best) if best else {}

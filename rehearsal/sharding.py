@@ -20,7 +20,6 @@ Left out: what computation hides, the latency of a hop, microbatches, the copy o
 that several axes share. The first dimension of weights is taken for the one that their product sums over.
 """
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -29,7 +28,7 @@ from typing import NamedTuple
 from configs.base import ConfigError
 from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
-from rehearsal.report import seconds_text
+from rehearsal.sections import seconds_text
 
 GIB, MIB = 2**30, 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
@@ -89,27 +88,19 @@ class Option:
         return sum(move.bytes for move in self.moves)
 
 
-def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> tuple[list[Option], dict[str, int]]:
-    """Return all legal options, the quickest first, of these the one that holds least; and why others are illegal.
+def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> list[Option]:
+    """Return all legal options, the quickest first, of these the one that holds least.
 
     Args:
       mesh: size by axis, the slowest first; axes of size 1 are never named.
-
-    Returns:
-      The options, and {rule: number of assignments of axes that break it}.
     """
     mesh = {axis: size for axis, size in mesh.items() if size > 1}
-    legal, illegal = [], collections.Counter()
-    for places in itertools.product((*range(len(tensor.shape)), None), repeat=len(mesh)):
-        spec = tuple(
-            tuple(axis for axis, place in zip(mesh, places, strict=True) if place == dim)
-            for dim in range(len(tensor.shape))
-        )
-        if rule := _broken(tensor.shape, spec, mesh):
-            illegal[rule] += 1
-        else:
+    legal, dims = [], range(len(tensor.shape))
+    for places in itertools.product((*dims, None), repeat=len(mesh)):
+        spec = tuple(tuple(axis for axis, at in zip(mesh, places, strict=True) if at == dim) for dim in dims)
+        if not any(size % _size(axes, mesh) for size, axes in zip(tensor.shape, spec, strict=True)):
             legal.append(_option(tensor, spec, mesh, rates))
-    return sorted(legal, key=lambda option: option.rank), dict(illegal)
+    return sorted(legal, key=lambda option: option.rank)
 
 
 def text(spec: Spec) -> str:
@@ -118,30 +109,15 @@ def text(spec: Spec) -> str:
     return f"P({', '.join(names) if any(spec) else ''})"
 
 
-def _broken(shape: tuple[int, ...], spec: Spec, mesh: dict[str, int]) -> str:
-    """Return the rule that a spec breaks, "" for none."""
-    for dim, (size, axes) in enumerate(zip(shape, spec, strict=True)):
-        ways = _size(axes, mesh)
-        if size % ways:
-            return f"dimension {dim} of {size} is not a multiple of {'*'.join(axes)}={ways}"
-    return ""
-
-
 def _option(tensor: Tensor, spec: Spec, mesh: dict[str, int], rates: Assumptions) -> Option:
-    moves = tuple(
-        _of_activations(tensor, spec, mesh) if tensor.role == "activations" else _of_state(tensor, spec, mesh)
-    )
+    moves = tuple((_of_activations if tensor.role == "activations" else _of_state)(tensor, spec, mesh))
     numbers = math.prod(tensor.shape)
     held = numbers * BYTES[tensor.dtype] / math.prod(_size(axes, mesh) for axes in spec)
     again = tensor.role == "weights" and "model" in mesh and not _splits(spec, "model")
-    flops = 6 * tensor.tokens * numbers * (1 - 1 / mesh["model"]) if again else 0.0
-    sent = sum(move.bytes / bandwidth(move.axis, rates) for move in moves)
-    return Option(spec, held, moves, flops / rates.peak_flops, sent + flops / rates.peak_flops)
-
-
-def bandwidth(axis: str, rates: Assumptions) -> float:
-    """Return the bytes a second that a device is sent over a mesh axis."""
-    return rates.dcn_bandwidth if axis == "dcn_data" and rates.dcn_bandwidth else rates.ring_bandwidth
+    repeated = 6 * tensor.tokens * numbers * (1 - 1 / mesh["model"]) / rates.peak_flops if again else 0.0
+    between_slices = rates.dcn_bandwidth or rates.ring_bandwidth
+    bandwidth = {axis: between_slices if axis == "dcn_data" else rates.ring_bandwidth for axis in mesh}
+    return Option(spec, held, moves, repeated, sum(move.bytes / bandwidth[move.axis] for move in moves) + repeated)
 
 
 def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
@@ -226,26 +202,34 @@ def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
     token_ways = math.prod(size for axis, size in mesh.items() if axis != "model")
     tokens = config.train.global_batch * config.train.sequence_length // token_ways
     tensor = Tensor(shape, role, "bfloat16" if role == "activations" else "float32", tokens)
-    found, illegal = options(tensor, mesh, of_topology(topology))
+    found = options(tensor, mesh, of_topology(topology))
     times = _bytes_like_it(config, tensor) / (math.prod(shape) * BYTES[tensor.dtype])
-    fitting = [option for option in found if times * option.held <= topology.hbm_gib * GIB]
-    others = [option for option in found if option not in fitting]
+    fits = {option: times * option.held <= topology.hbm_gib * GIB for option in found}
+    found.sort(key=lambda option: not fits[option])
+    best = found[0] if fits[found[0]] else None
     rows = [
         {
-            "spec": text(option.spec), "verdict": "fits" if option in fitting else "does not fit",
+            "spec": text(option.spec), "verdict": "fits" if fits[option] else "does not fit",
             "MiB a chip": option.held / MIB, "MiB sent": option.moved / MIB, "A step": option.seconds,
             "why": why(option),
         }
-        for option in (*fitting, *others)[:SHOWN_ROWS]
+        for option in found[:SHOWN_ROWS]
+    ]  # fmt: skip
+    illegal = [
+        f"dimension {dim} of {size} is not a multiple of {axis}={mesh[axis]}"
+        for dim, size in enumerate(shape) for axis in mesh if size % mesh[axis]
     ]  # fmt: skip
     on = " x ".join(f"{axis} {size}" for axis, size in mesh.items()) or "one chip"
     return {
         "title": f"{role} {' x '.join(map(str, shape))} on {topology.name}, mesh {on}: the quickest that fits first",
         "columns": ["spec", "verdict", "MiB a chip", "MiB sent", "A step", "why"],
         "rows": rows,
-        "best": rows[0]["spec"] if fitting else None,
-        "notes": [*_verdict(fitting, others, times, topology), *_counted(found, illegal)],
-    }
+        "best": text(best.spec) if best else None,
+        "notes": [
+            *_verdict(best, found, times, topology), f"{len(found)} legal ways to give axes to dimensions", *illegal,
+            "times are of bytes at the rates of rehearse.py's table, nothing hidden behind computation",
+        ],
+    }  # fmt: skip
 
 
 def _check(config, topology, shape: tuple[int, ...], role: str) -> None:
@@ -266,28 +250,18 @@ def _bytes_like_it(config, tensor: Tensor) -> float:
     return max(sizing.num_parameters(config.model), math.prod(tensor.shape)) * numbers * FLOAT32
 
 
-def _verdict(fitting: list[Option], others: list[Option], times: float, topology) -> list[str]:
+def _verdict(best: Option | None, found: list[Option], times: float, topology) -> list[str]:
     """Return why the first option is the best, and what would be as good, or quicker if it fitted."""
 
     def share(option: Option) -> str:
         return f"{times * option.held / GIB:,.1f} of {topology.hbm_gib:g} GiB a chip if all of the recipe's lay so"
 
-    if not fitting:
-        least = min(others, key=lambda option: option.held)
+    if best is None:
+        least = min(found, key=lambda option: option.held)
         return [f"none fits: {text(least.spec)} holds least, {share(least)}"]
-    best = fitting[0]
     lines = [f"{text(best.spec)}: {seconds_text(best.seconds)} a step, {share(best)}; {why(best)}"]
-    same = [text(other.spec) for other in fitting[1:] if other.rank == best.rank]
+    same = [text(other.spec) for other in found[1:] if other.rank == best.rank]
     lines += [f"as good: {', '.join(same)}"] if same else []
-    quicker = [option for option in others if option.seconds < best.seconds]
+    quicker = [option for option in found if option.seconds < best.seconds]
     lines += [f"{text(o.spec)} would be quicker, {seconds_text(o.seconds)}, but takes {share(o)}" for o in quicker[:1]]
     return lines
-
-
-def _counted(found: list[Option], illegal: dict[str, int]) -> list[str]:
-    """Return how many assignments there are, and by which rule the illegal ones are so."""
-    lines = [f"{len(found) + sum(illegal.values())} ways to give axes to dimensions, {len(found)} of them legal"]
-    rules = sorted(illegal, key=lambda rule: (-illegal[rule], rule))
-    lines += [f"illegal, {illegal[rule]}: {rule}" for rule in rules[:SHOWN_ROWS]]
-    lines += [f"and {len(rules) - SHOWN_ROWS} rules more"] if len(rules) > SHOWN_ROWS else []
-    return [*lines, "times are of bytes at the rates of rehearse.py's table, nothing hidden behind computation"]

@@ -13,14 +13,7 @@ from configs.base import batch_shards
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
-MOMENTS = {
-    "adamw": 2,
-    "adam_atan2": 2,
-    "adafactor": 0.01,
-    "lion": 1,
-    "muon": 1,
-    "sgd": 1,
-}  # numbers that an optimizer keeps a weight
+MOMENTS = {"adamw": 2, "adam_atan2": 2, "adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers kept a weight
 WORKING = {  # how often each is held at the highest point, beside what is kept for the backward pass
     "stream": 7.5,  # [tokens, D] in bfloat16
     "wide": 6.0,  # [tokens, F]

@@ -155,8 +155,8 @@ def test_what_does_not_go_together_is_one_line(files, tuned):
         assert "\n" not in str(error.value)
 
     refused("train.objective=dpo needs train.init_from", lambda: preferring(files, "", train__init_from=""))
-    refused("dpo does not go with data.source=chat", lambda: preferring(files, tuned, data__source="chat"))
-    refused("train.z_loss=0.1 is not read", lambda: preferring(files, tuned, train__z_loss=0.1))
+    refused("dpo needs data.source=preferences, not chat", lambda: preferring(files, tuned, data__source="chat"))
+    refused("needs train.z_loss=0.0, not 0.1", lambda: preferring(files, tuned, train__z_loss=0.1))
     refused("preference.beta=0.0 must be greater than 0", lambda: preferring(files, tuned, preference__beta=0.0))
     alone = on(files, "pairs", data__source="preferences")
     refused("use train.objective=dpo", lambda: train.prepare_corpus(alone, True))

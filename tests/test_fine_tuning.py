@@ -141,7 +141,7 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     )
     config = of(base)
     config.model.name, config.train.objective = "trm", "recursive"
-    refused("only a decoder_lm does", lambda: validate(config, 8))
+    refused("needs model.name=decoder_lm, not trm", lambda: validate(config, 8))
 
 
 def adapted(base, **changes):
@@ -242,8 +242,11 @@ def test_adapters_that_do_not_go_with_the_rest_are_one_line(base):
         (dict(lora__targets="query,kay"), "lora.targets=kay is unknown; nearest: key"),
         (dict(lora__targets="query,query"), "has a weight twice"),
         (dict(model__num_experts=8), "of model.num_experts=8 none has adapters; use some of query,key,value,out"),
-        (dict(train__objective="distillation", distillation__teacher="x"), "does not go with a teacher"),
-        (dict(model__quantization="int8"), "lora.rank=2 does not go with model.quantization=int8"),
+        (
+            dict(train__objective="distillation", distillation__teacher="x"),
+            "lora.rank=2 needs distillation.teacher='', not x",
+        ),
+        (dict(model__quantization="int8"), "lora.rank=2 needs model.quantization=none, not int8"),
         (dict(lora__rank=-1), "lora.rank=-1 must be 0 or greater"),
     ):
         with pytest.raises(ConfigError, match=message):

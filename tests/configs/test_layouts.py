@@ -34,10 +34,10 @@ def test_each_step_is_on_the_mesh_of_the_last_change_before_it():
     [
         ("100 data=8", "'100 data=8' is not STEP: AXIS=DEVICES"),
         ("0: data=8", "'0: data=8' is not STEP"),
-        ("100: data=-1", "'100: data=-1' is not STEP"),
+        ("100: data=-1", "'100: data=-1': '-1' is not a whole number greater than 0"),
         ("100:", "'100:' is not STEP"),
-        ("100: dta=8", "'dta' in '100: dta=8' is no mesh axis; nearest: data"),
-        ("100: data=2,data=4", "names an axis twice"),
+        ("100: dta=8", "'100: dta=8': 'dta' is no mesh axis; nearest: data"),
+        ("100: data=2,data=4", "data is named more than once"),
         ("200: data=8; 100: fsdp=8", "step 100 comes after step 200"),
     ],
 )
@@ -55,7 +55,7 @@ def test_what_is_no_change_is_told_whatever_the_devices(changes, message):
          "after step 100: train.global_batch=12 is not a multiple of its 8 shards"),
         ("9: data=8; 10: context=8", {"train__sequence_length": 100}, "step 10: train.sequence_length=100 is not"),
         ("9: data=4,context=2", {"train__sum_dtype": "float32"}, "step 9: train.sum_dtype=float32 needs"),
-        ("9: data=8", {"batch__fit": "auto"}, "batch.fit=auto is of one mesh"),
+        ("9: data=8", {"batch__fit": "auto"}, "needs batch.fit=none, not auto"),
     ],
 )  # fmt: skip
 def test_a_mesh_that_cannot_be_is_told_with_its_step(changes, keys, message):

@@ -17,12 +17,15 @@ def validate(**model) -> None:
     ("model", "words"),
     [
         ({"rope_scaling": "ntk"}, "model.rope_scaling=ntk is unknown"),
-        ({"rope_factor": 8.0}, "model.rope_factor=8.0 needs model.rope_scaling"),
+        ({"rope_factor": 8.0}, "model.rope_scaling=none needs model.rope_factor=1, not 8.0"),
         ({"rope_scaling": "linear", "rope_factor": 0.5}, "model.rope_factor=0.5 must be 1 or greater"),
-        ({"rope_scaling": "yarn", "rope_factor": 4.0}, "rope_original_length=0 must be greater than 0"),
-        ({"rope_scaling": "llama3", "rope_factor": 8.0}, "rope_original_length=0 must be greater than 0"),
-        ({"rope_original_length": 4096}, "rope_original_length=4096 is not read by model.rope_scaling=none"),
-        ({"rope_scaling": "linear", "rope_original_length": 4096}, "is not read by model.rope_scaling=linear"),
+        ({"rope_scaling": "yarn", "rope_factor": 4.0}, "rope_scaling=yarn needs model.rope_original_length"),
+        ({"rope_scaling": "llama3", "rope_factor": 8.0}, "rope_scaling=llama3 needs model.rope_original_length"),
+        ({"rope_original_length": 4096}, "rope_scaling=none needs model.rope_original_length=0, not 4096"),
+        (
+            {"rope_scaling": "linear", "rope_original_length": 4096},
+            "rope_scaling=linear needs model.rope_original_length=0, not 4096",
+        ),
         ({"quantization": "int4"}, "model.quantization=int4 is unknown; nearest: int8"),
         ({"biases": "some"}, "model.biases=some is unknown"),
         ({"global_every": 2}, "model.global_every=2 needs model.sliding_window"),
@@ -31,15 +34,15 @@ def validate(**model) -> None:
         ({"activation": "gelu"}, "model.activation=gelu is unknown; nearest: gelu_tanh"),
         (
             {"local_rope_theta": 1e4},
-            "model.local_rope_theta=10000.0 must be greater than 1, and is read by layers with",
+            "model.local_rope_theta=10000.0 needs model.sliding_window",
         ),
         ({"local_rope_theta": 1.0, "sliding_window": 8}, "model.local_rope_theta=1.0 must be greater than 1"),
         ({"query_scalar": -1.0}, "model.query_scalar=-1.0 must be 0 or greater"),
         ({"dropout": 1.0}, "model.dropout=1.0 must be 0 or greater and less than 1"),
         ({"num_experts": 4, "experts_per_token": 5}, "model.experts_per_token=5 must be at most model.num_experts=4"),
-        ({"num_experts": 4, "quantization": "int8"}, "model.quantization=int8 does not go with model.num_experts=4"),
-        ({"num_experts": 4, "biases": "all"}, "model.biases=all does not go with model.num_experts=4; use none"),
-        ({"num_experts": 4, "mup_base_dim": 64}, "model.mup_base_dim=64 does not go with model.num_experts=4; use 0"),
+        ({"num_experts": 4, "quantization": "int8"}, "model.num_experts=4 needs model.quantization=none, not int8"),
+        ({"num_experts": 4, "biases": "all"}, "model.num_experts=4 needs model.biases=none, not all"),
+        ({"num_experts": 4, "mup_base_dim": 64}, "model.num_experts=4 needs model.mup_base_dim=0, not 64"),
         ({"num_experts": -1}, "model.num_experts=-1 must be 0 or greater"),
         ({"num_experts": 4, "router": "relu"}, "model.router=relu is unknown"),
         ({"dropout": -0.1}, "model.dropout=-0.1 must be 0 or greater and less than 1"),
@@ -76,5 +79,5 @@ def test_experts_that_devices_cannot_share_evenly_are_refused():
 def test_experts_and_a_split_length_are_refused_together():
     config = base.get_config()
     config.model.num_experts, config.mesh.context = 4, 2
-    with pytest.raises(ConfigError, match=r"^mesh.context=2 must be 1 with model.num_experts; use mesh.fsdp$"):
+    with pytest.raises(ConfigError, match=r"^model.num_experts=4 needs mesh.context=1, not 2 "):
         validation.validate(config, 2)

@@ -65,11 +65,11 @@ def test_steps_that_take_some_examples_are_those_that_the_sizes_make(step, incre
     ("changes", "message"),
     [
         ({"batch.first": 33}, "batch.first=33 must lie between 1 and train.global_batch=32"),
-        ({"batch.ramp": "none"}, "batch.first=8 is not read by batch.ramp=none"),
+        ({"batch.ramp": "none"}, "batch.ramp=none needs batch.first=0, not 8"),
         ({"batch.increase_factor": 1.0}, "batch.increase_factor=1.0 must be greater than 1"),
         ({"batch.fit": "auto", "train.gradient_accumulation": 2}, "both say how many microbatches"),
         ({"batch.ramp": "noise_scale", "train.gradient_accumulation": 4, "train.steps": 0, "train.tokens": 999},
-         "use train.steps"),
+         "needs train.steps"),
         ({"batch.ramp": "noise_scale", "train.gradient_accumulation": 4}, "batch.first at least 2 microbatches"),
         ({"evaluation.every_epochs": 1.0}, "use train.eval_every"),
         ({"batch.learning_rate": "square"}, "nearest: sqrt"),

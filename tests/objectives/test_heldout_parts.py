@@ -100,7 +100,10 @@ def test_memory_falls_with_the_part():
         ({"evaluation.chunk_tokens": 48}, "does not divide train.sequence_length=24; use 24"),
         ({"evaluation.chunk_tokens": -1}, "must be 0 or greater"),
         ({"evaluation.chunk_tokens": 3, "mesh.context": 2}, "is not a multiple of mesh.context=2; use 6"),
-        ({"evaluation.chunk_tokens": 6, "model.num_experts": 4, "model.expert_capacity": 1.5}, "expert_capacity=1.5"),
+        (
+            {"evaluation.chunk_tokens": 6, "model.num_experts": 4, "model.expert_capacity": 1.5},
+            "needs model.expert_capacity=0.0, not 1.5",
+        ),
     ],
     ids=str,
 )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search ends near the best of all layouts after few compilations; memory's arithmetic knows the recipes."""
 
-import contextlib
 import importlib
 import math
 import random
@@ -13,7 +12,7 @@ import pytest
 import assembly
 from configs import loading, validation
 from configs.base import ConfigError
-from rehearsal import advice, compare, search, sizing
+from rehearsal import advice, compare, report, search, sizing
 from rehearsal.compiler import GIB, CompileError
 from tests.support import RECIPES
 
@@ -35,20 +34,16 @@ class Imagined:
         self.compiler, self.truth, self.compiled, self.lines = self, truth, [], []
         self.spent, self.processes = [], 1
 
-    @contextlib.contextmanager
-    def working(self, what):
-        yield lambda text: None
-
     def line(self, text):
         self.lines.append(text)
 
-    def compile_all(self, pairs, waiting=None, until=None):
+    def compile_all(self, pairs, what, until=None):
         for index, (config, topology) in enumerate(pairs):
             self.compiled.append(config)
             yield index, self._result(config, topology)
 
     def compile(self, config, topology):
-        return next(iter(self.compile_all([(config, topology)])))[1]
+        return next(iter(self.compile_all([(config, topology)], "")))[1]
 
     def _result(self, config, topology):
         seconds, size = self.truth(config)
@@ -68,7 +63,7 @@ class Imagined:
 
 @pytest.fixture
 def imagined(monkeypatch):
-    for room in (search, advice, compare):
+    for room in (report, advice):
         monkeypatch.setattr(room, "estimate", lambda compiled: compiled.figures)
     return Imagined
 
@@ -207,7 +202,7 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     loaded = load(train__global_batch=256, model__remat="dots")
     display = imagined(lambda config: (1.0, sizing.predict(config).total))
     compiled = display.compile(loaded.config, loaded.topology)
-    rows = advice._remedies(compiled, display, until=math.inf)
+    rows = advice.Study(compiled, {"fits": False}, display, until=math.inf).remedies()
     assert [row["what"].partition(",")[0] for row in rows] == [
         "smaller microbatches", "keeping less for the backward pass", "moments in the hosts' memory",
         "shorter sequences",
@@ -229,14 +224,16 @@ def test_a_remedy_that_the_compiler_finds_too_small_gives_way_to_the_next(imagin
 
     display = imagined(world)
     compiled = display.compile(loaded.config, loaded.topology)
-    verified, predicted = (advice._remedies(compiled, display, until=until)[0] for until in (math.inf, -math.inf))
+    verified, predicted = (
+        advice.Study(compiled, {"fits": False}, display, until).remedies()[0] for until in (math.inf, -math.inf)
+    )
     assert verified["verified"] and verified["fits"] and not predicted["verified"]
     assert verified["keys"]["train.gradient_accumulation"] == 2 * predicted["keys"]["train.gradient_accumulation"]
 
 
 def before(**more) -> dict:
     return {
-        "step_seconds": 2.0, "tokens_per_second": 32 * 4096 / 2.0, "exposed_communication_seconds": 0.4,
+        "fits": True, "step_seconds": 2.0, "tokens_per_second": 32 * 4096 / 2.0, "exposed_communication_seconds": 0.4,
         "seconds_by_pass": {"recomputed": 0.2}, "seconds_by_category": {"element-wise": 0.1},
         "collectives": [{"source": "layers/cross_entropy.py:9", "exposed_seconds": 0.1}],
     } | more  # fmt: skip
@@ -252,7 +249,7 @@ def test_advice_is_what_was_compiled_and_faster_the_best_first(imagined):
 
     display = imagined(world)
     compiled = display.compile(loaded.config, loaded.topology)
-    rows = advice._faster(compiled, before(), display, until=math.inf)
+    rows = advice.Study(compiled, before(), display, math.inf).faster()
     mesh, chunk = {"mesh.data": 2, "mesh.fsdp": 8}, {"train.loss_chunk_tokens": 8192}
     assert [row["keys"] for row in rows] == [mesh | chunk, mesh, chunk]
     assert [row["gain"] for row in rows] == [pytest.approx(2.0 / after - 1) for after in (1.7, 1.8, 1.9)]
@@ -263,7 +260,7 @@ def test_advice_that_was_not_compiled_says_so(imagined):
     loaded = load()
     display = imagined(lambda config: (2.0, 20 * GIB))
     compiled = display.compile(loaded.config, loaded.topology)
-    rows = advice._faster(compiled, before(), display, until=-math.inf)
+    rows = advice.Study(compiled, before(), display, -math.inf).faster()
     assert rows and not any(row["verified"] or row["gain"] for row in rows)
 
 
@@ -272,4 +269,4 @@ def test_a_change_that_the_compiler_refuses_is_no_advice(imagined, monkeypatch):
     display = imagined(lambda config: (2.0, 20 * GIB))
     compiled = display.compile(loaded.config, loaded.topology)
     monkeypatch.setattr(display, "_result", lambda config, topology: CompileError("no"))
-    assert advice._faster(compiled, before(), display, until=math.inf) == []
+    assert advice.Study(compiled, before(), display, math.inf).faster() == []

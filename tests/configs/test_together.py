@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is typed and cannot matter is told; what a recipe leaves behind is not."""
+"""What does not go together, or is typed and cannot matter, is told; what a recipe leaves behind is not."""
 
 import pytest
 
-from configs import base, loading, unread, validation
+from configs import base, loading, together, validation
 from configs.base import ConfigError
 
 
@@ -36,7 +36,8 @@ def test_what_the_recipe_says_or_what_is_the_default_may_stand():
     validation.validate(loaded.config, 1, loaded)
 
 
-def test_the_table_knows_the_keys_that_there_are():
+def test_the_tables_know_the_keys_that_there_are():
     values = loading.flat(base.get_config())
-    for owner, idle, keys in unread.OUT_OF_FORCE:
+    for owner, idle, keys in together.OUT_OF_FORCE:
         assert {owner, *keys} <= values.keys() and type(values[owner]) is type(idle)
+    assert {key for need in together.NEEDS for key in (need[0], need[2])} <= values.keys()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rehearsal says, part by part, from the dictionary of --json: the terminal and the page show the same."""
+
+from typing import NamedTuple
+
+from training.display import duration
+
+COLOURS = {  # of bars and plots
+    "parameters": "#6ea8dc", "optimizer": "#9a9fe0", "batch": "#b9a58c", "gradients": "#e9b44c",
+    "saved activations": "#5fc0b0", "temporaries": "#e28a7c",
+    "matmul": "#6ea8dc", "attention kernel": "#5fc0b0", "kernel": "#93c572", "element-wise": "#e9b44c",
+    "collective": "#e28a7c", "copy": "#b39ad6", "loop": "#b8b8b8",
+}  # fmt: skip
+SPENT = {"collective": "exposed communication", "copy": "waiting for copies"}  # what a category's seconds are
+
+
+class Table(NamedTuple):
+    """Rows of text; a column holds figures where its name begins with a capital. A terminal shows the first `shown`."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    shown: int | None = None
+
+
+class Section(NamedTuple):
+    """A part of a report.
+
+    Attributes:
+      title: its verdict, in one line.
+      lines: what is said under it.
+      bars: parts of `whole`: name, size, the size as text.
+      plots: what the page draws of it.
+      bad: whether it is bad news.
+    """
+
+    title: str
+    lines: list[str]
+    tables: tuple[Table, ...] = ()
+    bars: tuple[tuple[str, float, str], ...] = ()
+    whole: float = 1.0
+    plots: tuple[str, ...] = ()
+    bad: bool = False
+
+
+def of_step(report: dict) -> list[Section]:
+    """Return all but what to change, the verdict first."""
+    assumed = Table(("what the estimate assumes", "value", "source"), report["assumptions"])
+    known = [_time(report), _operations(report)] if report["step_seconds"] is not None else []
+    cost = _cost(report) if known else Section("TIME: unknown, for it does not compile; so is its cost", [], bad=True)
+    return [_head(report), _memory(report), *known, cost._replace(tables=(assumed,))]
+
+
+def of_changes(report: dict) -> list[Section]:
+    """Return what would make it fit, or faster."""
+    found = []
+    if report["remedies"]:
+        rows = [
+            (row["what"], options(row["keys"]), f"{row['total_gib']:.1f}", f"{row['gives_gib']:.1f}",
+             ("compiled" if row["verified"] else "not compiled") + ("" if row["fits"] else ", does not fit"))
+            for row in report["remedies"]
+        ]  # fmt: skip
+        found.append(Section("WOULD FIT", [], (Table(("change", "type", "GiB", "Saves", "verdict"), rows),)))
+    rows = [
+        (options(row["keys"]), f"{row['gain']:+.1%}", seconds_text(row["step_seconds"]), f"{row['total_gib']:.1f}",
+         row["why"])
+        for row in report["advice"] if row["verified"]
+    ]  # fmt: skip
+    lines = [
+        f"not compiled (--advice_seconds): {options(row['keys'])}, perhaps {row['expected']:+.1%}: {row['why']}"
+        for row in report["advice"] if not row["verified"]
+    ]  # fmt: skip
+    if report["advice"]:
+        tables = (Table(("type", "Faster", "A step", "GiB", "why"), rows),) if rows else ()
+        found.append(Section("WOULD BE FASTER", lines, tables))
+    return found
+
+
+def seconds_text(seconds: float) -> str:
+    """Return three figures and a unit: 3.20 s, 12.8 ms, 41.0 us."""
+    unit, times = ("s", 1) if seconds >= 0.9995 or not seconds else ("ms", 1e3) if seconds >= 0.9995e-3 else ("us", 1e6)
+    return f"{times * seconds:,.0f} {unit}" if times * seconds >= 99.95 else f"{times * seconds:#.3g} {unit}"
+
+
+def options(keys: dict) -> str:
+    """Return what to type for these keys."""
+    return " ".join(f"--config.{key}={value}" for key, value in keys.items())
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def _head(report: dict) -> Section:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items() if size > 1) or "one device"
+    batch = f"{report['global_batch']} x {report['sequence_length']} tokens a step"
+    batch += f" in {report['num_microbatches']} microbatches" if report["num_microbatches"] > 1 else ""
+    slice_ = f"{_count(report['chips'], 'chip')}, {_count(report['hosts'], 'host')}"
+    lines = [f"{report['num_parameters']:,} parameters; mesh {mesh}; {batch}"]
+    lines += [f"typed: {options(report['typed'])}"] if report["typed"] else []
+    return Section(f"{report['recipe']} on {report['topology']}: {slice_}", lines)
+
+
+def _memory(report: dict) -> Section:
+    hbm, fits = report["hbm_gib"], report["fits"]
+    title = f"FITS: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"
+    if not fits:
+        title = f"DOES NOT FIT: {hbm['total']:.1f} GiB a chip, which has {hbm['capacity']:.0f}"
+        title += "" if report["compiled"] else " (the compiler refuses it)"
+    names = ("parameters", "optimizer", "batch", "gradients", "saved_activations", "temporaries")
+    bars = tuple((name.replace("_", " "), hbm[name], f"{hbm[name]:.2f} GiB") for name in names if hbm[name] >= 0.005)
+    lines = [] if report["compiled"] else ["without a program, all that is not state counts as temporaries"]
+    if report["host_gib"]:
+        lines.append(f"beside these, in its host's memory: {report['host_gib']:.2f} GiB a chip")
+    rows = [(b["name"], b["class"], b["source"], f"{b['gib']:.3f}") for b in report["largest_buffers"]]
+    tables = (Table(("largest buffers", "class", "line", "GiB"), rows),) if rows else ()
+    plots = ("memory",) if report["memory_over_time"] else ()
+    return Section(title, lines, tables, bars, max(hbm["capacity"], hbm["total"]), plots, bad=not fits)
+
+
+def _time(report: dict) -> Section:
+    step, spent = report["step_seconds"], sorted(report["seconds_by_category"].items(), key=lambda item: -item[1])
+    rate = f"{report['tokens_per_second']:,.0f} tokens/s ({report['tokens_per_second_per_device']:,.0f} a chip)"
+    hidden = seconds_text(report["hidden_communication_seconds"])
+    lines = [
+        f"an estimate from {report['basis']}; hardware utilisation {report['hardware_utilisation']:.1%}",
+        f"communication hidden behind computation: {hidden}",
+        *report["notes"],
+    ]
+    rows = [
+        (c["kind"], c["axes"] or "-", c["source"], "beside" if c["asynchronous"] else "alone", f"{c['count']:,}",
+         f"{c['gib']:.2f}", seconds_text(c["seconds"]), seconds_text(c["exposed_seconds"]))
+        for c in report["collectives"]
+    ]  # fmt: skip
+    columns = ("collectives", "axes", "line", "runs", "Count", "GiB", "Time", "Exposed")
+    return Section(
+        f"TIME: {seconds_text(step)} a step, MFU {report['mfu']:.1%}, {rate}", lines,
+        (Table(columns, rows, shown=8),) if rows else (),
+        tuple((name, seconds, seconds_text(seconds)) for name, seconds in spent),
+        step, ("layers",) if report["timelines"] else (),
+    )  # fmt: skip
+
+
+def _operations(report: dict) -> Section:
+    rows = [
+        (o["name"], o["pass"], o["source"], seconds_text(o["seconds"]), f"{o['share']:.1%}",
+         f"{o['flops_per_second'] / 1e12:.0f}", o["bound"])
+        for o in report["operations"]
+    ]  # fmt: skip
+    columns = ("heaviest operations", "pass", "line", "Time", "Share", "TFLOP/s", "bound by")
+    drawn = any(o["flops"] for o in report["operations"])
+    return Section("OPERATIONS", [], (Table(columns, rows, shown=8),), plots=("roofline",) if drawn else ())
+
+
+def _cost(report: dict) -> Section:
+    run, price = report["run"], report["price_per_chip_hour"]
+    title = "COST: the price of this slice is unknown; give --price"
+    if report["cost_per_billion_tokens"] is not None:
+        title = f"COST: ${report['cost_per_billion_tokens']:,.2f} per billion tokens at ${price:.2f} per chip-hour"
+        title += f" ({report['price_source']})"
+    dollars = "" if run["dollars"] is None else f", ${run['dollars']:,.2f}"
+    took = "" if run["days"] is None else f"{duration(86_400 * run['days'])}{dollars}"
+    return Section(title, [f"the configured run of {run['steps']:,} steps: {took}"] if took else [])
