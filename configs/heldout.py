@@ -12,7 +12,7 @@ def check(config: ConfigDict) -> None:
     if not chunk:
         return
     said = f"evaluation.chunk_tokens={chunk}"
-    if config.model.name != "decoder_lm":
+    if config.train.objective == "recursive":
         raise ConfigError(f"{said} is of language models, model.name={config.model.name} is none; use 0")
     if config.train.objective == "dpo":
         raise ConfigError(f"{said} does not go with train.objective=dpo, which compares whole answers; use 0")

@@ -162,6 +162,13 @@ class TFRecord(RecordFile):
         return f"{self.path}, record {number}"
 
 
+BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
+    ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines,
+    ".csv": Csv, ".tsv": Csv, ".parquet": Parquet,
+    ".tfrecord": TFRecord, ".tfrecords": TFRecord,
+}  # fmt: skip
+
+
 def as_bytes(column: pa.Array, field: str, where) -> list[bytes | None]:
     """Return the cells of a column of strings, unchecked; DataError for one of anything else."""
     if pa.types.is_dictionary(column.type):

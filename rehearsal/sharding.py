@@ -261,7 +261,7 @@ def _bytes_like_it(config, tensor: Tensor) -> float:
     """Return the bytes of all of the recipe that lies as the tensor does, on all chips together."""
     if tensor.role == "activations":
         return config.model.num_layers * math.prod(tensor.shape) * BFLOAT16
-    moments = sizing.MOMENTS[config.optimizer.name]
+    moments = sizing.moments(config)
     numbers = {"weights": 2 + moments, "gradients": 1, "optimizer": moments}[tensor.role]
     return max(sizing.num_parameters(config.model), math.prod(tensor.shape)) * numbers * FLOAT32
 
