@@ -101,6 +101,20 @@ def test_configuration_keys_and_files_that_are_named_are_there(page):
     assert not [file for file in files if not (ROOT / file).exists() and not any(ROOT.glob(f"[a-z]*/**/{file}"))]
 
 
+FIGURES = (  # rehearsed, of the last section
+    "llama2_7b_2048_v4-32", "llama2_7b_2048_v4-64", "llama2_7b_2048_2xv4-32", "llama2_7b_4x4x2_v4-64",
+    "llama2_13b_2048_v4-32", "mixtral_8x7b_v5p-128", "deepseek_like_v5p-128", "mixtral_8x7b_v4-64",
+    "deepseek_like_v4-64",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_steps_are_said_to_take_is_recorded(name):
+    recorded = json.loads((ROOT / f"rehearsal/recorded/{name}.json").read_text())["figures"]
+    section = README.partition("## Figures")[2]
+    assert f"{recorded['step_seconds']:.2f} s" in section
+
+
 def test_the_rehearsal_that_is_shown_is_the_recorded_one():
     recorded = json.loads((ROOT / "rehearsal/recorded/llama2_7b_v4-32.json").read_text())["figures"]
     chip, step = topologies.get("v4-32"), recorded["step_seconds"]
