@@ -33,7 +33,7 @@ NEEDS = (  # a key, the values (or ANY) with which it needs another key to have 
     ("train.objective", ("dpo",), "train.balance_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo",), "train.router_z_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo",), "evaluation.chunk_tokens", NONE, "it compares whole answers"),
-    ("evaluation.chunk_tokens", ANY, "model.name", ("decoder_lm",), ""),
+    ("train.objective", ("recursive",), "evaluation.chunk_tokens", NONE, "that is of language models"),
     ("evaluation.chunk_tokens", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
     ("train.init_from", ANY, "model.name", ("decoder_lm",), ""),
     ("train.init_from", ANY, "distillation.hidden_weight", NONE, "it has no projection to the teacher's width"),

@@ -53,6 +53,7 @@ class Topology:
     price_per_chip_hour: float | None = None
     faster: tuple[str, ...] = ()  # values of model.quantization that it multiplies faster than bfloat16
     cores_per_chip: int = 1  # TensorCores; JAX shows a chip as one device
+    gke_name: str = ""  # of the chip, as a node's label has it
 
     @property
     def chips_per_host(self) -> int:
@@ -63,16 +64,16 @@ class Topology:
 CHIPS = {
     "v4": dict(accelerator="tpu", hbm_gib=32, peak_flops=275e12, hbm_bandwidth=1228e9,
                link_bandwidth=45e9, dcn_bandwidth=6.25e9, host_bandwidth=15e9, clock_hz=1.05e9,
-               price_per_chip_hour=3.22, cores_per_chip=2),
+               price_per_chip_hour=3.22, cores_per_chip=2, gke_name="tpu-v4-podslice"),
     "v5e": dict(accelerator="tpu", hbm_gib=16, peak_flops=197e12, hbm_bandwidth=819e9,
                 link_bandwidth=45e9, dcn_bandwidth=3.125e9, host_bandwidth=15e9, clock_hz=1.5e9,
-                faster=("int8",), price_per_chip_hour=1.20),
+                faster=("int8",), price_per_chip_hour=1.20, gke_name="tpu-v5-lite-podslice"),
     "v5p": dict(accelerator="tpu", hbm_gib=95, peak_flops=459e12, hbm_bandwidth=2765e9,
                 link_bandwidth=90e9, dcn_bandwidth=6.25e9, host_bandwidth=15e9, clock_hz=1.75e9,
-                faster=("int8",), price_per_chip_hour=4.20, cores_per_chip=2),
+                faster=("int8",), price_per_chip_hour=4.20, cores_per_chip=2, gke_name="tpu-v5p-slice"),
     "v6e": dict(accelerator="tpu", hbm_gib=32, peak_flops=918e12, hbm_bandwidth=1640e9,
                 link_bandwidth=90e9, dcn_bandwidth=12.5e9, host_bandwidth=32e9, clock_hz=1.75e9,
-                faster=("int8",), price_per_chip_hour=2.70),
+                faster=("int8",), price_per_chip_hour=2.70, gke_name="tpu-v6e-slice"),
     "h100": dict(accelerator="gpu", hbm_gib=79.6, peak_flops=989e12, hbm_bandwidth=3350e9,
                  link_bandwidth=450e9, faster=("int8", "fp8"), price_per_chip_hour=3.93),
     "h200": dict(accelerator="gpu", hbm_gib=140.4, peak_flops=989e12, hbm_bandwidth=4800e9,

@@ -172,6 +172,13 @@ class TFRecord(RecordFile):
         return texts[0]
 
 
+BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
+    ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines,
+    ".csv": Csv, ".tsv": Csv, ".parquet": Parquet,
+    ".tfrecord": TFRecord, ".tfrecords": TFRecord,
+}  # fmt: skip
+
+
 def encoded(name: str, text: str) -> bytes:
     """Return text as UTF-8. Raises BadDocument where it cannot be that."""
     try:

@@ -29,11 +29,6 @@ FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file as
     "tfrecord": formats.TFRecord,
 }  # fmt: skip
 RENDERED = {"chat": Conversations, "preferences": Preferences}  # sources of a conversation per line
-FORMATS: dict[str, type[RecordFile]] = {
-    ".jsonl": formats.JsonLines, ".ndjson": formats.JsonLines, ".json": formats.JsonLines,
-    ".csv": formats.Csv, ".tsv": formats.Csv, ".parquet": formats.Parquet,
-    ".tfrecord": formats.TFRecord, ".tfrecords": formats.TFRecord,
-}  # fmt: skip
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -129,12 +124,12 @@ def synthetic(data, path: str, *, vocab_size: int, seed: int, **_) -> tuple[Mark
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return what reads a file with this suffix, compressed or not; None for text."""
     suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower()
-    if suffix in formats.COMPRESSED and inner not in FORMATS:
+    if suffix in formats.COMPRESSED and inner not in formats.BY_SUFFIX:
         raise DataError(
             f"{file}: compressed text is not read; decompress it, or make it {Path(file.stem).stem}.jsonl.gz"
         )
     suffix = inner if suffix in formats.COMPRESSED else suffix
-    return FORMATS.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
+    return formats.BY_SUFFIX.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
 
 
 def find_files(path: str) -> list[Path]:

@@ -33,8 +33,6 @@ REMAT = {  # names of what the forward pass keeps for the backward pass, the res
     "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
 }
 
-SUBLAYERS = ("attention", "mlp")  # of a block, as they are used
-
 
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); what is added has a norm of its own where `post_norms` is set.
@@ -46,6 +44,8 @@ class Block(nnx.Module):
       experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
     """
+
+    SUBLAYERS = ("attention", "mlp")  # as they are used
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
@@ -93,7 +93,7 @@ class Stack(nnx.Module):
     """`num_layers` blocks, their weights stacked on a leading axis.
 
     Args:
-      make_block: rngs to one block.
+      make_block: rngs to one block, whose SUBLAYERS name what it has weights to multiply with in, in order of use.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
       frozen: whether no weights but adapters are trained.
       remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
@@ -136,7 +136,7 @@ class Stack(nnx.Module):
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
         at once.
         """
-        bring = whole if self.frozen else functools.partial(whole_in_turn, order=SUBLAYERS)
+        bring = whole if self.frozen else functools.partial(whole_in_turn, order=self.blocks.SUBLAYERS)
 
         def apply(streams, layer):
             weights, cache, keys = layer

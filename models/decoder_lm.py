@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder language model of the Llama family (arXiv:2302.13971, section 2.2)."""
+"""A decoder language model of the Llama family (arXiv:2302.13971, section 2.2).
+
+A model is a module with `make` and `flops_per_token`, and its blocks name their SUBLAYERS (layers/block.py). A language
+model, whatever it is made of, has these for the loss, evaluation and generation:
+
+- `routed(tokens, positions, segments, cache, key=)`: (normalised stream, cache, figures of routers or {}); called, the
+  model returns the first two;
+- `empty_cache(rows, length)`: the cache that `routed` begins with, where tokens come a few at a time;
+- `with_head(stream)`, `head_weight()`: the stream and the head whole, the head as it lies, [D, V];
+- `logits(stream)`, and `logit_cap`, the cap in it, 0 for none.
+"""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -14,12 +14,6 @@ from pods.hosts import ENV_FILE
 from pods.settings import Settings
 from pods.transports import usage_error
 
-GKE_ACCELERATORS = {
-    "v4": "tpu-v4-podslice",
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
-}
 NOT_AGAIN = (2, 3)  # exit statuses that come again: configuration, loss not finite
 SAVED = 75
 SIGNAL_SECONDS = 120  # that Slurm gives before the end
@@ -133,15 +127,16 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
 
     The image has the code and its .venv in /torus; HF_TOKEN comes from the secret torus-secrets, where there is one.
     """
-    chip, _, shape = topology.compiler_name.partition(":")
-    if chip not in GKE_ACCELERATORS:
-        raise usage_error(f"ACCEL={topology.name} is no TPU; --gke is for {', '.join(GKE_ACCELERATORS)}")
+    if not topology.gke_name:
+        known = ", ".join(name for name, chip in topologies.CHIPS.items() if "gke_name" in chip)
+        raise usage_error(f"ACCEL={topology.name} is no TPU that GKE has; --gke is for {known}")
     if not settings.image:
         raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     return JOBSET.format(
         name=settings.name, restarts=settings.max_restarts, slices=settings.slices, hosts=topology.hosts,
-        chips=topology.chips_per_host, accelerator=GKE_ACCELERATORS[chip], shape=shape, not_again=list(NOT_AGAIN),
+        chips=topology.chips_per_host, accelerator=topology.gke_name,
+        shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
         grace=settings.grace_seconds, image=json.dumps(settings.image), command=json.dumps(command), secret=SECRET,
         saved=SAVED,
     )  # fmt: skip

@@ -18,6 +18,10 @@ products and rings compute, G in float32, in which copies of a gradient are summ
 
 Left out: what computation hides, the latency of a hop, microbatches, the copy of a weight while it is whole, and links
 that several axes share. The first dimension of weights is taken for the one that their product sums over.
+
+For each weight of Llama 2 7B on v4-32 the rules of parallelism/axis_rules.py are as good as the best. On data=2,
+fsdp=4, model=2 the advice would split weights over `data` too (2.81 ms, not 2.87), which the rules keep for copies:
+these are summed once a step, however many microbatches there are, and weights would be brought for each.
 """
 
 import dataclasses
@@ -245,7 +249,7 @@ def _bytes_like_it(config, tensor: Tensor) -> float:
     """Return the bytes of all of the recipe that lies as the tensor does, on all chips together."""
     if tensor.role == "activations":
         return config.model.num_layers * math.prod(tensor.shape) * BFLOAT16
-    moments = sizing.MOMENTS[config.optimizer.name]
+    moments = sizing.moments(config)
     numbers = {"weights": 2 + moments, "gradients": 1, "optimizer": moments}[tensor.role]
     return max(sizing.num_parameters(config.model), math.prod(tensor.shape)) * numbers * FLOAT32
 

@@ -13,7 +13,8 @@ from configs.base import batch_shards
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
-MOMENTS = {"adamw": 2, "adam_atan2": 2, "adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers kept a weight
+MOMENTS = {"adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps a weight; others: ADAM
+ADAM = 2
 WORKING = {  # how often each is held at the highest point, beside what is kept for the backward pass
     "stream": 7.5,  # [tokens, D] in bfloat16
     "wide": 6.0,  # [tokens, F]
@@ -51,6 +52,11 @@ def num_parameters(model) -> int:
     return model.num_layers * layer + V * D * (1 if model.tie_embeddings else 2) + D
 
 
+def moments(config) -> float:
+    """Return how many numbers the optimizer keeps a weight."""
+    return MOMENTS.get(config.optimizer.name, ADAM)
+
+
 def predict(config) -> Sizes:
     """Return what one device would hold; the mesh has to be resolved."""
     model, mesh, train = config.model, config.mesh, config.train
@@ -80,12 +86,12 @@ def predict(config) -> Sizes:
     kept["dots"] = kept["attention"] + 2 * held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
     saved = model.num_layers * (held["stream"] + kept[model.remat])
-    moments = weights * MOMENTS.get(config.optimizer.name, 2)
+    moment_bytes = weights * moments(config)
     if train.offload == "optimizer":  # they come when activations are gone
-        moments = max(0.0, moments - saved)
+        moment_bytes = max(0.0, moment_bytes - saved)
     return Sizes(
         parameters=weights,
-        optimizer=moments + weights * bool(config.optimizer.ema_decay),
+        optimizer=moment_bytes + weights * bool(config.optimizer.ema_decay),
         gradients=weights,
         saved_activations=saved,
         temporaries=sum(often * held[name] for name, often in WORKING.items()),

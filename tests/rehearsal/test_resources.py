@@ -25,6 +25,12 @@ def test_each_size_has_a_row_on_each_slice_and_one_with_experts(resources):
     assert {len(row) for row in rows} == {len(resources.COLUMNS)}
 
 
+def test_the_readme_has_the_table(resources):
+    readme = (ROOT / "README.md").read_text()
+    for case in resources.cases():
+        assert f"| {' | '.join(resources.cells(case))} |" in readme, case.name
+
+
 def test_a_row_has_what_a_run_and_a_host_need(resources, tmp_path, monkeypatch):
     """10,000 steps of 128 sequences of 1,024 tokens, half a second each, at a quarter of a v4's 275 TFLOP/s."""
     case = record.Case("made_up", "large", "v4-32", {"train.steps": 10_000})

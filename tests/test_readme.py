@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README.md says can be followed: links lead somewhere, commands can be typed, keys are there.
+
+No command is run here; but its file, its flags, its recipe, its topology and what it sets are held to those that exist,
+as the command itself would, and a recipe with all of that to what makes a configuration consistent.
+"""
+
+import json
+import re
+import shlex
+
+import pytest
+
+import pod
+from command_line import split_overrides
+from configs import base, loading, topologies, validation
+from pods import settings
+from tests.support import ROOT
+
+README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md")
+FENCED = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
+PYTHON = (".venv/bin/python", "$python")
+OF_MAKE = {"train": "train.py", "rehearse": "rehearse.py"}
+
+
+def words_typed() -> list[list[str]]:
+    """Return each command of the fenced blocks: a Python file and what follows, or `make`, target and variables."""
+    lines = "".join(FENCED.findall(README)).replace("\\\n", " ").splitlines()
+    found = []
+    for line in lines:
+        if not re.search(r"(^|\s)(make|\.venv/bin/python|\$python) \w", line):
+            continue
+        words = shlex.split(line.partition(" & ")[0], comments=True)
+        begins = next((n for n, word in enumerate(words) if word in (*PYTHON, "make")), None)
+        if begins is not None:
+            found.append(words[begins:] if words[begins] == "make" else words[begins + 1 :])
+    return found
+
+
+def as_python(words: list[str]) -> list[str]:
+    """Return what a command of make passes on to Python, by the Makefile; the target's other variables are checked."""
+    target, given = words[1], dict(word.split("=", 1) for word in words[2:])
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert all(f"$({name})" in makefile or f"$({name}," in makefile for name in given), given
+    flags = [f"--{name.lower()}={given[name]}" for name in ("CONFIG", "TOPOLOGY", "WORKDIR") if name in given]
+    return [OF_MAKE.get(target, ""), *flags, *shlex.split(given.get("ARGS", ""))]
+
+
+COMMANDS = words_typed()
+
+
+def test_the_commands_were_found():
+    files = {words[0] for words in COMMANDS}
+    assert {"make", "train.py", "rehearse.py", "generate.py", "convert.py", "pod.py"} <= files and len(COMMANDS) > 50
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_could_be_typed(words):
+    file, *rest = as_python(words) if words[0] == "make" else words
+    if not file:
+        return
+    text = (ROOT / file).read_text()
+    if file == "pod.py":
+        assert settings.read(rest[: rest.index("--")] if "--" in rest else rest)[1][0] in pod.SUBCOMMANDS
+        return
+    overrides, rest = split_overrides(rest)
+    given = dict(word.removeprefix("--").partition("=")[::2] for word in rest if word.startswith("--"))
+    if "import command_line" in text:
+        known = DEFINED.findall(text + (ROOT / "command_line.py").read_text())
+        assert given.keys() <= {*known, "config", "topology", "workdir"}
+    topology = topologies.get(given["topology"]) if given.get("topology") else None
+    assert all(topologies.get(name) for name in given.get("compare", "").split(",") if name)
+    recipe = given.get("config", "")
+    loaded = loading.load(recipe or "configs/tiny.py", given.get("topology", ""), overrides)
+    if recipe:
+        validation.validate(loaded.config, topology.chips if topology else 1, loaded)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_anchors_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        assert path.startswith("https://") or (ROOT / path).exists(), link
+        assert path or anchor in anchors, link
+
+
+@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
+def test_configuration_keys_and_files_that_are_named_are_there(page):
+    text, keys = (ROOT / page).read_text(), loading.flat(base.get_config())
+    sections = "|".join(base.get_config())
+    named = set(re.findall(rf"(?:--config\.|`)((?:{sections})\.(?!py`)[a-z]\w*)(?=[=`])", text))
+    assert named - {"train.train"} <= keys.keys()
+    files = set(re.findall(r"`((?:[a-z]\w*/)*[a-z]\w*\.(?:py|sh|md|toml))[`:]", text))
+    files -= {"recipe.py"}  # of an imported run
+    assert not [file for file in files if not (ROOT / file).exists() and not any(ROOT.glob(f"[a-z]*/**/{file}"))]
+
+
+FIGURES = (  # rehearsed, of the last section
+    "llama2_7b_2048_v4-32", "llama2_7b_2048_v4-64", "llama2_7b_2048_2xv4-32", "llama2_7b_4x4x2_v4-64",
+    "llama2_13b_2048_v4-32", "mixtral_8x7b_v5p-128", "deepseek_like_v5p-128", "mixtral_8x7b_v4-64",
+    "deepseek_like_v4-64",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_steps_are_said_to_take_is_recorded(name):
+    recorded = json.loads((ROOT / f"rehearsal/recorded/{name}.json").read_text())["figures"]
+    section = README.partition("## Figures")[2]
+    assert f"{recorded['step_seconds']:.2f} s" in section
+
+
+def test_the_rehearsal_that_is_shown_is_the_recorded_one():
+    recorded = json.loads((ROOT / "rehearsal/recorded/llama2_7b_v4-32.json").read_text())["figures"]
+    chip, step = topologies.get("v4-32"), recorded["step_seconds"]
+    assert f"FITS: {recorded['hbm_gib']:.1f} of {chip.hbm_gib} GiB a chip" in README
+    assert f"TIME: {step:.2f} s a step, MFU {recorded['flops_model'] / step / chip.peak_flops:.1%}" in README
