@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from configs.base import get_config
 from examples import conversations
 from input_pipeline.corpus import prepare
@@ -17,22 +15,17 @@ from tests.support import ROOT
 MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
 
 
-@pytest.mark.parametrize(
-    ("mesh", "chips", "axes"),
-    [("", 16, "data=4 * model=2 * fsdp=2"), ("4,4,2", 32, "data=4 * model=4 * fsdp=2")],
-    ids=["v4-32", "v4-64"],
-)
-def test_the_example_of_a_v4_32_learns_its_batch(tmp_path, mesh, chips, axes):
+def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    environment |= {"TPU_MESH_CONFIG": mesh, "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
+    environment |= {"TPU_MESH_CONFIG": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
     command = [sys.executable, "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=5"]
     done = subprocess.run(
         [*command, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    lines = (f"Local devices: {chips}", f"Global devices: {chips}", "Process index: 0", "Process count: 1")
-    assert all(line in done.stdout for line in lines) and f"Mesh: {axes}" in done.stdout
+    lines = ("Local devices: 16", "Global devices: 16", "Process index: 0", "Process count: 1")
+    assert all(line in done.stdout for line in lines) and "Mesh: data=4 * model=2 * fsdp=2" in done.stdout
     measured = [tuple(float(text.replace(",", "")) for text in found) for found in MEASURED.findall(done.stdout)]
     steps, losses, milliseconds, speeds = zip(*measured, strict=True)
     assert steps == (1, 2, 3, 4, 5)

@@ -22,6 +22,8 @@ MESHES = [
     {"data": 2, "fsdp": 2, "model": 2}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
     {"dcn_data": 2, "fsdp": 4}, {"dcn_data": 2, "data": 2, "model": 2},
 ]  # fmt: skip
+ONE_LAYER = (("num_layers", 1),)
+INT8 = (*ONE_LAYER, ("quantization", "int8"))
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: "-".join(f"{axis}{size}" for axis, size in mesh.items()))
@@ -34,9 +36,8 @@ def test_loss_and_every_gradient_are_those_of_one_device(mesh):
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "context": 2, "model": 2}], ids=["in shards", "compiled"])
 def test_quantised_gradients_are_those_of_one_device(mesh):
     """But for operands that another order of sums rounds to the next of 255 steps, a few of a thousand of them."""
-    model = (("quantization", "int8"),)
-    (actual, _), (expected, _) = gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars(of_model=model)
-    plain, _ = gradients_and_scalars()
+    (actual, _), (expected, _) = gradients_and_scalars(of_model=INT8, **mesh), gradients_and_scalars(of_model=INT8)
+    plain, _ = gradients_and_scalars(of_model=ONE_LAYER)
     near = jax.tree.leaves(jax.tree.map(relative_error, actual, expected))
     far = jax.tree.leaves(jax.tree.map(relative_error, expected, plain))
     assert max(near) < 1e-3 < min(far), (near, far)
@@ -44,9 +45,9 @@ def test_quantised_gradients_are_those_of_one_device(mesh):
 
 def test_devices_that_share_heads_round_what_they_sum_each_in_scales_of_its_own():
     """Other roundings than on one device, and no coarser: as far from it as that is from products in float32."""
-    model, mesh = (("quantization", "int8"),), {"data": 2, "fsdp": 2, "model": 2}
-    (actual, _), (plain, _) = gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars()
-    alone = jax.tree.map(relative_error, gradients_and_scalars(of_model=model)[0], plain)
+    actual, _ = gradients_and_scalars(of_model=INT8, data=2, fsdp=2, model=2)
+    plain, _ = gradients_and_scalars(of_model=ONE_LAYER)
+    alone = jax.tree.map(relative_error, gradients_and_scalars(of_model=INT8)[0], plain)
     shared = jax.tree.map(relative_error, actual, plain)
     assert max(jax.tree.leaves(shared)) < 1.5 * max(jax.tree.leaves(alone)), (shared, alone)
 

@@ -281,13 +281,13 @@ def test_a_layout_of_another_recipe_is_told_by_the_names_of_its_arrays():
     assert len(lines) == 1 and "gradient" in lines[0] and "'weight'" in lines[0]
 
 
-def test_every_preset_mesh_computes_what_one_device_does():
-    """And a run on other meshes has the same losses; on 64 simulated devices, in a process of their own."""
+def test_meshes_of_presets_compute_what_one_device_does():
+    """And a run on other meshes has the same losses; on 16 simulated devices, in a process of their own."""
     command = [sys.executable, "benchmarks/layouts.py", "--quick"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     figures = json.loads(ended.stdout.splitlines()[-1])["figures"]
-    assert figures["layouts_proved"] >= 5 and figures["layouts_that_differ"] == 0, ended.stdout
+    assert figures["layouts_proved"] == 3 and figures["layouts_that_differ"] == 0, ended.stdout
     assert figures["largest_loss_difference"] <= 1e-5, ended.stdout
 
 
@@ -314,7 +314,8 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
     ids=lambda changes: "-".join(changes.values()),
 )
 def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
-    config = loading.load("configs/trm/sudoku_mini.py", "", changes).config
+    small = {"model.high_cycles": "2", "model.low_cycles": "1"}  # each is compiled again
+    config = loading.load("configs/trm/sudoku_mini.py", "", changes | small).config
     assert assembly.layout_differences(config) == []
 
 
