@@ -148,7 +148,10 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         params = restore_evaluated(checkpoints, step, run.abstract_state)
-        frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
+        reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
+        if reference:
+            teacher.run_of(config).pin(reference)  # is as it was
+        frozen = teacher.restore(config, run.abstract_frozen, reference)
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
     if processes.index() == 0:

@@ -176,14 +176,18 @@ def run_to_the_end(
 
 
 def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
-    """Return what steps take beside state and batch, and which checkpoint of `train.init_from` that is, by its role.
+    """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
 
-    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both.
+    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both; its teacher.
     """
     config = run.config
-    needed = {"base": config.lora.rank > 0, "reference": config.train.objective == "dpo"}
+    needed = {
+        "base": config.lora.rank > 0,
+        "reference": config.train.objective == "dpo",
+        "teacher": bool(config.distillation.teacher),
+    }
     roles = [role for role in needed if needed[role]]
-    pin = teacher.run_of(config).pin(record and record[roles[0]]) if roles else None
+    pin = teacher.run_of(config).pin(record and record.get(roles[0])) if roles else None
     frozen = teacher.restore(config, run.abstract_frozen, pin)
     return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
 
