@@ -178,7 +178,8 @@ def run_to_the_end(
 def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
     """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
 
-    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both; its teacher.
+    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both, or its
+    teacher.
     """
     config = run.config
     needed = {

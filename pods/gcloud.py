@@ -150,10 +150,13 @@ class Gcloud:
             )
         if re.match(r"https?://[^/]*@", url):
             raise usage_error("REPO_URL has a password in it, which everybody on the hosts could read; leave it out")
+        commit = _git("rev-parse", "HEAD")
+        if not commit:
+            raise usage_error(f"git does not tell the commit of {ROOT}, which the hosts are to get")
         if _git("status", "--porcelain"):
             line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
             print(f"# {line}" if settings.dry_run else line, flush=True)
-        self._remote(hosts.setup(settings, url, _git("rev-parse", "HEAD")), "set up")
+        self._remote(hosts.setup(settings, url, commit), "set up")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """Run a shell command by one ssh call a node; what a worker says is displayed as it comes."""

@@ -65,11 +65,12 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     pod = transport.describe()
     if pod is None:
         raise PodError(f"there is no pod {settings.name}; `create` makes it")
+    folder = settings.pod_folder
+    (folder / REPORT).unlink(missing_ok=True)  # what it says held then
     if settings.transport != "local":
         deploy.check_devices_free(settings, transport)
     found = _find(settings, transport, pod, switches)
     items = [check(found) for check in ITEMS]
-    folder = settings.pod_folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT).write_text(markdown(settings, items))
     _show(items)
@@ -114,7 +115,8 @@ def versions(found: Found) -> Item:
 def code(found: Found) -> Item:
     """One commit on all hosts, that of this clone, and nothing changed, there or here."""
     commit, changed = records.code_state()
-    wrong = [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
+    wrong = [] if commit else ["git does not tell the commit of the code here"]
+    wrong += [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
     for worker in found.workers:
         if not worker.reachable:
             wrong.append(worker.how())

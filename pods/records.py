@@ -82,9 +82,16 @@ def forgotten(settings: Settings, transport: Transport) -> Iterator[None]:
 
 
 def code_state() -> tuple[str, list[str]]:
-    """Return the commit of the code here, and the files that differ from it; "" outside a git checkout."""
-    commit = _git("rev-parse", "HEAD").strip()
-    return commit, [line[3:] for line in _git("status", "--porcelain").splitlines()] if commit else []
+    """Return the commit of the code here, and the files that differ from it; "" outside a git checkout.
+
+    Raises:
+      PodError: git knows the commit and cannot tell what differs from it.
+    """
+    commit = _git("rev-parse", "HEAD").stdout.strip()
+    changed = _git("status", "--porcelain")
+    if commit and changed.returncode:
+        raise PodError(f"git status in {ROOT}: {' '.join(changed.stderr.split())}")
+    return commit, [line[3:] for line in changed.stdout.splitlines()] if commit else []
 
 
 def _creation_path(settings: Settings) -> pathlib.Path:
@@ -98,5 +105,5 @@ def _write_json(path: pathlib.Path, content: dict) -> None:
     partial.replace(path)
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True).stdout
+def _git(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True)

@@ -38,6 +38,7 @@ from parallelism import identity, processes
 from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, place
 from training import throughput
+from training.step_log import NonFinite
 
 STEPS = 3
 
@@ -57,6 +58,8 @@ def measure(config) -> dict:
             state, scalars = step(state, batch)
             losses.append(float(jax.block_until_ready(scalars["loss"])))
             seconds.append(time.perf_counter() - started)
+    if not np.isfinite(losses).all():
+        raise NonFinite(f"the losses of {STEPS} steps on random tokens are {losses}; nothing is deployed")
     sizes = {
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
