@@ -20,7 +20,7 @@ from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
-from training.evaluation import evaluate
+from training.evaluation import evaluate, told
 from training.other_run import restore_evaluated
 from training.workdir import write_atomically
 
@@ -109,13 +109,14 @@ def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
         if of_kind:
             every = ", ".join(f"@{k} {value:.2%}" for k, value in of_kind.items())
             headline = figures[prefix + HEADLINE]
-            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {len(corpus.heldout.test_puzzles):,} tasks ({every})")
+            known = voting.num_known(corpus.heldout.test_puzzles)
+            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {known:,} tasks ({every})")
     return lines
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
     """Return what was found on what is held out, in bits per byte too where there is text."""
-    name, values, unit = run.objective.told(figures)
+    name, values, unit = told(run.objective, figures, weight)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if line := corpus.heldout.told(run.config.train.sequence_length):

@@ -303,6 +303,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     for name, part in zip(corpus.names, corpus.train.parts, strict=True):
         if line := part.told(config.train.sequence_length):
             announce(f"{name}: {line}")
+    for part in (*corpus.train.parts, corpus.heldout):
+        part.check_counts(config.train.sequence_length)
     if config.distillation.teacher and corpus.tokenizer:
         teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)

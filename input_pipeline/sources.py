@@ -219,7 +219,8 @@ def _find(place: Path) -> list[Path] | None:
     if place.is_dir():
         return list(_below(place))
     if glob.has_magic(str(place)):
-        return sorted(Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        names = glob.glob(str(place), recursive=True)
+        return sorted(Path(name) for name in names if os.path.isfile(name) or not os.path.exists(name))
     return None
 
 
@@ -249,7 +250,8 @@ def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in skipped and not name.startswith("."))
         paths = (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-        yield from (path for path in paths if path.is_file())  # no pipes, no sockets
+        # No pipes, no sockets; a link to what is not there is for who opens it to name.
+        yield from (path for path in paths if path.is_file() or not path.exists())
 
 
 def _is_utf8(path: Path) -> bool:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the steps one behind: scalars stay on the device until the next step is under way."""
 
+import math
 import time
 
 import jax
 
 from training.display import Display
+from training.evaluation import told
 from training.goodput import Goodput
 from training.metrics import MetricsWriter
 from training.step import every
@@ -88,7 +90,7 @@ class StepLog:
         self.stopwatch.skip()
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
-        name, values, unit = self.run.objective.told(figures)
+        name, values, unit = told(self.run.objective, figures, weight)
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
     def add(self, step: int, scalars: dict, rows: int) -> None:
@@ -109,6 +111,8 @@ class StepLog:
             time.sleep(POLL_SECONDS)
         figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        if not tokens:  # a mean over nothing is not 0
+            figures["loss"] = math.nan
         self.last_step = step
         self.total_tokens += tokens
         self.stopwatch.mark(tokens, rows)

@@ -143,7 +143,14 @@ def _checked(path: Path, reader, cells: int) -> Iterator[Row]:
         if not len(question) == len(answer) == cells:
             column, text = ("question", question) if len(question) != cells else ("answer", answer)
             raise DataError(f"{path}:{reader.line_num}: {column} has {len(text)} characters, not {cells}")
-        try:
-            yield Row(reader.line_num, question, answer, float(rating))
-        except ValueError as error:
-            raise DataError(f"{path}:{reader.line_num}: rating is {rating!r}, no number") from error
+        yield Row(reader.line_num, question, answer, _number(rating, f"{path}:{reader.line_num}"))
+
+
+def _number(rating: str, where: str) -> float:
+    try:
+        number = float(rating)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):  # which is less than nothing, and would be left out
+        raise DataError(f"{where}: rating is {rating!r}, no number")
+    return number

@@ -118,6 +118,7 @@ def swapped(rows):
         (changed(6, 2, "1" * 81), "train.csv:6: question contradicts its answer"),
         (swapped, "train.csv:5: answer is no valid Sudoku"),
         (changed(31, 3, "hard"), "train.csv:31: rating is 'hard', no number"),
+        (changed(31, 3, "nan"), "train.csv:31: rating is 'nan', no number"),
         (changed(31, 3, "1,2"), "train.csv:31: has 5 columns, not 4"),
     ],
 )
