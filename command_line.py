@@ -144,20 +144,21 @@ def parse(
 
 
 def join(command: Command) -> None:
-    """Join the other processes of the run, if it has any, before any device is touched.
+    """Join the other processes of the run, if it has any, before any device is touched, and then touch them.
 
     Raises:
       JoinError: not all came within --join_seconds.
-      ConfigError: they are not all the same in configuration, code, libraries or variables.
+      ConfigError: they are not all the same in configuration, code, libraries or variables; jax does not compute on
+        the attached accelerator.
     """
-    if command.group is None:
-        return
-    processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
-    configuration = {
-        key: value for key, value in loading.flat(command.config).items() if key not in loading.OF_THE_HOST
-    }
-    processes.check_same(configuration, "their configuration")
-    identity.check_same()
+    if command.group is not None:
+        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
+        configuration = {
+            key: value for key, value in loading.flat(command.config).items() if key not in loading.OF_THE_HOST
+        }
+        processes.check_same(configuration, "their configuration")
+        identity.check_same()
+    startup.check_platform(command.accelerator)
 
 
 def parse_configuration(

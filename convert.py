@@ -86,7 +86,8 @@ def convert_hugging_face(command: command_line.Command, verb: str) -> None:
     if verb == "export":
         refuse_others(command)
         step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
-        print(f"step {step} of {command.address} is in {folder}")
+        tokenizer = any((folder / name).is_file() for name in hugging_face.TOKENIZERS)
+        print(f"step {step} of {command.address} is in {folder}" + ("" if tokenizer else ", without a tokenizer"))
         return
     if typed := list(command.loaded.typed):
         raise ConfigError(

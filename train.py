@@ -173,6 +173,7 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+        display.lines([f"never struck: {fault.text}" for fault in faults.pending])
 
 
 def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:

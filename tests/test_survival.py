@@ -66,10 +66,11 @@ def assert_same(one, other) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch):
+def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
-    trained = run(config, tmp_path, "nan@4")
+    trained = run(config, tmp_path, "nan@4,nan@40")
+    assert [line for line in capsys.readouterr().out.splitlines() if "struck" in line] == ["never struck: nan@40"]
     before, after = (final_state(config, tmp_path, step) for step in (3, 4))
     for part in ("params", "average", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
