@@ -6,6 +6,7 @@ steps after its own `step`; where several do, the last one written holds.
 """
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -170,15 +171,16 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
 
     Args:
         examples: of the step, from `explain`.
-        losses: of each (row, segment), in nats per token; the highest comes first.
+        losses: of each (row, segment), in nats per token; the highest comes first, and last what is no number.
     """
     found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
     cells = [_cells(example, excerpt) for example, excerpt in found]
     header = ("row", "part", "document", "tokens")
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
-        order = sorted(range(len(found)), key=lambda number: -of_each[number])
-        cells = [(f"{of_each[number]:.4f}", *cells[number]) for number in order]
+        order = sorted(range(len(found)), key=lambda number: (math.isnan(of_each[number]), -of_each[number]))
+        told = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
+        cells = [(told[number], *cells[number]) for number in order]
         header = ("loss", *header)
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in (header, *cells)]
