@@ -128,8 +128,8 @@ class PreferenceWindows(ConversationWindows):
             first, offset = first + len(tokens) - 1, whole[0] + 1
         return found
 
-    def _packed(self, sequence_length: int) -> list[list[int]]:
-        return [[document] for document in range(self.num_documents)]
+    def _packed(self, sequence_length: int) -> np.ndarray:
+        return np.arange(self.num_documents)[:, None]
 
     def _places(self) -> np.ndarray:
         return self._sizes - 2

@@ -33,7 +33,7 @@ Pair = tuple[np.ndarray, np.ndarray]  # a grid and what becomes of it
 class Task(NamedTuple):
     """A task: pairs that show it, pairs that test it, and whether those are held out.
 
-    Of those held out nobody may know the answers; `unknown` has the numbers of such pairs, whose answer is a grid of 1.
+    Of those held out nobody may know the answers; `unknown` has the numbers of such pairs, whose answer is one cell.
     """
 
     name: str
