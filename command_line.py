@@ -144,18 +144,19 @@ def parse(
 
 
 def join(command: Command) -> None:
-    """Join the other processes of the run, if it has any, before any device is touched.
+    """Join the other processes of the run, if it has any, before any device is touched, and then touch them.
 
     Raises:
       RunError: not all came within --join_seconds.
-      ConfigError: they are not all the same in configuration, code, libraries or variables.
+      ConfigError: they are not all the same in configuration, code, libraries or variables; jax does not compute on
+        the attached accelerator.
     """
-    if command.group is None:
-        return
-    processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
-    keys = loading.flat(command.config)
-    processes.check_same({key: keys[key] for key in keys.keys() - set(loading.OF_THE_HOST)}, "their configuration")
-    identity.check_same()
+    if command.group is not None:
+        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
+        keys = loading.flat(command.config)
+        processes.check_same({key: keys[key] for key in keys.keys() - set(loading.OF_THE_HOST)}, "their configuration")
+        identity.check_same()
+    startup.check_platform(command.accelerator)
 
 
 def parse_configuration(

@@ -100,7 +100,8 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
 def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:
     """Write a folder in Hugging Face's format."""
     step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
-    print(f"step {step} of {command.address} is in {folder}")
+    tokenizer = any((folder / name).is_file() for name in hugging_face.TOKENIZERS)
+    print(f"step {step} of {command.address} is in {folder}" + ("" if tokenizer else ", without a tokenizer"))
 
 
 def export_adapters(command: command_line.Command, folder: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
 from training.other_run import restore_evaluated
+from training.step_log import told
 from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
@@ -35,6 +36,8 @@ def evaluate_heldout(
 ) -> tuple[dict, int] | None:  # fmt: skip
     """Return ({name: mean}, weight of the loss: tokens or puzzles) of what is held out; None where it was stopped.
 
+    The mean of what weighs nothing is no number.
+
     Args:
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
@@ -47,7 +50,8 @@ def evaluate_heldout(
         for name, (total, weight) in run.eval_step(params, batch, *frozen).items():
             sums[name] = sums.get(name, 0.0) + float(total)
             weights[name] = weights.get(name, 0) + int(weight)
-    return {name: total / max(weights[name], 1) for name, total in sums.items()}, weights.get("loss", 0)
+    means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
+    return means, weights["loss"]
 
 
 def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
@@ -111,13 +115,14 @@ def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
         if of_kind:
             every = ", ".join(f"@{k} {value:.2%}" for k, value in of_kind.items())
             headline = figures[prefix + HEADLINE]
-            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {len(corpus.heldout.test_puzzles):,} tasks ({every})")
+            known = voting.num_known(corpus.heldout.test_puzzles)
+            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {known:,} tasks ({every})")
     return lines
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
     """Return what was found on what is held out, in bits per byte too where there is text."""
-    name, values, unit = run.objective.told(figures)
+    name, values, unit = told(run.objective, figures, weight)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if line := corpus.heldout.told(run.config.train.sequence_length):
@@ -150,7 +155,10 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = checkpoints.newest_or_error()
         params = restore_evaluated(checkpoints, step, run.abstract_state.params)
-        frozen = teacher.restore(config, run.abstract_frozen, checkpoints.record(step).get("reference"))
+        reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
+        if reference:
+            teacher.run_of(config).pin(reference)  # is as it was
+        frozen = teacher.restore(config, run.abstract_frozen, reference)
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
     if processes.index() == 0:

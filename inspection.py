@@ -2,6 +2,7 @@
 """What train.py answers about a run without training: are its checkpoints good, and what did a step train on?"""
 
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -77,7 +78,10 @@ def with_documents(config) -> corpora.Corpus:
 
 
 def document_losses(run: assembly.Run, params, corpus, section: dict, step: int, examples) -> dict:
-    """Return {(row, segment): loss in nats a token} of every document in a step's batch, each evaluated by itself."""
+    """Return {(row, segment): loss in nats a token} of every document in a step's batch, each evaluated by itself.
+
+    Where no token of it counts, that is no number.
+    """
     mixture = corpus.train.recorded(section["mixture"], section["skips"])
     batch = mixture.read(ledger.taken(section, step), section["sequence_length"], section["seed"])
     places = [(example.row, excerpt.segment) for example in examples for excerpt in example.excerpts]
@@ -90,7 +94,10 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 
     placed = place((alone(*of) for of in places), run.batch_sharding, run.eval_rows)
     sums = [run.eval_step(params, document)["loss"] for document in placed]
-    return {of: float(total) / max(float(weight), 1.0) for of, (total, weight) in zip(places, sums, strict=True)}
+    return {
+        of: float(total) / float(weight) if weight else math.nan
+        for of, (total, weight) in zip(places, sums, strict=True)
+    }
 
 
 def last_step(workdir: pathlib.Path) -> int:

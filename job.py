@@ -246,8 +246,9 @@ class Job:
                 self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, self.programs.frozen
             )
             if result:
-                self.checkpoints.losses[step] = result[0]["loss"]
-                self.log.evaluation(step, *result)
+                figures, weight = result
+                self.checkpoints.losses |= {step: figures["loss"]} if weight else {}
+                self.log.evaluation(step, figures, weight)
         return result
 
     def vote_now(self, state, step: int) -> dict[str, float]:

@@ -170,17 +170,23 @@ def run_to_the_end(
                 finish(job, train_to_the_end(job, record))
             finally:
                 log.account()
+        display.lines([f"never struck: {fault.text}" for fault in faults.pending])
 
 
 def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
-    """Return what steps take beside state and batch, and which checkpoint of `train.init_from` that is, by its role.
+    """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
 
-    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both.
+    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both, or its
+    teacher.
     """
     config = run.config
-    needed = {"base": config.lora.rank > 0, "reference": config.train.objective == "dpo"}
+    needed = {
+        "base": config.lora.rank > 0,
+        "reference": config.train.objective == "dpo",
+        "teacher": bool(config.distillation.teacher),
+    }
     roles = [role for role in needed if needed[role]]
-    pin = teacher.run_of(config).pin(record and record[roles[0]]) if roles else None
+    pin = teacher.run_of(config).pin(record and record.get(roles[0])) if roles else None
     frozen = teacher.restore(config, run.abstract_frozen, pin)
     return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
 
@@ -294,6 +300,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     for name, part in zip(corpus.names, corpus.train.parts, strict=True):
         if line := part.told(config.train.sequence_length):
             announce(f"{name}: {line}")
+    for part in (*corpus.train.parts, corpus.heldout):
+        part.check_counts(config.train.sequence_length)
     if config.distillation.teacher and corpus.tokenizer:
         teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)

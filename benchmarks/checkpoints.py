@@ -61,11 +61,11 @@ def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[
     """Train, saving after every other step; return the state of the last save, and seconds by what took them."""
     step, batch = run.train_step, random_batch(run.config.model.vocab_size)
     state, _ = step(run.init(), batch)
-    seconds = {"step": [], "beside": [], "save": []}
+    seconds, trouble = {"step": [], "beside": [], "save": []}, []
 
     def note(text: str, **figures) -> None:
         if figures["event"] != "saved":
-            sys.exit(text)
+            trouble.append(text)  # in a thread, which alone would end by sys.exit
         for name, value in figures.items():
             if name.endswith("_seconds"):
                 seconds.setdefault(name.removesuffix("_seconds"), []).append(value)
@@ -80,6 +80,8 @@ def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[
             (state, _), taken = timed(lambda: step(state, batch))  # noqa: B023
             seconds["beside"].append(taken)
         checkpoints.wait()
+        if trouble:
+            sys.exit(trouble[0])
         print({name: [round(value, 3) for value in values] for name, values in seconds.items()}, flush=True)
     return state, seconds
 

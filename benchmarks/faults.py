@@ -119,12 +119,18 @@ def started(place: pathlib.Path, workdir: str, *, count: int = 1, faults: str = 
 
 
 def until_ended(processes: list[Watched]) -> None:
-    """Return when all have ended; those that are frozen are killed when the others have."""
+    """Return when all have ended; those that are frozen are killed when the others have.
+
+    Raises:
+      RuntimeError: one did not, and has been killed: how it would have ended nobody knows.
+    """
     deadline = time.monotonic() + ENDS_SECONDS
-    while not all(process.is_over for process in processes) and time.monotonic() < deadline:
+    while (late := [process for process in processes if not process.is_over]) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     for process in processes:
         process.end()
+    if late:
+        raise RuntimeError(f"{len(late)} of {len(processes)} processes did not end within {ENDS_SECONDS} s")
 
 
 def write_texts(place: pathlib.Path, number: int = 20, size: int = 60) -> None:

@@ -22,6 +22,7 @@ import support
 SECONDS, BETWEEN_KILLS = (120, (20, 40)) if support.QUICK else (900, (60, 120))
 POLL_SECONDS = 0.2
 END_SECONDS = 120  # that the run may take to stop when asked
+SAVED = 75  # its exit status then
 RUN = [
     "--config=configs/tiny.py",
     "--config.train.steps=100000",
@@ -52,7 +53,8 @@ def killed_again_and_again(folder: pathlib.Path, seconds: float, between: tuple[
             print(f"killed after {time.time() - started[-1]:.0f} s, at step {last_step(folder)}", flush=True)
     wait_for_step(folder, process, started[-1])
     process.send_signal(signal.SIGTERM)
-    process.wait(END_SECONDS)
+    if (status := process.wait(END_SECONDS)) != SAVED:
+        sys.exit(f"the run that was asked to stop ended with status {status}")
     return started
 
 

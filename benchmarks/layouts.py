@@ -6,6 +6,7 @@ All in float32, on simulated devices. With --quick one recipe is proved, on the 
 
 import math
 import os
+import sys
 import time
 
 import support
@@ -85,6 +86,8 @@ def main() -> None:
         "first_loss": round(curves[0][0], 4), "last_loss": round(curves[0][-1], 4),
     }  # fmt: skip
     support.finish("layouts", figures)
+    if figures["layouts_that_differ"]:
+        sys.exit("a layout computes something else than one device, see above")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures |= {f"{name}_{key}": value for key, value in life(pathlib.Path(folder), name, workers).items()}
     support.finish("local_pod", figures)
+    if not all(value for key, value in figures.items() if key.endswith("_all_well")):
+        sys.exit("a pod lost a worker or a step, or left processes behind")
 
 
 def life(folder: pathlib.Path, name: str, workers: int) -> dict:

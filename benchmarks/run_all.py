@@ -57,8 +57,8 @@ def section(name: str, result: dict | None) -> str:
         return f"## {name}\n\nfailed\n\n"
     rows = "".join(f"| {figure} | {value} |\n" for figure, value in result["figures"].items())
     versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
-    today = datetime.date.today().isoformat()
-    return f"## {name}\n\n{today}, {result['machine']}; {versions}\n\n| figure | value |\n|---|---|\n{rows}\n"
+    when = datetime.date.today().isoformat() + (", with --quick, cut short" if result["quick"] else "")
+    return f"## {name}\n\n{when}, {result['machine']}; {versions}\n\n| figure | value |\n|---|---|\n{rows}\n"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def finish(name: str, figures: dict) -> None:
     """Print the closing line of a benchmark."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = {"python": platform.python_version()} | {lib: found[lib] for lib in LIBRARIES if lib in found}
-    print(json.dumps({"benchmark": name, "figures": figures, "versions": versions, "machine": machine()}), flush=True)
+    told = {"benchmark": name, "quick": QUICK, "figures": figures, "versions": versions, "machine": machine()}
+    print(json.dumps(told), flush=True)
 
 
 def machine() -> str:

@@ -6,6 +6,7 @@ steps after its own `step`; where several do, the last one written holds.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +157,7 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
 
     Args:
         examples: of the step, from `explain`.
-        losses: of each (row, segment), in nats per token; the highest comes first.
+        losses: of each (row, segment), in nats per token; the highest comes first, and last what is no number.
     """
     found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
     lines = [("row", "part", "document", "tokens")]
@@ -165,8 +166,9 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
         lines.append((str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"))
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
-        told = [(f"{loss:.4f}", *line) for loss, line in zip(of_each, lines[1:], strict=True)]
-        lines = [("loss", *lines[0]), *(told[number] for number in np.argsort(-np.array(of_each), kind="stable"))]
+        told = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
+        order = np.argsort(-np.array(of_each), kind="stable")  # which puts what is no number last
+        lines = [("loss", *lines[0]), *((told[number], *lines[1 + number]) for number in order)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 

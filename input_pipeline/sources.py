@@ -144,7 +144,8 @@ def find_files(path: str) -> list[Path]:
     try:
         if place.is_file():
             return [place]
-        matches = (Path(name) for name in glob.glob(str(place), recursive=True) if os.path.isfile(name))
+        found = map(Path, glob.glob(str(place), recursive=True))
+        matches = (path for path in found if path.is_file() or not path.exists())
         files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
         raise DataError(f"data path {path!r}: {error.filename}: {error.strerror}") from error
@@ -173,7 +174,8 @@ def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in skipped and not name.startswith("."))
         paths = (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-        yield from (path for path in paths if path.is_file())  # no pipes, no sockets
+        # No pipes, no sockets; a link to what is not there is for who opens it to name.
+        yield from (path for path in paths if path.is_file() or not path.exists())
 
 
 def _is_utf8(path: Path) -> bool:

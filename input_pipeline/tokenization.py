@@ -139,7 +139,8 @@ class HuggingFaceTokenizer(Pieces):
     Its special tokens are found in texts too, as all who read such files find them; none is added.
 
     Attributes:
-        chat_template: of chat_template.jinja beside it, else of tokenizer_config.json; "" where there is none.
+        chat_template: of chat_template.jinja beside it, else of tokenizer_config.json; "" where there is none, None
+            where there are several and no default among them.
         special_tokens: texts by the names that chat templates have for them: bos_token, eos_token and so on.
 
     Raises:
@@ -178,14 +179,14 @@ class HuggingFaceTokenizer(Pieces):
         self.vocab_size = max(self._tokens) + 1
         self.digest = digest(b"\0".join(self.files.values()))
 
-    def _chat_template(self, file: Path, config: dict) -> str:
+    def _chat_template(self, file: Path, config: dict) -> str | None:
         """Return the chat template; a file of its own is one of the tokenizer's too."""
         if file.is_file():
             self.files[file.name] = file.read_bytes()
             return self.files[file.name].decode()
         found = config.get("chat_template") or ""
         if isinstance(found, list):  # several by name
-            found = next((one["template"] for one in found if one["name"] == "default"), "")
+            found = next((one["template"] for one in found if one["name"] == "default"), None)
         return found
 
     def encode(self, text: str) -> list[int]:

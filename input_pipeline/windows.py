@@ -43,6 +43,9 @@ class Windows:
         """Return the window that is taken as example number `indices`: int64 of the same shape, a pure function."""
         return example_windows(indices, self.num_examples(sequence_length), seed)
 
+    def check_counts(self, sequence_length: int) -> None:
+        """Raise DataError where nothing in any window would count in a loss."""
+
     def told(self, sequence_length: int) -> str:
         """Return what a user should know of how the windows were made, in a line; "" where there is nothing."""
         return ""

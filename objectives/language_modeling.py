@@ -45,7 +45,8 @@ def weights(batch: dict) -> jax.Array:
 class LanguageModeling:
     """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
 
-    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds. A held-out sequence is
+    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds: sums over tokens that are
+    read, divided as all is by those that count, so that of conversations they weigh more. A held-out sequence is
     computed in `heldout_parts` parts of its length, one after the other.
     """
 

@@ -36,9 +36,9 @@ def check_same() -> None:
 
 def code() -> dict[str, str]:
     """Return a digest of each of our files that a run may import."""
-    files = sorted(path.relative_to(ROOT) for pattern in ("*.py", "*/*.py") for path in ROOT.glob(pattern))
-    files = [file for file in files if file.parts[0] not in NO_CODE and not file.parts[0].startswith(".")]
-    return {str(file): hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12] for file in files}
+    rooms = [path for path in ROOT.glob("[a-z]*/") if path.name not in NO_CODE]
+    files = sorted([*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))])
+    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
 
 
 def code_digest() -> str:

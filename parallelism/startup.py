@@ -94,6 +94,18 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     return local * num_processes
 
 
+def check_platform(accelerator: str) -> None:
+    """Raise ConfigError where jax computes elsewhere than on what is attached: it falls back to the CPU in silence."""
+    import jax  # touches the devices
+
+    if jax.default_backend() != accelerator:
+        raise ConfigError(
+            f"a {accelerator} is attached, but jax computes on the {jax.default_backend()}: another process has it, or "
+            f"its packages are not installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to have "
+            "the CPU instead"
+        )
+
+
 def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
     """Return a line for each variable of earlier systems that is set and not read here.
 

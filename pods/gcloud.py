@@ -123,12 +123,14 @@ class Gcloud:
     def put_code(self) -> None:
         """Clone or fetch the present commit, install its packages; a URL with a password is refused."""
         settings = self.settings
-        url = settings.repo_url or records.git("remote", "get-url", "origin").strip()
+        url = settings.repo_url or records.git("remote", "get-url", "origin").stdout.strip()
         if not url:
             raise usage_error("REPO_URL is not set, and this clone has no origin: whence do the hosts get the code?")
         if re.match(r"https?://[^/]*@", url):
             raise usage_error("REPO_URL has a password in it, which everybody on the hosts could read; leave it out")
         commit, changed = records.code_state()
+        if not commit:
+            raise usage_error(f"git does not tell the commit of {records.ROOT}, which the hosts are to get")
         if changed:
             line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
             print(f"# {line}" if settings.dry_run else line, flush=True)

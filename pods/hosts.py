@@ -90,12 +90,14 @@ def launch(
             program = program.replace(shlex.quote(f"{name}={value}"), f'{name}="$W"', 1)
     fingerprint = shlex.quote(shlex.join([*variables, *words]))
     output = log_name(log)
+    unwritable = '{ echo "worker $W: nothing can be written in $PWD; is the disk full?" >&2; exit 1; }'
     start = (
-        f"mkdir -p logs; rm -f run.status run.stopped; boot > run.boot; printf '%s\\n' {fingerprint} > run.command; "
-        f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output}; '
+        f"mkdir -p logs && rm -f run.status run.stopped && boot > run.boot && "
+        f"printf '%s\\n' {fingerprint} > run.command && "
+        f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output} || {unwritable}; '
         f"if [ -f {ENV_FILE} ]; then chmod 600 {ENV_FILE}; set -a; . ./{ENV_FILE}; set +a; fi; "
         f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null & "
-        f'echo $! > run.pid; echo "worker $W: launched, process group $(cat run.pid), log {output}"'
+        f'echo $! > run.pid && echo "worker $W: launched, process group $(cat run.pid), log {output}"'
     )
     same = f'[ "$(cat run.command)" = {fingerprint} ]'
     running = (

@@ -52,14 +52,17 @@ def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Stop, and start what was launched last again; a run of train.py goes on from its newest good checkpoint."""
     record = records.read(settings)
     transport.run(hosts.stop(settings, for_good=False))
-    return start(settings, transport, record | {"time": time.time()})
+    return start(settings, transport, record | {"time": time.time()}, anew=True)
 
 
-def start(settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False) -> int:
+def start(
+    settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False, anew: bool = False
+) -> int:
     """Launch what a record describes and see that it stays; show the log of a worker where it does not.
 
     Args:
       unless_ended: not where `stop` or `delete` was called since the last launch.
+      anew: what ran has been stopped for it, so that the same, still running, is an error.
 
     Raises:
       PodError: some workers run already and others do not, or another program runs, or one ends with an error.
@@ -67,6 +70,8 @@ def start(settings: Settings, transport: Transport, record: dict, *, unless_ende
     variables = record["environment"] | life.group_variables(settings, transport)
     command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
     idle = not settings.dry_run and _is_idle(settings, transport, unless_ended)
+    if anew and not (idle or settings.dry_run):
+        raise PodError("what was launched before still runs, as it could not be stopped; nothing was started again")
     life.share_secrets(settings, transport)
     if idle:  # before the launch: of one that fails on some workers, or is cut short, `restart` has to know
         records.write(settings, record)

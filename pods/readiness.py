@@ -139,7 +139,8 @@ def versions(found: Found) -> tuple[list[str], str]:
 def code(found: Found) -> tuple[list[str], str]:
     """One commit on all hosts, that of this clone, and nothing changed, there or here."""
     commit, changed = records.code_state()
-    wrong = [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
+    wrong = [] if commit else ["git does not tell the commit of the code here"]
+    wrong += [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
     for worker in found.workers:
         if not worker.reachable:
             wrong.append(worker.how())

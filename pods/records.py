@@ -87,14 +87,20 @@ def forgotten(settings: Settings) -> Iterator[None]:
 
 
 def code_state() -> tuple[str, list[str]]:
-    """Return the commit of the code here, and the files that differ from it; "" outside a git checkout."""
-    commit = git("rev-parse", "HEAD").strip()
-    return commit, [line[3:] for line in git("status", "--porcelain").splitlines()] if commit else []
+    """Return the commit of the code here, and the files that differ from it; "" outside a git checkout.
+
+    Raises:
+      PodError: git knows the commit and cannot tell what differs from it.
+    """
+    commit, changed = git("rev-parse", "HEAD").stdout.strip(), git("status", "--porcelain")
+    if commit and changed.returncode:
+        raise PodError(f"git status in {ROOT}: {' '.join(changed.stderr.split())}")
+    return commit, [line[3:] for line in changed.stdout.splitlines()] if commit else []
 
 
-def git(*words: str) -> str:
-    """Return what git says of the code here; "" where it fails."""
-    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True).stdout
+def git(*words: str) -> subprocess.CompletedProcess:
+    """Ask git of the code here."""
+    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
 
 
 def _launch_path(settings: Settings) -> pathlib.Path:

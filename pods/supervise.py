@@ -60,7 +60,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, transport: Transport, record: dict):
         self.settings, self.transport, self.record = settings, transport, record
-        self.restarts, self.furthest, self.unreachable = 0, 0, 0
+        self.restarts, self.furthest, self.unreachable, self.blind = 0, 0, 0, 0
         self.mixed_since: float | None = None
         given = settings.given("poll_seconds") or settings.transport != "local"
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
@@ -94,7 +94,11 @@ class Supervisor:
             workers = watch.look(self.settings, self.transport, self.record)
         except PodError as error:  # gcloud itself fails, which says nothing of the run
             print(f"could not look: {error}", file=sys.stderr, flush=True)
+            self.blind += 1
+            if self.blind == UNREACHABLE_LOOKS:
+                self.alert(f"{self.settings.name}: nobody looks after the run, as gcloud fails: {error}")
             return Verdict()
+        self.blind = 0
         self._note_progress(workers)
         return self.judge(workers)
 
@@ -137,7 +141,8 @@ class Supervisor:
                 self.create_again()
             else:
                 self.stop()
-            launch.start(self.settings, self.transport, self.record | {"time": time.time()}, unless_ended=True)
+            record = self.record | {"time": time.time()}
+            launch.start(self.settings, self.transport, record, unless_ended=True, anew=True)
         except PodError as error:  # the next look sees that nothing runs, and counts it
             print(f"restart failed: {error}", file=sys.stderr, flush=True)
         self.mixed_since = None

@@ -19,6 +19,7 @@ from pods.transports import PodError, Transport
 from training.bucket import copy_name
 
 WATCH_SECONDS = 1.0
+IDLE = "nothing runs"  # and nothing has, since the last launch or stop
 RECENT_LINES = 20  # of which the seconds of a step are the median
 KILLED = 128  # a shell adds the number of the signal
 STOPPED = 75  # by us, after it saved
@@ -69,7 +70,7 @@ class Worker:
         if self.alive:
             return self.heartbeat["phase"] if self.heartbeat else "running"
         if not (self.launched or self.stopped) and self.status is None:
-            return "nothing runs"
+            return IDLE
         return "died" if self.died else "finished" if self.status == 0 else "stopped"
 
     def how(self) -> str:
@@ -102,8 +103,12 @@ def here(workdir: str) -> str:
     return f"${{XDG_CACHE_HOME:-$HOME/.cache}}/torus/workdirs/{shlex.quote(copy_name(workdir))}"
 
 
-def problems(settings: Settings, pod: dict | None, workers: list[Worker]) -> list[str]:
-    """Return what is wrong, a line each: nothing where all workers run, or finished, or were stopped, alike."""
+def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, launched: bool = False) -> list[str]:
+    """Return what is wrong, a line each: nothing where all workers run, or finished, or were stopped, alike.
+
+    Args:
+      launched: whether something was, of which every worker then knows.
+    """
     found = []
     if pod is None:
         return [f"there is no pod {settings.name}"]
@@ -112,6 +117,8 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker]) -> lis
     if pod.get("health", "HEALTHY") not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
         found.append(f"the pod's health is {pod['health']}")
     found += [worker.how() for worker in workers if not worker.reachable or worker.died]
+    lost = [worker.number for worker in workers if launched and worker.process() == IDLE]
+    found += [f"worker {number} has nothing of what was launched; `restart` launches it again" for number in lost]
     found += [hanging for worker in workers if (hanging := hangs(settings, worker))]
     reached = [worker for worker in workers if worker.reachable]
     for what, values in {
@@ -140,7 +147,7 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
         record = records.read(settings) if records.launched(settings) else None
         pod = transport.describe()
         workers = look(settings, transport, record) if pod else []
-        wrong = problems(settings, pod, workers)
+        wrong = problems(settings, pod, workers, launched=record is not None)
         if settings.json:
             rows = [dataclasses.asdict(worker) | {"process": worker.process()} for worker in workers]
             return json.dumps({"pod": pod, "launched": record, "workers": rows, "problems": wrong}), bool(wrong)

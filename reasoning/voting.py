@@ -145,6 +145,8 @@ class Votes:
 def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, float]:
     """Return {"pass@K": mean over tasks of the share of a task's test inputs with the truth among the first K}.
 
+    Inputs whose truth is not known are left out, and tasks that have no other; {} where all are such.
+
     Args:
       tasks: {name: {"test": [{"input": rows, "output": rows}]}}, what test_puzzles.json holds.
 
@@ -153,10 +155,15 @@ def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, f
     """
     shares = {f"pass@{k}": [] for k in ks}
     for task, pairs in _tests(tasks):
-        places = [_place(votes.ranked(task, given), truth) for given, truth in pairs]
-        for k in ks:
+        places = [_place(votes.ranked(task, given), truth) for given, truth in pairs if truth.size]
+        for k in ks if places else ():
             shares[f"pass@{k}"].append(Fraction(sum(place < k for place in places), len(places)))
-    return {name: float(sum(found) / len(found)) for name, found in shares.items()}
+    return {name: float(sum(found) / len(found)) for name, found in shares.items() if found}
+
+
+def num_known(tasks: dict) -> int:
+    """Return of how many tasks `passes` tells: those with a test input whose truth is known."""
+    return sum(any(truth.size for _, truth in pairs) for _, pairs in _tests(tasks))
 
 
 def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[str, float]:
@@ -209,9 +216,8 @@ def _grid(rows: list[list[int]]) -> np.ndarray:
 
 
 def _place(candidates: list[Candidate], truth: np.ndarray) -> float:
-    """Return the place of the truth, from 0; infinity where nobody predicted it, or it is unknown."""
-    found = (place for place, candidate in enumerate(candidates) if np.array_equal(candidate.grid, truth))
-    return next(found, np.inf) if truth.size else np.inf
+    """Return the place of the truth, from 0; infinity where nobody predicted it."""
+    return next((place for place, candidate in enumerate(candidates) if np.array_equal(candidate.grid, truth)), np.inf)
 
 
 def _packed(grid: np.ndarray) -> bytes:

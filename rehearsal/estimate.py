@@ -31,7 +31,7 @@ def estimate(compiled: Compiled) -> dict:
     """Return the figures of a compiled step; those of time are None where it does not compile for want of memory.
 
     Raises:
-      ValueError: the schedule has a loop, a collective or a kernel that cannot be read; it names it.
+      ValueError: the schedule has a loop, a collective or a kernel that cannot be read, which it names, or no cycles.
     """
     facts = hashlib.sha256(repr(dataclasses.replace(compiled.topology, price_per_chip_hour=None)).encode()).hexdigest()
     path = compiled.folder / f"estimate-{facts[:8]}-{code_digest()}.json"
@@ -72,6 +72,8 @@ def _estimate(compiled: Compiled) -> dict:
     if facts["out_of_memory"]:
         return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": [], "notes": []}
     module = hlo.parse(compiled.program())
+    if topology.accelerator == "tpu" and all(i.cycles is None for body in module.computations.values() for i in body):
+        raise ValueError("the program has none of the compiler's estimated cycles, by which it would be timed")
     given = assumptions.of_topology(topology, facts.get("measured_peak_flops"))
     replayed = schedule.replay(module, given, facts["mesh"])
     used = memory.usage(module, replayed.entry_seconds)

@@ -78,7 +78,7 @@ def main() -> dict:
         "trained": [{key: line[key] for key in SMALL_KEYS} for line in trained],
         "starts": [line["step"] for line in lines if line.get("event") == "start"],
         "heartbeat": (workdir / "workers" / f"{processes.index()}.json").exists(),
-        "log": processes.log_file(workdir).parent.is_dir(),
+        "log": processes.log_file(workdir).is_file(),
     }
 
 

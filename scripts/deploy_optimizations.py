@@ -29,6 +29,7 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__)
 
 import jax
+import numpy as np
 
 import assembly
 from configs import validation
@@ -36,6 +37,7 @@ from configs.loading import flat
 from parallelism import identity, processes
 from parallelism.mesh import mesh_context
 from training import preflight
+from training.step_log import NonFinite
 
 STEPS = 3
 
@@ -55,6 +57,8 @@ def measure(config) -> dict:
             state, scalars = step(state, batch)
             losses.append(float(jax.block_until_ready(scalars["loss"])))
             seconds.append(time.perf_counter() - started)
+    if not np.isfinite(losses).all():
+        raise NonFinite(f"the losses of {STEPS} steps on random tokens are {losses}; nothing is deployed")
     step_seconds = sum(seconds[1:]) / (STEPS - 1)
     return {
         "compile_seconds": compiled,

@@ -8,6 +8,7 @@ python=.venv/bin/python
 [ -x $python ] || { echo "error: there is no .venv here; run \`make setup\`" >&2; exit 1; }
 unset WORKDIR CKPT_OUT BUCKET
 export TRANSPORT=local NAME=validation
+rm -f runs/READINESS.md # which would tell of another time
 POD_ROOT=$(mktemp -d) || exit 1
 export POD_ROOT
 trap '$python pod.py delete >/dev/null; mkdir -p runs; cp "$POD_ROOT/$NAME/READINESS.md" runs/ 2>/dev/null && echo "kept as runs/READINESS.md"; rm -rf "$POD_ROOT"' EXIT

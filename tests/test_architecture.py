@@ -3,12 +3,15 @@
 
 import ast
 import functools
+import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
+from parallelism import identity
+from rehearsal import compiler
 from tests.shape_check import SUFFIX
 from tests.support import ROOT
 
@@ -73,6 +76,31 @@ def imports(path, top_level_only: bool = False) -> set[str]:
     nodes = tree(path).body if top_level_only else ast.walk(tree(path))
     found += [[node.module] for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for names in found for name in names}
+
+
+def reached(path) -> set:
+    """Return our files that a file imports, and those that these do, itself among them."""
+    found, left = set(), [path]
+    while left:
+        found.add(file := left.pop())
+        nodes = [node for node in ast.walk(tree(file)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".") for node in nodes for alias in node.names}
+        names |= {name.rpartition(".")[0] for name in names}
+        left += {pathlib.Path(f"{name.replace('.', '/')}.py") for name in names} & set(FILES) - found
+    return found
+
+
+def test_what_a_rehearsal_is_kept_by_is_all_the_code_that_it_compiles():
+    """Else a change of a file would leave figures from before it."""
+    begins = [pathlib.Path("rehearsal/compilation.py"), *sources("models", "objectives")]
+    files = set().union(*map(reached, begins)) - {pathlib.Path("rehearsal/compiler.py")}
+    named = {pathlib.Path(name) for name in compiler.COMPILED_CODE}
+    assert {path for path in files if path not in named and path.parents[-2] not in named} == set()
+    assert all((ROOT / name).exists() for name in named)
+
+
+def test_hosts_compare_all_the_code_that_a_run_may_import():
+    assert identity.code().keys() == {str(path) for path in sources() if room(path) != "scripts"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=str)

@@ -204,6 +204,8 @@ def test_on_an_accelerator_the_mesh_waits_for_jax_to_count_the_devices(parse, mo
     command = parse("--topology=v4-8")
     assert command.accelerator == "tpu" and command.num_devices is None and command.scaled_down is None
     assert "XLA_FLAGS" not in os.environ
+    with pytest.raises(ConfigError, match="a tpu is attached, but jax computes on the cpu: another process has it"):
+        command_line.join(command)
 
 
 # Real processes: what stands on stderr, and the exit status.

@@ -20,7 +20,8 @@ from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, random_weights, write_sums
 from tests.test_train import in_process, lines_of
 from training import teacher as teachers
-from training.checkpoints import Checkpoints
+from training.checkpoints import CheckpointError, Checkpoints
+from training.other_run import OtherRun
 
 
 def learner(**changes):
@@ -54,7 +55,7 @@ def little_is_held_out():
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
-    train.train(learner(), folder)
+    train.train(learner(train__save_every=30), folder)
     return folder
 
 
@@ -81,7 +82,25 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     run = assembly.assemble(stored)
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_evaluated(24, run.abstract_state.params)
+        assert checkpoints.record(24)["teacher"] == OtherRun("", str(teacher)).pin()
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.num_parameters
+
+
+def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path):
+    """Though that has been trained further; where it is gone, that is said."""
+    name = str(shutil.copytree(teacher, tmp_path / "teacher"))
+    longer, before = tmp_path / "teacher" / "checkpoints" / "60", tmp_path / "60"
+    longer.rename(before)
+    run = assembly.assemble(student(train__objective="distillation", distillation__teacher=name))
+    (frozen,), pins = train.frozen_weights(run, None)
+    before.rename(longer)
+    (again,), same = train.frozen_weights(run, {"step": 1} | pins)
+    assert pins["teacher"]["step"] == 30 and pins == same
+    jax.tree.map(np.testing.assert_array_equal, frozen, again)
+    assert train.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 60  # of a record from before there were pins
+    shutil.rmtree(longer.with_name("30"))
+    with pytest.raises(CheckpointError, match=r"checkpoint 30 of distillation.teacher=.* bring back the one that the"):
+        train.frozen_weights(run, {"step": 1} | pins)
 
 
 def taught(folder, **mesh):

@@ -19,6 +19,8 @@ from tests.input_pipeline.chat.conftest import write_lines
 from tests.one_step import LENGTH, VOCAB, placed, small_config
 from tests.support import assert_close, packed_batch, random_weights
 from tests.test_train import in_process, lines_of
+from training import other_run
+from training.checkpoints import CheckpointError
 
 
 def preferred(folder, **mesh):
@@ -146,6 +148,10 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     assert record["reference"]["folder"] == str(tuned) and record["reference"]["step"] == 12
     stored = loading.load_stored(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
+    with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step
+        patch.setattr(other_run, "_digest", lambda checkpoints, step: "of other weights")
+        with pytest.raises(CheckpointError, match="has other weights; bring back the one that the run began with"):
+            evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
 
 
 def test_what_does_not_go_together_is_one_line(files, tuned):

@@ -2,6 +2,7 @@
 """Real processes are struck, and the run keeps its promises, by the code of benchmarks/faults.py."""
 
 import re
+import subprocess
 import time
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, pla
     assert process.status == 75 and ended - process.came("^fault: sigterm@4") < ENDS_SECONDS
     step = re.fullmatch(r"saved at step (\d+); run the same command to go on", process.last_line).group(1)
     assert faults.newest(place / "terminated").name == step
+
+
+def test_of_a_run_that_had_to_be_cut_nothing_is_said(faults, monkeypatch):
+    monkeypatch.setattr(faults, "ENDS_SECONDS", 0)
+    sleeper = faults.Watched(subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    with pytest.raises(RuntimeError, match="1 of 1 processes did not end within 0 s"):
+        faults.until_ended([sleeper])
+    assert sleeper.status < 0
 
 
 def test_a_mistyped_fault_is_told_in_one_line(faults, place):

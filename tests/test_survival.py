@@ -65,10 +65,11 @@ def assert_same(one, other) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch):
+def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
-    trained = run(config, tmp_path, "nan@4")
+    trained = run(config, tmp_path, "nan@4,nan@40")
+    assert [line for line in capsys.readouterr().out.splitlines() if "struck" in line] == ["never struck: nan@40"]
     before, after = (final_state(config, tmp_path, step) for step in (3, 4))
     for part in ("params", "average", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
@@ -101,8 +102,8 @@ def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_the
 
 def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_names_its_documents(texts, tmp_path):
     config = on_texts(
-        texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, optimizer__learning_rate=1e30,
-        optimizer__clip_norm=0.0,
+        texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, train__save_every=1,
+        optimizer__learning_rate=1e30, optimizer__clip_norm=0.0,
     )  # fmt: skip
     with pytest.raises(NonFinite, match="after going back 1 times; nothing bad was saved") as error:
         run(config, tmp_path)
@@ -110,7 +111,9 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
     text = (tmp_path / "bad_documents.txt").read_text()
     assert text.startswith("step ") and f"{texts}/texts/" in text
     with Checkpoints(tmp_path) as checkpoints:
-        for step in checkpoints.steps():
+        saved = checkpoints.steps()
+        assert saved
+        for step in saved:
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(config, tmp_path, step).params))
 
 

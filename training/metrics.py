@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pathlib
+import sys
 import threading
 import time
 
@@ -36,6 +37,7 @@ class MetricsWriter:
             self._append()
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
+            print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         if self.events:
             self.events.close()
 

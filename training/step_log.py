@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the steps one behind: scalars stay on the device until the next step is under way."""
 
+import math
 import time
 
 import jax
@@ -26,6 +27,12 @@ class NonFinite(ArithmeticError):
     """The run diverged, and going back did not help; nothing of it is saved."""
 
     exit_status = 3
+
+
+def told(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
+    """Return what to say of an evaluation: (name, values, what the weight counts)."""
+    name, values, unit = objective.told(figures)
+    return name, values if weight else "unknown", unit
 
 
 class StepLog:
@@ -77,7 +84,7 @@ class StepLog:
         """Write and show what was found on what is held out (of how many tokens)."""
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
-        name, values, unit = self.run.objective.told(figures)
+        name, values, unit = told(self.run.objective, figures, weight)
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
     def add(self, step: int, scalars: dict, rows: int) -> None:
@@ -97,6 +104,8 @@ class StepLog:
             time.sleep(POLL_SECONDS)
         figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        if not tokens:  # a mean over nothing is not 0
+            figures["loss"] = math.nan
         self.last_step = step
         self.total_tokens += tokens
         self.speed.count(tokens, rows)

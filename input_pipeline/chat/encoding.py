@@ -24,10 +24,12 @@ def format_of_tokenizer(tokenizer: AnyTokenizer, name: str) -> PlainFormat | Tem
     """Return the format in which a tokenizer's conversations are: by its own template, if it has one.
 
     Raises:
-        DataError: the template cannot be read; `name` is what the tokenizer is called.
+        DataError: the template cannot be read, or is one of several; `name` is what the tokenizer is called.
     """
-    if not isinstance(tokenizer, HuggingFaceTokenizer) or not tokenizer.chat_template:
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.chat_template == "":
         return PlainFormat()
+    if tokenizer.chat_template is None:
+        raise DataError(f"data.tokenizer={name}: of its chat templates none is named default; name one so there")
     try:
         return Template(tokenizer.chat_template, tokenizer.special_tokens)
     except ValueError as error:

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from input_pipeline.chat.encoding import IDS, LEARNED, SECOND
+from input_pipeline.errors import DataError
 from input_pipeline.packing import KEYS, Piece
 from input_pipeline.shards import TokenWindows
 
@@ -23,7 +24,7 @@ class ConversationWindows(TokenWindows):
 
     def __init__(self, *stored):
         super().__init__(*stored)
-        self._layout = lru_cache(2)(self._packed)
+        self._layout, self._num_lost = lru_cache(2)(self._packed), lru_cache(2)(self._count_lost)
         self._sizes = np.diff([*self._starts, self.num_tokens]) - 1  # in tokens; the store ends each with one more
 
     def num_examples(self, sequence_length: int) -> int:
@@ -52,18 +53,39 @@ class ConversationWindows(TokenWindows):
         return found
 
     def told(self, sequence_length: int) -> str:
-        """Return how the conversations lie in rows, and how many are cut, in a line."""
-        places = np.minimum(self._sizes - 1, sequence_length)
-        rows = self.num_examples(sequence_length)
-        return self._line(rows, places.sum() / (rows * sequence_length), (self._sizes - 1 > sequence_length).sum())
-
-    def _line(self, rows: int, full: float, cut: int) -> str:
+        """Return how the conversations lie in rows, how many are cut, and how many have lost all answers, in a line."""
+        places, rows = self._places(), self.num_examples(sequence_length)
+        full = np.minimum(places, sequence_length).sum() / (rows * sequence_length)
         line = f"{self.num_documents:,} {self.what} in {rows:,} rows, {full:.0%} full"
-        return line + (f"; {cut:,} are longer than train.sequence_length and cut at their end" if cut else "")
+        cut, lost = (places > sequence_length).sum(), self._num_lost(sequence_length)
+        line += f"; {cut:,} are longer than train.sequence_length and cut at their end" if cut else ""
+        return line + (f", {lost:,} of them before an answer, and so count for nothing" if lost else "")
+
+    def check_counts(self, sequence_length: int) -> None:
+        """Raise DataError where every answer is cut off, so that nothing counts in any loss."""
+        if self._num_lost(sequence_length) == self.num_documents:
+            raise DataError(
+                f"train.sequence_length={sequence_length} cuts off every answer of the {self.num_documents:,} "
+                f"{self.what}, and nothing is left to learn or to evaluate; use a longer one"
+            )
+
+    def _count_lost(self, sequence_length: int) -> int:
+        """Return how many have nothing left that is learned, or of a pair on one of its sides."""
+        longer = np.flatnonzero(self._places() > sequence_length).tolist()
+        return sum(not all((side[1:] & LEARNED).any() for side in self._cut(n, sequence_length)) for n in longer)
+
+    def _places(self) -> np.ndarray:
+        """Return how many places of a row each document takes, cut nowhere."""
+        return self._sizes - 1
+
+    def _cut(self, document: int, sequence_length: int) -> list[np.ndarray]:
+        """Return the sequences of a document with marks, cut for a row, one token more than each takes places."""
+        return [self._tokens(document)[: sequence_length + 1]]
 
     def _sequences(self, index: int, sequence_length: int) -> list[np.ndarray]:
         """Return the tokens of each segment of a row, with marks, one more than it takes places."""
-        return [self._tokens(document)[: sequence_length + 1] for document in self._layout(sequence_length)[index]]
+        documents = self._layout(sequence_length)[index]
+        return [sequence for document in documents for sequence in self._cut(document, sequence_length)]
 
     def _tokens(self, document: int) -> np.ndarray:
         tokens = np.zeros(self._sizes[document], np.int32)
@@ -97,9 +119,6 @@ class PreferenceWindows(ConversationWindows):
 
     what = "pairs"
 
-    def num_examples(self, sequence_length: int) -> int:
-        return self.num_documents
-
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
         """Return both sequences of a row's pair, their first tokens being no targets."""
         found, first, offset = [], 0, 1
@@ -109,20 +128,20 @@ class PreferenceWindows(ConversationWindows):
             first, offset = first + len(tokens) - 1, whole[0] + 1
         return found
 
-    def told(self, sequence_length: int) -> str:
-        """Return how full the rows are, and how many pairs are cut, in a line."""
-        places = self._sizes - 2
-        full = np.minimum(places, sequence_length).mean() / sequence_length
-        return self._line(self.num_documents, full, (places > sequence_length).sum())
+    def _packed(self, sequence_length: int) -> np.ndarray:
+        return np.arange(self.num_documents)[:, None]
+
+    def _places(self) -> np.ndarray:
+        return self._sizes - 2
 
     def _sides(self, document: int) -> list[np.ndarray]:
         tokens = self._tokens(document)
         second = tokens & SECOND > 0
         return [tokens[~second], tokens[second]]
 
-    def _sequences(self, index: int, sequence_length: int) -> list[np.ndarray]:
+    def _cut(self, document: int, sequence_length: int) -> list[np.ndarray]:
         """Return both sequences with marks; where they are too long for a row, either has at least half of it."""
-        chosen, rejected = sides = self._sides(index)
+        chosen, rejected = sides = self._sides(document)
         half = sequence_length // 2
         rooms = [sequence_length - min(len(other) - 1, half) for other in (rejected, chosen)]
         return [side[: room + 1] for side, room in zip(sides, rooms, strict=True)]

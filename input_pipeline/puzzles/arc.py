@@ -31,12 +31,16 @@ Pair = tuple[np.ndarray, np.ndarray]  # a grid and what becomes of it
 
 
 class Task(NamedTuple):
-    """A task: pairs that show it, pairs that test it, and whether those are held out."""
+    """A task: pairs that show it, pairs that test it, and whether those are held out.
+
+    Of those held out nobody may know the answers; `unknown` has the numbers of such pairs, whose answer is one cell.
+    """
 
     name: str
     train: list[Pair]
     test: list[Pair]
     held_out: bool
+    unknown: tuple[int, ...] = ()
 
 
 class Versions(NamedTuple):
@@ -142,7 +146,7 @@ def read_tasks(folder: Path, puzzle_set: str, seed: int) -> list[Task]:
     """Return the tasks of a set, subset by subset, those of each in random order.
 
     Raises:
-        DataError: a file is missing or is not JSON, or a grid in it is none.
+        DataError: a file is missing or is not JSON, a grid in it is none, or an answer to be trained on is missing.
     """
     subsets, heldout = SUBSETS[puzzle_set]
     tasks = []
@@ -185,18 +189,25 @@ def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:
 def _task(path: Path, name: str, task: dict, solutions: list, held_out: bool) -> Task:
     where = f"{path}: task {name}"
     try:
-        tests = [
-            (pair["input"], pair.get("output", solutions[nth] if nth < len(solutions) else [[0]]))  # not known: 1 x 1
+        answers = [
+            pair.get("output", solutions[nth] if nth < len(solutions) else None)
             for nth, pair in enumerate(task["test"])
+        ]
+        unknown = tuple(nth for nth, answer in enumerate(answers) if answer is None)
+        tests = [
+            (pair["input"], [[0]] if answer is None else answer)
+            for pair, answer in zip(task["test"], answers, strict=True)
         ]
         pairs = [(pair["input"], pair["output"]) for pair in task["train"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: has no 'train' and 'test' lists of pairs with 'input' and 'output'") from error
     if not pairs or not tests:
         raise DataError(f"{where}: has no pairs to {'show' if not pairs else 'test'} it")
-    return Task(
-        name, *([tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)), held_out
-    )
+    grids = [[tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)]
+    if unknown and not held_out:
+        kept = path.name.replace("_challenges", "_solutions")
+        raise DataError(f"{where}: test {unknown[0]} has no answer to train on, neither as 'output' nor in {kept}")
+    return Task(name, *grids, held_out, unknown)
 
 
 def _grid(where: str, rows: list) -> np.ndarray:

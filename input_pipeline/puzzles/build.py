@@ -121,7 +121,10 @@ def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
         names = [name for pair in zip(tasks, versions, strict=True) for name in _names(*pair)]
         splits = _arc_plans(tasks, versions, seed)
         _write(place, splits, [BLANK, *names], "encoding grids", announce)
-        tests = {task.name: {"train": _json(task.train), "test": _json(task.test)} for task in tasks if task.held_out}
+        tests = {
+            task.name: {"train": _json(task.train), "test": _json(task.test, task.unknown)}
+            for task in tasks if task.held_out
+        }  # fmt: skip
         write_json(place / "test_puzzles.json", tests)
 
     return _cached(data, arc.files(folder, data.puzzle_set), facts, build, announce)
@@ -253,7 +256,9 @@ def _arc_plans(tasks: list[arc.Task], versions: list[arc.Versions], seed: int) -
     def test(groups: range) -> tuple[np.ndarray, np.ndarray]:
         (number,) = of_tests[groups.start : groups.stop]
         found, pairs = versions[number], tasks[number].test
-        return arc.sequences(pairs, found, np.zeros((len(found.turns), len(pairs), 2), np.int64))
+        inputs, labels = arc.sequences(pairs, found, np.zeros((len(found.turns), len(pairs), 2), np.int64))
+        labels.reshape(len(found.turns), len(pairs), -1)[:, list(tasks[number].unknown)] = 0  # which counts for nothing
+        return inputs, labels
 
     def plan(numbers: list[int], pairs: list[list], examples: Callable) -> Plan:
         sizes = [[len(of)] * len(versions[number].turns) for number, of in zip(numbers, pairs, strict=True)]
@@ -266,5 +271,8 @@ def _arc_plans(tasks: list[arc.Task], versions: list[arc.Versions], seed: int) -
     }
 
 
-def _json(pairs: list[arc.Pair]) -> list[dict]:
-    return [{"input": given.tolist(), "output": made.tolist()} for given, made in pairs]
+def _json(pairs: list[arc.Pair], unknown: tuple[int, ...] = ()) -> list[dict]:
+    return [
+        {"input": given.tolist()} | ({} if number in unknown else {"output": made.tolist()})
+        for number, (given, made) in enumerate(pairs)
+    ]

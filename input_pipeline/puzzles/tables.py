@@ -43,7 +43,10 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
         if (wrong := lengths != cells).any():
             place = wrong.argmax()
             raise DataError(f"{path}:{FIRST_ROW + place}: {column} has {lengths[place]} characters, not {cells}")
-    found = np.flatnonzero(table["rating"].to_numpy() >= least_rating)
+    ratings = table["rating"].to_numpy()
+    if (wrong := np.isnan(ratings)).any():  # which is less than nothing, and would be left out
+        raise DataError(f"{path}:{FIRST_ROW + wrong.argmax()}: rating is no number")
+    found = np.flatnonzero(ratings >= least_rating)
     harder = f" with a rating of at least {least_rating:g} (data.puzzle_min_difficulty)" if least_rating else ""
     if not found.size:
         raise DataError(f"{path}: has no puzzle{harder}")

@@ -95,7 +95,7 @@ def test_errors_are_one_line(corpus, tmp_path, changes, message):
 
 def test_the_room_imports_no_other_and_no_jax():
     root = Path(__file__).parents[2]
-    for path in (root / "input_pipeline").glob("*.py"):
+    for path in (root / "input_pipeline").rglob("*.py"):
         imported = set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
         ours = {entry.stem for entry in root.iterdir() if entry.suffix == ".py" or entry.is_dir()} - {"input_pipeline"}
         assert not imported & (ours | {"jax", "flax", "optax", "torch"}), path.name

@@ -265,3 +265,5 @@ def test_a_table_lists_excerpts_by_row_or_by_loss():
         "3.0000   1    lines.jsonl  lines.jsonl:7        5..52",
         "2.5000   0    texts        texts/a.txt          100..129",
     ]
+    nothing_counts = ledger.table(examples, {(0, 1): float("nan"), (0, 2): 0.5, (1, 1): 3.0})
+    assert [line.split()[0] for line in nothing_counts] == ["loss", "3.0000", "0.5000", "-"]

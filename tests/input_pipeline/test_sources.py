@@ -45,6 +45,14 @@ def test_text_is_a_file_a_folder_or_a_glob(names, texts):
     ]
 
 
+@pytest.mark.parametrize("path", ["", "deep/*"])
+def test_a_link_to_what_is_not_there_is_no_file_less(corpus, texts, path):
+    """A part of the data on a disk that is not mounted, say."""
+    (texts / "deep" / "part.txt").symlink_to("/nowhere/part.txt")
+    with pytest.raises(DataError, match=r"deep/part.txt: No such file or directory"):
+        corpus(path=str(texts / path))
+
+
 def test_a_tilde_is_the_home_folder(names, texts, monkeypatch):
     monkeypatch.setenv("HOME", str(texts.parent))
     assert names(path="~/texts") == names()

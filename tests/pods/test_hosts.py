@@ -79,6 +79,14 @@ def test_launching_the_same_again_says_so_and_another_is_refused(host):
     assert host.status()["pid"] == pid
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_where_nothing_can_be_written_nothing_is_launched(host, shell):
+    (host.code / "logs").write_text("a file where the folder should be")
+    done = host.run(hosts.launch(host.settings, ["sleep", "600"]), shell)
+    assert done.returncode == 1 and "worker 3: nothing can be written in" in done.stderr and not done.stdout
+    assert not (host.code / "run.pid").exists()
+
+
 def test_what_does_not_end_is_killed_with_all_that_it_started(host):
     host.launch("bash", "-c", f"bash -c '{HANGS}' & {HANGS}")
     time.sleep(0.2)

@@ -38,6 +38,16 @@ def test_what_is_launched_is_known_before_and_forgotten_with_the_pod(gcloud):
     assert gcloud.run("delete").status == 0 and not record.exists()
 
 
+def test_what_could_not_be_stopped_is_not_said_to_have_been_started_again(gcloud):
+    variables = {"FAKE_RUN": "1", "FAKE_HOSTS": "1"}
+    (gcloud.folder / "worker-0" / "torus").mkdir(parents=True)
+    assert gcloud.run("launch", "--", "sleep", "600", **variables).status == 0
+    away = {"verb": "kill -s TERM", "status": 1, "stderr": "ERROR: (gcloud.x) worker 0 is away"}
+    done = gcloud.run("restart", FAKE_FAILURES=json.dumps([away]), **variables)
+    assert done.status == 1 and "what was launched before still runs" in done.last_line
+    assert gcloud.run("stop", **variables).status == 0
+
+
 def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a_comment(gcloud, monkeypatch):
     launched = gcloud.run("launch", "--dry-run", "--", "true", HF_TOKEN="hf_secret")
     assert "scp /tmp/private/.env 'torus:~/torus/.env'" in launched.stdout and "chmod 600 .env" in launched.stdout
@@ -46,6 +56,9 @@ def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
     assert setup.status == 0, setup.stderr
     assert "# warning: there are uncommitted changes" in setup.stdout.splitlines()[0]
+    monkeypatch.setattr("pods.gcloud._git", lambda *words: "")  # git refuses: the hosts would stay where they are
+    setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
+    assert setup.status == 2 and "git does not tell the commit of" in setup.last_line
 
 
 def test_a_dry_run_of_validate_prints_a_call_for_each_worker(gcloud):

@@ -108,6 +108,18 @@ def test_a_worker_that_stays_unreachable_is_trouble():
     assert [bool(verdict.trouble) for verdict in verdicts] == [False, False, True]
 
 
+def test_who_cannot_look_says_so_once_while_it_lasts(capfd):
+    one = supervisor()
+
+    def fail():
+        raise PodError("gcloud: reauthentication needed")
+
+    one.transport.describe = fail
+    assert [one.look() for _ in range(5)] == [supervise.Verdict()] * 5
+    (alert,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ALERT")]
+    assert alert == "ALERT: mine: nobody looks after the run, as gcloud fails: gcloud: reauthentication needed"
+
+
 def test_a_death_stops_the_rest_and_starts_all_again(looks, capfd):
     found, launched = looks
     found += [workers(), workers(**ended(137)), workers(), FINISHED]

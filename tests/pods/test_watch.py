@@ -111,6 +111,15 @@ def test_what_is_wrong_is_told_and_what_is_not_is_not(pod, workers, expected):
     assert watch.problems(asked, pod, workers) == expected
 
 
+def test_a_worker_that_knows_nothing_of_the_launch_is_a_problem():
+    """As of a pod that was made again beside us, and only set up."""
+    asked, idle = settings.read([], {})[0], [Worker(0), Worker(1, status=0, launched=True)]
+    assert watch.problems(asked, {"state": "READY"}, idle) == []
+    assert watch.problems(asked, {"state": "READY"}, idle, launched=True) == [
+        "worker 0 has nothing of what was launched; `restart` launches it again"
+    ]
+
+
 @pytest.fixture
 def running(tmp_path, monkeypatch):
     """A pod of four whose workers sleep, and whose heartbeats are written by hand."""

@@ -108,6 +108,15 @@ def test_the_table_does_not_depend_on_order_or_on_who_counted():
         assert all(a.grid.tolist() == b.grid.tolist() and a[1:] == b[1:] for a, b in pairs)
 
 
+def test_what_nobody_knows_is_not_wrong():
+    right = table([("one", grid([1, 2]), grid([3]), 1.0)])
+    unknown = {"test": [{"input": [[1, 2]]}]}
+    half = {"one": {"test": [TASKS["one"]["test"][0], {"input": [[2, 1]]}]}}
+    assert voting.passes(right, half | {"two": unknown}, [1]) == {"pass@1": 1.0}
+    assert voting.num_known(half | {"two": unknown}) == 1
+    assert voting.results(right, {"one": unknown}, [right]) == {}
+
+
 def test_probabilities_are_summed_without_rounding():
     probabilities = [0.1] * 10 + [1e-300, 1.0]
     votes = table(("one", grid([1]), grid([2]), probability) for probability in probabilities)
@@ -158,7 +167,8 @@ def test_a_pass_is_the_truth_among_the_first_and_a_task_counts_its_test_inputs()
 
 def test_an_empty_prediction_is_right_for_no_truth():
     votes = table([("one", grid([1]), np.zeros((0, 0), np.uint8), 0.5)])
-    assert voting.passes(votes, {"one": {"test": [{"input": [[1]]}]}}, [1]) == {"pass@1": 0.0}
+    assert voting.passes(votes, {"one": {"test": [{"input": [[1]]}]}}, [1]) == {}
+    assert voting.passes(votes, {"one": {"test": [{"input": [[1]], "output": [[1]]}]}}, [1]) == {"pass@1": 0.0}
 
 
 def test_votes_of_earlier_checkpoints_are_told_apart():

@@ -184,7 +184,9 @@ def test_numbers_in_the_roofline_lie_on_no_disc_and_no_other_number():
     discs = [(str(n), 100.0 + 7 * n, 100.0 + 3 * (n % 3), 6.0) for n in range(9)]
     roof = (0.0, 120.0, 400.0, 132.0)
     taken = [roof, *((x - r, y - r, x + r, y + r) for _, x, y, r in discs)]
-    for text, _, (x, y), _ in page._beside(discs, (400.0, 200.0), roof):
+    placed = list(page._beside(discs, (400.0, 200.0), roof))
+    assert len(placed) == len(discs)
+    for text, _, (x, y), _ in placed:
         wide = 2.8 * len(text)
         assert all(x + wide <= a or c <= x - wide or y + 5 <= b or d <= y - 5 for a, b, c, d in taken)
         taken.append((x - wide, y - 5, x + wide, y + 5))

@@ -71,3 +71,8 @@ def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert [line["step"] for line in lines(tmp_path)] == [1]
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_what_could_never_be_written_is_told_in_the_end(tmp_path, capfd):
+    write(tmp_path / "gone", "train", step=1)
+    assert capfd.readouterr().err == f"{tmp_path}/gone/metrics.jsonl: 1 lines could not be written\n"

@@ -69,6 +69,13 @@ def test_a_template_in_a_file_of_its_own_goes_before_and_with_the_tokenizer(writ
     assert open_tokenizer(name).digest != before and "chat_template.jinja" in open_tokenizer(name).files
 
 
+def test_of_several_templates_one_has_to_be_the_default(write_tokenizer):
+    """Else conversations would be in the plain format, of which the model knows nothing."""
+    name = write_tokenizer([{"name": "tool_use", "template": CHATML}])
+    with pytest.raises(DataError, match="of its chat templates none is named default; name one so there"):
+        format_of_tokenizer(open_tokenizer(name), name)
+
+
 @pytest.mark.parametrize("kind", ["byte", "json"])
 def test_without_a_template_each_turn_is_its_role_and_a_line_end(kind, write_tokenizer):
     name = "byte" if kind == "byte" else write_tokenizer(None)

@@ -73,6 +73,12 @@ def test_rows_are_full_and_what_is_longer_is_cut_and_told(chat):
     longer = sum(len(tokens) == 60 for tokens, _ in cut)
     assert max(len(tokens) for tokens, _ in cut) == 60
     assert windows.told(60).endswith(f"; {longer} are longer than train.sequence_length and cut at their end")
+    lost = sum((targets == IGNORED).all() for _, targets in segments(windows, 35))
+    assert windows.told(35).endswith(f", {lost} of them before an answer, and so count for nothing")
+    assert 0 < lost < windows.num_documents
+    windows.check_counts(35)
+    with pytest.raises(DataError, match=r"train.sequence_length=20 cuts off every answer of the \d+ conversations"):
+        windows.check_counts(20)
 
 
 def test_the_split_is_by_content_and_batches_by_the_seed_alone(chat, corpus, tmp_path):
@@ -183,6 +189,9 @@ def test_a_pair_that_is_too_long_is_cut_where_it_is_longer(corpus, tmp_path):
         == "1 pairs in 1 rows, 100% full; 1 are longer than train.sequence_length and cut at their end"
     )
     assert [len(tokens) for tokens, _ in segments(windows, 20)] == [10, 10]
+    assert "before an answer" not in windows.told(20)
+    with pytest.raises(DataError, match=r"train.sequence_length=10 cuts off every answer of the 1 pairs"):
+        windows.check_counts(10)
 
 
 @pytest.mark.parametrize(

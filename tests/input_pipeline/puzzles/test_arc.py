@@ -135,6 +135,24 @@ def test_a_file_that_cannot_be_read_is_named(folder, section, content, message):
     assert not list((folder / "cache" / "puzzles").glob("*.part"))
 
 
+def test_answers_that_nobody_knows_count_for_nothing(folder, section):
+    path = folder / "arc-agi_evaluation_solutions.json"
+    path.write_text(json.dumps({"evaluation-b": json.loads(path.read_text())["evaluation-b"]}))
+    _, test = build.arc_tasks(section(puzzle_augmentations=6), str(folder), 0, lambda line: None)
+    tasks, stored = test.test_puzzles, test.read(np.arange(14), 900)
+    assert {name: ["output" in pair for pair in task["test"]] for name, task in tasks.items()} == {
+        "evaluation-a": [False], "evaluation-b": [True],
+    }  # fmt: skip
+    for label, number in zip(stored["labels"], stored["puzzle_identifiers"], strict=True):
+        assert (label != -100).any() == test.identifiers[number].startswith("evaluation-b")
+
+
+def test_an_answer_that_is_to_be_trained_on_is_not_made_up(folder, section):
+    (folder / "arc-agi_training_solutions.json").unlink()
+    with pytest.raises(DataError, match=r"task training-a: test 0 has no answer to train on, neither as 'output' nor"):
+        build.arc_tasks(section(), str(folder), 0, lambda line: None)
+
+
 def test_a_missing_subset_is_named(folder, section):
     (folder / "arc-agi_concept_challenges.json").unlink()
     with pytest.raises(DataError, match=r"has no file \*_concept_challenges.json"):

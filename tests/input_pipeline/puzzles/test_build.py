@@ -121,6 +121,7 @@ def swapped(rows):
             changed(31, 3, "hard"),
             "a number (In CSV column #3: Row #31: CSV conversion error to double: invalid value 'hard'); mend",
         ),
+        (changed(31, 3, "nan"), "train.csv:31: rating is no number"),
         (changed(31, 3, "1,2"), "(CSV parse error: Row #31: Expected 4 columns, got 5: us,"),
     ],
 )
