@@ -89,7 +89,7 @@ def test_what_cannot_be_found_is_an_error(names, changes, message):
 
 def test_an_empty_folder_is_an_error(names, tmp_path):
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(DataError, match=r"nothing': matches no file"):
+    with pytest.raises(DataError, match=r"nothing': holds no file"):
         names(path=str(tmp_path / "nothing"))
 
 

@@ -140,7 +140,7 @@ def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
         (["import", "--hf=PLACE/none"], "none: No such file or directory (config.json)"),
         (["import", "--hf=THEIRS", "--config.model.dtype=float32"], "--config.model.dtype is not read here"),
         (["import", "--hf=THEIRS", "--workdir=THEIRS"], "exists; name another folder, or remove it"),
-        (["import", "--hf=THEIRS", "--workdir="], "import --hf needs --workdir=FOLDER"),
+        (["import", "--hf=THEIRS", "--workdir="], "--workdir= has no value; give it one"),
         (["import", "--hf=THEIRS", "--topology=v4-8"], "--topology is not read by this convert.py import"),
         (["import", "--hf=THEIRS", "--tokens=in.npy"], "--tokens is not read by this convert.py import"),
         (["logits", "--hf=PLACE/out"], "--hf is not read by this convert.py logits"),
