@@ -109,7 +109,7 @@ def parse_flags(description: str) -> dict[str, str]:
     try:
         stray = FLAGS(rest)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise ConfigError(f"--{error.flagname} is no flag; nearest: --{_nearest_option(error.flagname)}") from None
+        raise ConfigError(f"--{error.flagname} is no flag; nearest: {_nearest_options(error.flagname)}") from None
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
     if stray:
@@ -261,11 +261,12 @@ def _own_flags() -> list[flags.Flag]:
     return FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__)
 
 
-def _nearest_option(name: str) -> str:
-    """Return what may have been meant by a flag that is none: a key of that name, else a flag like it, else a key."""
-    key = loading.nearest(name, loading.flat(base.get_config()))
+def _nearest_options(name: str) -> str:
+    """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
+    keys = loading.nearest_keys(name, loading.flat(base.get_config()))
     close = difflib.get_close_matches(name, [flag.name for flag in _own_flags()], n=1)
-    return close[0] if close and key.split(".")[-1] != name else f"config.{key}"
+    of_that_name = keys[0].split(".")[-1] == name
+    return f"--{close[0]}" if close and not of_that_name else " or ".join(f"--config.{key}" for key in keys)
 
 
 def _print_help(description: str) -> None:

@@ -215,7 +215,7 @@ def run_folder(key: str, name: str, path: Callable = pathlib.Path):
 def parse_value(key: str, text: str, current: dict[str, object]):
     """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
     if key not in current:
-        raise ConfigError(f"--config.{key} is no configuration key; nearest: {nearest(key, current)}")
+        raise ConfigError(f"--config.{key} is no configuration key; nearest: {' or '.join(nearest_keys(key, current))}")
     kind = type(current[key])
     try:
         if kind is bool:
@@ -234,12 +234,20 @@ def _refuse_empty(typed: dict, current: dict) -> None:
 
 
 def nearest(name: str, candidates) -> str:
-    """Return the candidate most like `name`; of dotted keys, first those whose last part or its initials match."""
-    last = name.split(".")[-1]
-    leaves = {candidate: candidate.split(".")[-1] for candidate in candidates}
-    same = [candidate for candidate, leaf in leaves.items() if leaf == last]
-    short = [candidate for candidate, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]
-    return (same or short or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
+    """Return the candidate most like `name`."""
+    return difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)[0]
+
+
+def nearest_keys(name: str, keys) -> list[str]:
+    """Return the keys whose last part is that of `name`, or has it for initials (lr), else the one most like it.
+
+    If some of them are of its section, only these.
+    """
+    section, _, last = name.rpartition(".")
+    leaves = {key: key.split(".")[-1] for key in keys}
+    alike = [key for key, leaf in leaves.items() if leaf == last]
+    alike = alike or [key for key, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]
+    return [key for key in alike if key.startswith(section + ".")] or alike or [nearest(name, keys)]
 
 
 def one_of(key: str, value: str, choices) -> None:

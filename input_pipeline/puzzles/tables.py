@@ -123,9 +123,7 @@ def _parsed(path: Path, cells: int) -> Iterator[Row]:
         with path.open(newline="", encoding="utf-8") as file:
             yield from _checked(path, csv.reader(file), cells)
     except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; data.path has to be a folder with train.csv and test.csv"
-        ) from error
+        raise DataError(f"{path}: {error.strerror}") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no CSV file in UTF-8 ({error})") from error
 
