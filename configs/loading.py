@@ -227,8 +227,8 @@ def parse_value(key: str, text: str, current: dict[str, object]):
 
 
 def _refuse_empty(typed: dict, current: dict) -> None:
-    """Raise ConfigError for a key that is typed without a value and has none: a shell's variable was not set."""
-    empty = [key for key, value in typed.items() if value == current[key] == ""]
+    """Raise ConfigError where what a run builds on is typed as nothing, and is nothing: a variable that is not set."""
+    empty = [key for key in (*DATA_READ, "train.init_from") if typed.get(key) == current[key] == ""]
     if empty:
         raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
 
