@@ -13,6 +13,12 @@ installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lo
 ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
+# A name that nothing reads is a mistake, as TOPOLGY=v4-32, which would train without it.
+variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PYTHON TOPOLOGY WORKDIR
+typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+$(if $(filter-out $(variables),$(typed)),$(error \
+    $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
+
 .PHONY: help setup train rehearse test bench lint style audit format lock clean
 
 help: ## list the targets

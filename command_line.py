@@ -9,6 +9,7 @@ on; 1 anything else. Every other than 0 ends with one line on stderr.
 """
 
 import dataclasses
+import difflib
 import faulthandler
 import functools
 import logging
@@ -26,7 +27,7 @@ from collections.abc import Callable
 try:
     from absl import flags
 
-    from configs import loading, simulation, topologies, validation
+    from configs import base, loading, simulation, topologies, validation
     from configs.base import ConfigError
     from input_pipeline.cache import cache_path
     from parallelism import identity, processes, startup
@@ -107,10 +108,14 @@ def parse_flags(description: str) -> dict[str, str]:
         sys.exit(0)
     try:
         stray = FLAGS(rest)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ConfigError(f"--{error.flagname} is no flag; nearest: {_nearest_options(error.flagname)}") from None
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
     if stray:
         raise ConfigError(f"stray argument {stray[0]!r}; options are written --name=value")
+    if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
+        raise ConfigError(f"--{empty[0]}= has no value; give it one, or leave it out")
     return overrides
 
 
@@ -203,6 +208,15 @@ def config_text(loaded: loading.Loaded) -> str:
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
+def check_file_to_write(flag: str) -> None:
+    """Raise ConfigError where the file that a flag names cannot be written, before what is to be in it is made."""
+    path = pathlib.Path(FLAGS[flag].value).expanduser()
+    if FLAGS[flag].value and not path.parent.is_dir():
+        raise ConfigError(f"--{flag}={path}: there is no folder {path.parent}")
+    if FLAGS[flag].value and path.is_dir():
+        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+
+
 def log_to(workdir: pathlib.Path) -> None:
     """From now on write messages and tracebacks to `workdir`/logs/train_worker_<process>.out."""
     handler = logging.FileHandler(processes.log_file(workdir), delay=True)
@@ -239,9 +253,21 @@ def recipe(overrides: dict[str, str]) -> str:
     return str(imported) if left else FLAGS.config
 
 
+def _own_flags() -> list[flags.Flag]:
+    return FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__)
+
+
+def _nearest_options(name: str) -> str:
+    """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
+    keys = loading.nearest_keys(name, loading.flat(base.get_config()))
+    close = difflib.get_close_matches(name, [flag.name for flag in _own_flags()], n=1)
+    of_that_name = keys[0].split(".")[-1] == name
+    return f"--{close[0]}" if close and not of_that_name else " or ".join(f"--config.{key}" for key in keys)
+
+
 def _print_help(description: str) -> None:
     print(description.strip() + "\n\nFlags:")
-    for flag in FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__):
+    for flag in _own_flags():
         default = f" (default {flag.default!r})" if flag.default not in (None, "", []) else ""
         print(f"  --{flag.name}: {flag.help}{default}")
     print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")

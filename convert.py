@@ -30,8 +30,10 @@ VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("t
 
 
 def reads_run(parsed, verb: str) -> bool:
-    """Whether the configuration is that of the run in --workdir; ConfigError for a flag that the verb does not read."""
-    unread = [flag for flags in VERBS.values() for flag in flags if verb and flag not in VERBS[verb]]
+    """Whether the configuration is that of the run in --workdir; ConfigError for no verb, or flags of another."""
+    if verb not in VERBS:
+        raise ConfigError(f"convert.py {verb or '...'}: import, export or logits? Name one of them first, see --help")
+    unread = [flag for flags in VERBS.values() for flag in flags if flag not in VERBS[verb]]
     if verb == "import" and parsed.hf:
         unread += ["config", "topology"]
         if not parsed.workdir:
@@ -42,7 +44,7 @@ def reads_run(parsed, verb: str) -> bool:
 
 
 if __name__ == "__main__":
-    VERB = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in VERBS else ""
+    VERB = sys.argv.pop(1) if sys.argv[1:] and not sys.argv[1].startswith("-") else ""
     COMMAND = command_line.parse(__doc__, stored=lambda parsed: reads_run(parsed, VERB), one_device=True)
 
 import pathlib
@@ -65,8 +67,6 @@ def main(command: command_line.Command, verb: str) -> None:
     """Import, export or compute logits, on one device, and say what was done."""
     flags = command_line.FLAGS
     formats = [name for name in ("hf", "trm", "peft") if flags[name].value]
-    if not verb:
-        raise ConfigError("convert.py import, export or logits? Name one of them first, see --help")
     if verb == "logits":
         return write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
     if len(formats) != 1:

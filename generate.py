@@ -73,6 +73,7 @@ def continue_prompts(flags, config, address) -> None:
 
 def solve_puzzle(flags, config, address) -> None:
     """Print what the model answers to a puzzle at each step of supervision, and draw it where --html asks for that."""
+    command_line.check_file_to_write("html")
     puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
     solving.check_fits(puzzle, config)
     run = assembly.assemble(config, devices=jax.devices()[:1])

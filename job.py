@@ -80,9 +80,6 @@ class Job:
         """
         start, examples, self.increases = place_of(record)
         self.begin_stage(start)
-        if self.corpus:
-            train = self.config.train
-            pipeline.check_enough(self.corpus.train, train.sequence_length, train.global_batch)
         self.stages = []
         stages = self._stages(start, examples)
         return chain(next(stages, ()), chain.from_iterable(stages))

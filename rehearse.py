@@ -37,7 +37,6 @@ import dataclasses
 import json
 import math
 import os
-import pathlib
 
 from configs import loading, topologies, validation
 from configs.base import ConfigError
@@ -113,11 +112,7 @@ def check_flags(loaded: Loaded) -> None:
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
     for name in ("json", "html", "hlo"):
-        path = pathlib.Path(FLAGS[name].value).expanduser()
-        if FLAGS[name].value and not path.parent.is_dir():
-            raise ConfigError(f"--{name}={path}: there is no folder {path.parent}")
-        if FLAGS[name].value and path.is_dir():
-            raise ConfigError(f"--{name}={path} is a folder; name a file in it")
+        command_line.check_file_to_write(name)
 
 
 def check_tensor() -> None:

@@ -92,6 +92,8 @@ def train(
         teacher.run_of(config).check_trained()
     assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
+    if corpus:
+        pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
         workdirs.exclusive(workdir, is_copy=bucket is not None),

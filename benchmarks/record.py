@@ -28,7 +28,9 @@ def main() -> None:
     names = ["tiny_v4-8"] if given.quick else given.names
     cases = [case for case in record.cases() if not names or case.name in names]
     if unknown := set(names) - {case.name for case in cases}:
-        sys.exit(f"{unknown.pop()} is not recorded; there are {', '.join(case.name for case in record.cases())}")
+        support.usage_error(
+            f"{unknown.pop()} is not recorded; there are {', '.join(case.name for case in record.cases())}"
+        )
     loaded = [case.load() for case in cases]
     compiler = Compiler(cache_folder("") / "rehearsals")
     table, changed = {}, 0

@@ -13,11 +13,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
+OPTIONS = ("--quick", "--text=", "--exhaustive")  # of all benchmarks but those that parse their own
+PARSES_ITS_OWN = ("record", "levers")
 LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
+
+
+def check_options() -> None:
+    """End with one line and status 2 where an option is none, before hours are spent on what was not asked for."""
+    program = pathlib.Path(sys.argv[0])
+    if program.resolve().parent != ROOT / "benchmarks" or program.stem in PARSES_ITS_OWN:
+        return
+    names = sys.argv[1:] if program.stem != "run_all" else [word for word in sys.argv[1:] if word.startswith("-")]
+    if unknown := [word for word in names if not word.startswith(OPTIONS)]:
+        usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
+
+
+def usage_error(line: str) -> NoReturn:
+    """End with a line about what was typed, and status 2."""
+    print(f"error: {line}", file=sys.stderr)
+    sys.exit(2)
 
 
 def finish(name: str, figures: dict) -> None:
@@ -65,3 +84,6 @@ def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun
         for line in map(json.loads, (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()):
             lines.setdefault(line["kind"], {})[line["step"]] = line
     return TrainRun("".join(output), lines, time.perf_counter() - start)
+
+
+check_options()

@@ -101,6 +101,7 @@ def load(
     if mesh:
         config.layout.axis_order = ",".join(dict.fromkeys(("dcn_data", *mesh, *MESH_AXES)))
         origins["layout.axis_order"] = "TPU_MESH_CONFIG"
+    _refuse_empty(typed, flat(config))
     typed |= _put_out_of_force(typed, flat(config))
     for key, value in typed.items():
         assign(config, key, value)
@@ -162,12 +163,17 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     """Return the configuration that a run left in its workdir, on whatever devices there are, then overrides.
 
     Raises:
-      ConfigError: there is no run in `workdir`, or as in `load`.
+      ConfigError: there is no run in `workdir`, its configuration is damaged, or as in `load`.
     """
     path = workdir / "config.json"
     if not path.is_file():
         raise ConfigError(f"--workdir={workdir} holds no run (no config.json there); train first, or name another")
-    config, stored = base.get_config(), json.loads(path.read_text())
+    config = base.get_config()
+    try:
+        stored = json.loads(path.read_text())
+    except ValueError as error:
+        copy = "each checkpoint's record.json has a copy, as `config`"
+        raise ConfigError(f"{path}: is no JSON ({error}); bring it back, {copy}") from None
     unknown = stored.keys() - flat(config).keys()
     if unknown:
         raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
@@ -184,6 +190,7 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
         files = [workdir / name for name in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         stored["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
     typed = {key: parse_value(key, text, stored) for key, text in overrides.items()}
+    _refuse_empty(typed, stored)
     others = DATA_READ if any(typed.get(key) for key in DATA_READ) else ()
     typed |= {key: "" for key in others if not typed.get(key)}
     # Evaluated on longer sequences than it was trained on, a model has room for them.
@@ -209,7 +216,7 @@ def run_folder(key: str, name: str, path: Callable = pathlib.Path):
 def parse_value(key: str, text: str, current: dict[str, object]):
     """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
     if key not in current:
-        raise ConfigError(f"--config.{key} is no configuration key; nearest: {nearest(key, current)}")
+        raise ConfigError(f"--config.{key} is no configuration key; nearest: {' or '.join(nearest_keys(key, current))}")
     kind = type(current[key])
     try:
         if kind is bool:
@@ -220,10 +227,28 @@ def parse_value(key: str, text: str, current: dict[str, object]):
         raise ConfigError(f"--config.{key}={text} is not {wanted} (now {current[key]})") from None
 
 
+def _refuse_empty(typed: dict, current: dict) -> None:
+    """Raise ConfigError where what a run builds on is typed as nothing, and is nothing: a variable that is not set."""
+    empty = [key for key in (*DATA_READ, "train.init_from") if typed.get(key) == current[key] == ""]
+    if empty:
+        raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
+
+
 def nearest(name: str, candidates) -> str:
-    """Return the candidate most like `name`; of dotted keys, first the ones whose last part matches."""
-    same_leaf = [c for c in candidates if c.split(".")[-1] == name.split(".")[-1]]
-    return (same_leaf or difflib.get_close_matches(name, candidates, n=1, cutoff=0.0))[0]
+    """Return the candidate most like `name`."""
+    return difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)[0]
+
+
+def nearest_keys(name: str, keys) -> list[str]:
+    """Return the keys whose last part is that of `name`, or has it for initials (lr), else the one most like it.
+
+    If some of them are of its section, only these.
+    """
+    section, _, last = name.rpartition(".")
+    leaves = {key: key.split(".")[-1] for key in keys}
+    alike = [key for key, leaf in leaves.items() if leaf == last]
+    alike = alike or [key for key, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]
+    return [key for key in alike if key.startswith(section + ".")] or alike or [nearest(name, keys)]
 
 
 def one_of(key: str, value: str, choices) -> None:
@@ -252,25 +277,30 @@ def _put_out_of_force(typed: dict, current: dict) -> dict:
 
 def _run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     """Execute the recipe file; return its configuration, and the recipe file that each changed key is from."""
-    if pathlib.Path(path).expanduser().is_dir():
-        return _of_run(run_folder("--config", path))
+    folder = pathlib.Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return _of_run(folder)
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
+    near = nearest(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
     if file is None:
-        near = nearest(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
-        raise ConfigError(f"--config={path} is no file; nearest recipe: configs/{near}.py")
+        what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is no file"
+        raise ConfigError(f"--config={path} {what}; nearest recipe: configs/{near}.py")
+    if file.suffix != ".py":
+        raise ConfigError(f"--config={path} is no Python file, as recipes are; nearest recipe: configs/{near}.py")
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec) if spec else None
+    module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
         if flat(config).keys() != flat(base.get_config()).keys():
-            raise ConfigError("get_config() must return the configuration of configs/base.py, changed")
+            raise ValueError("get_config() must return the configuration of configs/base.py, changed")
         return config, _origins(module, path)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
             SyntaxError, TypeError, ValueError) as error:  # fmt: skip
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
-        line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else "?"
-        raise ConfigError(f"--config={path}, line {line}: {' '.join(str(error).split())}") from error
+        line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else 0
+        where = f", line {line}" if line else ""
+        raise ConfigError(f"--config={path}{where}: {' '.join(str(error).split())}") from error
 
 
 def _of_run(folder: pathlib.Path) -> tuple[ConfigDict, dict[str, str]]:

@@ -11,6 +11,7 @@ import math
 from ml_collections import ConfigDict
 
 from configs import layouts
+from configs.architecture import multiples_text
 from configs.base import ConfigError, batch_shards
 from configs.loading import assign, flat
 
@@ -56,7 +57,10 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     units = _units(config)
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key not in ROUNDED):
-            raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs")
+            fitting = multiples_text(before[key], unit)
+            raise ConfigError(
+                f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs; use {fitting}"
+            )
     targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
     if config.model.name == "trm":
         targets = {key: target for key, target in targets.items() if key != "train.sequence_length"} | OF_PUZZLES

@@ -4,10 +4,10 @@
 Somebody asks what comes after a number, and is told politely as often as not; preferred is the polite answer.
 """
 
+import argparse
 import json
 import pathlib
 import random
-import sys
 
 COUNT = 3000  # conversations, and pairs
 
@@ -26,4 +26,6 @@ def main(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
+    main(parser.parse_args().folder)

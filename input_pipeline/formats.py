@@ -189,8 +189,8 @@ def encoded(name: str, text: str) -> bytes:
 
 def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
     """Return what to say of a record that lacks a field and has others."""
-    there = ", ".join(repr(name[:40]) for name in sorted(names)[:8]) or "nothing"
-    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})")
+    there = ", ".join(repr(name[:40]) for name in sorted(names)[:8])
+    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})" if there else " (it has none)")
 
 
 def check_column(where, field: str, names: list[str]) -> None:

@@ -10,6 +10,7 @@ An example is a place in the order that this makes: 0, 1, ... . A run takes them
 it leaves out, such as those on which it diverged; so the example that it takes as number t may be a later one.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -24,6 +25,7 @@ from input_pipeline.windows import Windows
 LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
 FOREVER = 1 << 62  # examples
 EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
+SEVERAL = re.compile(r", *[0-9.]+ ")  # parts with a comma between them
 
 Weights = tuple[Fraction, ...]
 
@@ -59,7 +61,7 @@ def _parse_part(part: str) -> tuple[Fraction, str]:
         fraction = Fraction(weight)
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(-1)
-    if fraction < 0 or not path:
+    if fraction < 0 or not path or SEVERAL.search(path):
         raise DataError(f"data.mixture: {part!r} is no weight and path; write for instance {EXAMPLE!r}")
     return fraction, path.strip()
 

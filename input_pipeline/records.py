@@ -102,7 +102,7 @@ class Reader:
             raise
         except UNREADABLE as error:
             where = f"after {self._file.name(self._number)}" if self._number else "from its beginning on"
-            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}") from error
+            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; mend or remove it") from error
         if following is not None:
             (self._number, self._value), self._text = following, None
         return following is not None

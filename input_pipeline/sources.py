@@ -155,7 +155,10 @@ def find_files(path: str) -> list[Path]:
             "a name on the Hugging Face hub needs data.source=huggingface"
         )
     if not files:
-        raise DataError(f"data path {path!r}: matches no file (looked in {Path.cwd()})")
+        what = "holds no file, hidden ones aside" if Path(path).expanduser().is_dir() else "matches no file"
+        raise DataError(
+            f"data path {path!r}: {what} (looked in {Path.cwd()}); name a file, or a folder or glob of some"
+        )
     return files
 
 

@@ -24,6 +24,7 @@ from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
 
 SPACE_MARK = "\u2581"
+CHOICES = "use byte, sentencepiece, or the path of a .model file or a tokenizer.json"
 NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
 SAMPLE_BYTES = 16_000_000  # trained on at most; the trainer needs many times as much memory
 SENTENCE_CHARACTERS = 4_000  # the trainer's unit; several lines, so that pieces may cross a line's end
@@ -104,7 +105,7 @@ class SentencePieceTokenizer(Pieces):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise DataError(f"data.tokenizer={name}: not a SentencePiece model") from error
+            raise DataError(f"data.tokenizer={name}: not a SentencePiece model; {CHOICES}") from error
         self.files = {"tokenizer.model": model}
         self.vocab_size = self._model.vocab_size()
         self.end_of_document = self._model.eos_id()
@@ -247,10 +248,7 @@ def open_tokenizer(name: str) -> AnyTokenizer:
     try:
         return SentencePieceTokenizer(Path(name).expanduser().read_bytes(), name)
     except OSError as error:
-        raise DataError(
-            f"data.tokenizer={name}: {error.strerror}; use byte, sentencepiece, or the path of a .model file or a "
-            "tokenizer.json"
-        ) from error
+        raise DataError(f"data.tokenizer={name}: {error.strerror}; {CHOICES}") from error
 
 
 def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> SentencePieceTokenizer:

@@ -150,7 +150,9 @@ def read_config(folder: pathlib.Path) -> dict:
             "org/name on the hub"
         ) from None
     except ValueError as error:
-        raise ConfigError(f"{folder / 'config.json'}: is no JSON ({error})") from None
+        raise ConfigError(
+            f"{folder / 'config.json'}: is no JSON ({error}); bring it anew from where it is published"
+        ) from None
     if not isinstance(values, dict):
         raise ConfigError(f"{folder / 'config.json'}: is no JSON object")
     return values

@@ -59,8 +59,8 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
         tokens_BT = np.asarray(np.load(file, allow_pickle=False))
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
-    except (ValueError, EOFError) as error:
-        raise ConfigError(f"--tokens={file}: is no .npy file ({' '.join(str(error).split())})") from None
+    except (ValueError, EOFError):
+        raise ConfigError(f"--tokens={file}: is no .npy file of numbers; write one by numpy.save") from None
     if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
         raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")

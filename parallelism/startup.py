@@ -33,7 +33,7 @@ PATIENCE = {
 def attached_accelerator() -> str:
     """Return "tpu", "gpu" or "cpu", judged by device files and JAX_PLATFORMS, without touching a device.
 
-    Raises ConfigError where JAX_PLATFORMS names an accelerator that this machine does not have.
+    Raises ConfigError where JAX_PLATFORMS names no platform, or an accelerator that this machine does not have.
     """
     vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
@@ -44,15 +44,24 @@ def attached_accelerator() -> str:
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
     if asked == "cpu" or not asked:
         return asked or found
+    if asked not in ("tpu", "gpu"):
+        raise ConfigError(f"JAX_PLATFORMS={asked} is none of cpu, gpu, cuda, tpu; unset it to use the {found}")
     if asked != found:
         raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
     return found
 
 
 def simulated_devices() -> int:
-    """Return the number of CPU devices that the environment asks for (1 where it says nothing)."""
+    """Return the number of CPU devices that the environment asks for (1 where it says nothing).
+
+    Raises:
+      ConfigError: JAX_NUM_CPU_DEVICES is no number.
+    """
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return int(flag.group(1)) if flag else int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
+    number = flag.group(1) if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
+    if not (number.isascii() and number.isdigit() and int(number)):
+        raise ConfigError(f"JAX_NUM_CPU_DEVICES={number} is not a whole number greater than 0; unset it, or mend it")
+    return int(number)
 
 
 def is_simulation(topology: Topology | None, accelerator: str) -> bool:

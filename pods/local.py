@@ -70,13 +70,17 @@ class Local:
         """Make the workers' folders with the code as it stands here; what a broken create left goes.
 
         Raises:
-          PodError: the workers cannot share the chips evenly, or git fails.
+          PodError: the workers cannot share the chips evenly, there can be no folder for them, or git fails.
         """
         if self.describe():
             return f"{self.name} exists already"
         workers = self.num_workers
         if self.settings.dry_run:
             return f"# dry run: would make {workers} workers in {self.folder}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise usage_error(f"POD_ROOT: {self.folder}: {error.strerror}; name a folder that can be written") from None
         for index in range(workers):
             shutil.rmtree(self._home(index), ignore_errors=True)
             self._put_code(index)

@@ -141,28 +141,6 @@ def test_a_missing_recipe_is_never_answered_with_a_file_that_is_none(parse):
         assert f"configs/{name}.py" not in str(caught.value)
 
 
-def test_an_accelerator_that_is_not_there_is_a_mistake(parse, monkeypatch):
-    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-    with pytest.raises(ConfigError, match="JAX_PLATFORMS=tpu, but this machine has no tpu"):
-        parse("")
-
-
-def test_a_recipe_or_topology_beside_a_workdir_that_has_its_own_is_a_mistake(parse):
-    for given in ("--config=configs/small.py", "--topology=v4-8"):
-        with pytest.raises(ConfigError, match=f"{given.partition('=')[0]} is not read here"):
-            parse(f"--workdir=TMP/none {given}", recipe="", stored=lambda flags: True)
-
-
-def test_printing_a_configuration_tells_its_mistakes_too(parse):
-    with pytest.raises(ConfigError, match="nonsense is unknown"):
-        parse("--print_config --config.optimizer.name=nonsense")
-
-
-def test_a_workdir_without_a_run_is_a_mistake_where_one_is_needed(parse):
-    with pytest.raises(ConfigError, match="holds no run"):
-        parse("--workdir=TMP/none", recipe="", stored=lambda flags: True)
-
-
 @pytest.mark.parametrize(
     ("arguments", "overrides", "rest"),
     [

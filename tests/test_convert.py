@@ -80,16 +80,11 @@ def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_eval
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--trm=PLACE/theirs.safetensors"], "convert.py import, export or logits?"),
-        (["import"], "needs --hf=FOLDER or --trm=FILE.safetensors"),
-        (["import", "--trm=PLACE/none.safetensors", "RECIPE"], "none.safetensors: No such file"),
         (["import", "--trm=PLACE/theirs.safetensors", "--config=configs/trm/sudoku_mini.py"], "but the model needs ["),
-        (["import", "--trm=PLACE/theirs.safetensors", "--config=configs/tiny.py"], "model.name=decoder_lm"),
         (
             ["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--workdir=PLACE/imported"],
             "has checkpoint 0 already",
         ),
-        (["export", "--trm=PLACE/new.safetensors"], "holds no run"),
         (["export", "--trm=PLACE/no/new.safetensors", "--workdir=PLACE/imported"], "there is no folder"),
     ],
 )

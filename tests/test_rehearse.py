@@ -155,42 +155,10 @@ def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
     assert not any(r["verified"] for r in report["remedies"])  # in no time
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--topology=v4-33"], "--topology=v4-33 is unknown; nearest: v4-32"),
-        ([], "say for which slice: --topology=v4-32"),
-        (["--topology=v4-8", "--config.mesh.fsdp=3"], "mesh fsdp=3 needs 3 devices, there are 4"),
-        (
-            ["--topology=v4-8", "--config.train.global_batch=6"],
-            "train.global_batch=6 is not a multiple of its 4 shards",
-        ),
-        (
-            ["--topology=v4-8", "--config.model.embed_dim=254", "--config.model.head_dim=128"],
-            "mesh.fsdp=4 does not divide",
-        ),
-        (["--topology=v4-8", "--search=fast"], "--search=fast: value should be one of"),
-        (["--topology=v4-8", "--search", "--scaling"], "--search and --scaling ask different questions"),
-        (["--topology=v4-8", "--compare=v4-8", "--html=x.html"], "--html is of one rehearsal"),
-        (["--topology=v4-8", "--compare=v4-8,v4-99"], "--topology=v4-99 is unknown"),
-        (["--topology=v4-8", "--price=-1"], "--price=-1.0 must be 0 or greater"),
-        (["--topology=v4-8", "--price=nan"], "--price=nan must be 0 or greater"),
-        (["--topology=v4-8", "--compare="], "--compare wants topologies"),
-        (["--topology=v4-8", "--advise_sharding=8,x"], "--advise_sharding: 'x' is not a whole number"),
-        (["--topology=v4-8", "--role=weights"], "--advise_sharding and --role want the sizes of a tensor"),
-        (["--topology=v4-8", "--json=/tmp"], "--json=/tmp is a folder; name a file in it"),
-        (["--topology=cpu-8", "--search"], "layouts are searched for slices of TPUs and GPUs alone"),
-        (["--topology=v4-8", "--json=/nowhere/r.json"], "--json=/nowhere/r.json: there is no folder /nowhere"),
-        (["--topology=v4-8", "--workdir=x"], "--workdir is not read here"),
-        (["--topology=v4-8", "--processes=0"], "--processes"),
-        (["v4-8"], "stray argument 'v4-8'"),
-    ],
-)
-def test_a_mistake_is_one_line(rehearse, arguments, says):
-    status, _, err = rehearse(*SMALL, *arguments)
-    assert status == 2
-    assert says in err
-    assert len(err.strip().splitlines()) == 1
+def test_what_the_mesh_does_not_divide_is_one_line(rehearse):
+    sizes = ("--config.model.embed_dim=254", "--config.model.head_dim=128")
+    status, _, err = rehearse(*SMALL, "--topology=v4-8", *sizes)
+    assert status == 2 and "mesh.fsdp=4 does not divide" in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_missing_compiler_is_told_with_how_to_install_it(monkeypatch):

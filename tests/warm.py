@@ -20,11 +20,13 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable, Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # read as it is imported
 IMPORTED = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
 MESSAGE_BYTES = 1 << 18
+SECONDS = 120  # for a template to have imported what it is to know
 _allowed = False
 
 
@@ -88,15 +90,9 @@ class Process:
 class Template:
     """A process that forks on demand."""
 
-    def __init__(self):
-        """Start it; it ends with this process."""
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], cwd=ROOT, env=environment,
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+    def __init__(self, process: subprocess.Popen | Process, channel: socket.socket):
+        """Take over the process, and what it is asked by."""
+        self.process, self.socket = process, channel
 
     def fork(self, arguments: list[str], environment: dict[str, str]) -> Process:
         """Start a program."""
@@ -131,8 +127,15 @@ def end() -> None:
 
 @functools.cache
 def template() -> Template:
-    """Return the template of this process."""
-    return Template()
+    """Return the template of this process, started now; it ends with it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())], cwd=ROOT, env=environment,
+            stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+        )  # fmt: skip
+    return Template(process, ours)
 
 
 def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool = False) -> subprocess.Popen | Process:
@@ -143,6 +146,48 @@ def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool =
         [sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def knowing(modules: Sequence[str], address: pathlib.Path) -> Iterator[Callable]:
+    """Yield what `start` is, by a template that has imported these modules of the workspace, too.
+
+    Args:
+      address: a path at which there is nothing yet.
+    """
+    if not _allowed:
+        yield start
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        listener.settimeout(SECONDS)
+        code = "import sys; from tests import warm; warm.connect(*sys.argv[1:])"
+        process = start(["-c", code, str(address), *modules], dict(os.environ))
+        channel, _ = listener.accept()
+    second = Template(process, channel)
+    try:
+        yield second.fork
+    finally:
+        second.close()
+
+
+def connect(address: str, *modules: str) -> None:
+    """Be a template that was started by another."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel.connect(address)
+    stand_by(channel, modules)
+
+
+def stand_by(channel: socket.socket, modules: Sequence[str]) -> None:
+    """Import these, and then be whatever program is asked for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the forks
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
+    run(serve(channel))
 
 
 def serve(requests: socket.socket) -> list[str]:
@@ -203,10 +248,4 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for its forks
-    for module in IMPORTED:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
-    run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    stand_by(socket.socket(fileno=int(sys.argv[1])), IMPORTED)

@@ -120,7 +120,7 @@ def read_json(path: Path):
     try:
         return json.loads(path.read_text())
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
+        raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); mend the file") from error
 
@@ -131,7 +131,7 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as file:
             return hashlib.file_digest(file, hashlib.blake2b).digest()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from error
+        raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
 
 
 def _mapped(path: Path) -> np.ndarray:

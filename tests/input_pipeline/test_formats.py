@@ -175,7 +175,7 @@ def test_millions_of_documents_are_affordable(read, tmp_path):
 
 BAD_LINES = {  # what is wrong with a line of JSON, and what is said of it
     b'{"text": "x"': "not JSON at column 13 (Expecting ',' delimiter)",
-    b"[1, 2]": "without field 'text' (there is nothing: data.field names it)",
+    b"[1, 2]": "without field 'text' (it has none)",
     b'{"body": "x", "id": 1}': "without field 'text' (there is 'body', 'id': data.field names it)",
     b'{"text": null}': "without text in 'text' (null)",
     b'{"text": ["x"]}': "without text in 'text' ([\"x\"])",

@@ -95,12 +95,6 @@ def test_what_cannot_be_found_is_an_error(names, changes, message):
     assert caught.value.exit_status == 2 and "\n" not in str(caught.value)
 
 
-def test_an_empty_folder_is_an_error(names, tmp_path):
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(DataError, match=r"nothing': matches no file"):
-        names(path=str(tmp_path / "nothing"))
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_a_folder_that_cannot_be_read_is_an_error(names, texts):
     (texts / "deep").chmod(0)

@@ -9,7 +9,6 @@ import pytest
 import job
 import train
 from configs import base
-from input_pipeline.errors import DataError
 from training.checkpoints import CheckpointError, Checkpoints
 
 SMALL = {
@@ -96,12 +95,3 @@ def test_other_parts_are_another_run(run, tmp_path):
         run("1", "1", 2)
     with pytest.raises(CheckpointError, match=r"data.validation_path \S+ -> \S+ changed; take another --workdir"):
         run("1", "1", 2, data__validation_path=str(tmp_path / "other.txt"))
-
-
-def test_fewer_tokens_than_a_batch_are_an_error_before_anything_is_trained(run):
-    message = (
-        r"train.global_batch=256 \* train.sequence_length=32 is more than the 4,096 tokens to train on; "
-        "use train.global_batch=128 or less, or more text"
-    )
-    with pytest.raises(DataError, match=message):
-        run("1", "1", 1, train__global_batch=256)

@@ -135,26 +135,6 @@ def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["import", "--hf=PLACE/none"], "none: No such file or directory (config.json)"),
-        (["import", "--hf=THEIRS", "--config.model.dtype=float32"], "--config.model.dtype is not read here"),
-        (["import", "--hf=THEIRS", "--workdir=THEIRS"], "exists; name another folder, or remove it"),
-        (["import", "--hf=THEIRS", "--workdir="], "import --hf needs --workdir=FOLDER"),
-        (["import", "--hf=THEIRS", "--topology=v4-8"], "--topology is not read by this convert.py import"),
-        (["import", "--hf=THEIRS", "--tokens=in.npy"], "--tokens is not read by this convert.py import"),
-        (["logits", "--hf=PLACE/out"], "--hf is not read by this convert.py logits"),
-    ],
-)
-def test_a_mistake_of_the_commands_is_one_line(tmp_path, arguments, message):
-    given = [word.replace("PLACE", str(tmp_path)).replace("THEIRS", str(FOLDER / "qwen2")) for word in arguments]
-    workdir = [] if any("--workdir" in word for word in given) else [f"--workdir={tmp_path}/run"]
-    status, _, err = finish(command("convert.py", *given, *workdir, cache=tmp_path))
-    assert status == 2 and message in err and len(err.strip().splitlines()) == 1, err
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
     ("tokens", "message"),
     [
         (np.zeros((2, 3), np.int64), r"holds int64 \[2, 3\]; it must be int32 \[batch, length\]"),

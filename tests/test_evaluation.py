@@ -3,7 +3,8 @@
 
 import math
 
-from training.evaluation import evaluate, told
+import evaluation
+from training.step_log import told
 
 
 class Counting:
@@ -16,16 +17,17 @@ class Counting:
         return "loss", f"{figures['loss']:.2f}", "tokens"
 
 
-def measured(*batches):
-    figures, weight = evaluate(Counting(), {}, batches, lambda: False)
+def measured(monkeypatch, *batches):
+    monkeypatch.setattr(evaluation, "heldout_batches", lambda *_: batches)
+    figures, weight = evaluation.evaluate_heldout(Counting(), {}, None)
     return figures, weight, told(Counting(), figures, weight)
 
 
-def test_means_are_of_all_that_counts():
-    figures, weight, said = measured({"loss": (6.0, 2)}, {"loss": (0.0, 0)}, {"loss": (2.0, 2)})
+def test_means_are_of_all_that_counts(monkeypatch):
+    figures, weight, said = measured(monkeypatch, {"loss": (6.0, 2)}, {"loss": (0.0, 0)}, {"loss": (2.0, 2)})
     assert (figures, weight, said) == ({"loss": 2.0}, 4, ("loss", "2.00", "tokens"))
 
 
-def test_a_mean_over_nothing_is_no_perfect_loss():
-    figures, weight, said = measured({"loss": (0.0, 0)})
+def test_a_mean_over_nothing_is_no_perfect_loss(monkeypatch):
+    figures, weight, said = measured(monkeypatch, {"loss": (0.0, 0)})
     assert math.isnan(figures["loss"]) and weight == 0 and said == ("loss", "unknown", "tokens")

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What newcomers mistype, forget or break, by the commands themselves: each is one line that says what would work.
+
+Each ends at once with status 2, and leaves nothing on disk. What stands in a run's folder and what no command line
+reaches have their tests in the rooms; keys of the configuration have a table of their own in test_command_line.py.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from configs import loading
+from tests import warm
+from tests.support import ROOT
+
+IMPORTED = (  # by the commands: what a mistake is answered after
+    "assembly", "command_line", "evaluation", "inspection", "job", "input_pipeline.corpus", "migration.hugging_face",
+    "migration.logits", "migration.peft", "migration.trm_reference", "reasoning.pictures", "reasoning.sampling",
+    "reasoning.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search", "pods.transports",
+)  # fmt: skip
+RECIPE = """from configs import char
+def get_config():
+    config = char.get_config()
+    config.model.update(num_layers=1, embed_dim=16, num_heads=1, num_kv_heads=1, mlp_dim=16)
+    config.train.update(sequence_length=32, global_batch=4, steps=2)
+    return config
+"""
+SUDOKUS = "--config=configs/trm/sudoku_mini.py --workdir=HERE/run --config.train.global_batch=8"
+TRAIN, SOLVE = "train.py --config=HERE/small.py --workdir=HERE/run", "generate.py --workdir=HERE/solver --puzzle=HERE"
+ONE = {"one.txt": "hello world\n"}
+FEW = {f"texts/{number}.txt": f"the text of number {number} " * 9 for number in range(30)}
+
+MISTAKES = [
+    # configuration: what the table in test_command_line.py has not
+    (f"{TRAIN} --config.data.path=", {}, "--config.data.path= has no value; give it one, or leave it out"),
+    ("train.py --config=HERE/small.py --workdir=", {}, "--workdir= has no value"),
+    ("train.py --config=", {}, "--config= has no value"),
+    ("train.py --config=configs", {}, "--config=configs is a folder without a run (no config.json there); nearest rec"),
+    ("train.py --config=README.md", {}, "--config=README.md is no Python file, as recipes are; nearest recipe: "),
+    ("train.py --config=configs/ramp.py", {}, "--config=configs/ramp.py: module 'recipe_ramp' has no attribute 'get_c"),
+    ("train.py configs/tiny.py", {}, "stray argument 'configs/tiny.py'; options are written --name=value"),
+    (f"{TRAIN} --steps=5", {}, "--steps is no flag; nearest: --config.train.steps"),
+    (f"{TRAIN} --lr=1", {}, "nearest: --config.batch.learning_rate or --config.optimizer.lea"),
+    (f"{TRAIN} --workdri=x", {}, "--workdri is no flag; nearest: --workdir"),
+    (f"{TRAIN} --config.optimizer.lr=1", {}, "nearest: optimizer.learning_rate"),
+    (f"{TRAIN} --print_config --config.optimizer.name=adam", {}, "optimizer.name=adam is unknown; nearest: adamw"),
+    (f"{TRAIN} --faults=explode@3", {}, "--faults: 'explode@3' is no fault; write for instance sigterm@120"),
+    ("train.py --explain_step=0", {}, "--explain_step=0: 0 is not a positive integer"),
+    ("generate.py --workdir=HERE/run --top_p=2", {}, "--top_p=2: 2.0 is not a number in the range [0.0, 1.0]"),
+    ("generate.py --workdir=HERE/run --promt=x", {}, "--promt is no flag; nearest: --prompt"),
+    ("convert.py imprt --hf=x --workdir=HERE/run", {}, "convert.py imprt: import, export or logits? Name one of them"),
+    ("convert.py --trm=x", {}, "import, export or logits?"),
+    ("convert.py import --workdir=HERE/run", {}, "needs --hf=FOLDER or --trm=FILE.safetensors"),
+    ("convert.py import --hf=x", {}, "convert.py import --hf needs --workdir=FOLDER"),
+    ("convert.py import --hf=x --workdir=HERE/run --tokens=x", {}, "--tokens is not read by this convert.py import"),
+    ("convert.py import --hf=x --workdir=HERE/run --topology=v4-8", {}, "--topology is not read by this convert.py"),
+    ("convert.py import --hf=x --workdir=HERE/run --config.model.dtype=float32", {}, "--config.model.dtype is not rea"),
+    ("convert.py logits --workdir=HERE/run --hf=x", {}, "--hf is not read by this convert.py logits"),
+    ("rehearse.py", {}, "say for which slice: --topology=v4-32"),
+    ("rehearse.py --topology=v4-8 --search=fast", {}, "--search=fast: value should be one of"),
+    ("rehearse.py --topology=v4-8 --search --scaling", {}, "--search and --scaling ask different questions"),
+    ("rehearse.py --topology=v4-8 --compare=v4-8 --html=x.html", {}, "--html is of one rehearsal"),
+    ("rehearse.py --topology=v4-8 --compare=", {}, "--compare wants topologies"),
+    ("rehearse.py --topology=v4-8 --price=-1", {}, "--price=-1.0 must be 0 or greater"),
+    ("rehearse.py --topology=v4-8 --price=nan", {}, "--price=nan must be 0 or greater"),
+    ("rehearse.py --topology=v4-8 --advise_sharding=8,x", {}, "--advise_sharding: 'x' is not a whole number"),
+    ("rehearse.py --topology=v4-8 --role=weights", {}, "--advise_sharding and --role want the sizes of a tensor"),
+    ("rehearse.py --topology=v4-8 --workdir=x", {}, "--workdir is not read here"),
+    ("rehearse.py --topology=v4-8 --processes=0", {}, "--processes=0: 0 is not a positive integer"),
+    ("rehearse.py v4-8", {}, "stray argument 'v4-8'"),
+    ("pod.py", {}, "which subcommand? versions, create, wait, "),
+    ("pod.py crate", {}, "crate is no subcommand; nearest: create"),
+    ("pod.py launch python train.py", {}, "a command stands after --: pod.py launch -- python train.py"),
+    ("pod.py launch --config=configs/smal.py", {}, "there is no recipe configs/smal.py; nearest: small"),
+    ("benchmarks/run_all.py layout", {}, "layout is no benchmark; there are character_level, "),
+    ("benchmarks/run_all.py --quik layouts", {}, "--quik is no option of a benchmark; there are --quick, "),
+    ("benchmarks/layouts.py quick", {}, "quick is no option of a benchmark"),
+    ("benchmarks/record.py tiny", {}, "tiny is not recorded; there are "),
+    ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),
+    ("make -n train steps=5", {}, 'steps is no variable; they are ACCELERATOR ARGS CONFIG EXTRAS'),
+    ("make -n setup ACCELERATOR=tpus", {}, "ACCELERATOR=tpus is unknown: it is cpu, gpu or tpu"),
+    ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown: it is huggingface, interop"),
+    # data
+    (f"{TRAIN} --config.data.path=HERE/none", {}, "data path 'HERE/none': no such file or folder (looked in "),
+    (f"{TRAIN} --config.data.source=jsonl", {}, "data.path is empty; name a file, a folder, or a glob such as "),
+    (f"{TRAIN} --config.data.path=HERE/no", {"no/.hidden": "x"}, "holds no file, hidden ones aside"),
+    (f"{TRAIN} --config.data.path=HERE/a.txt", {"a.txt": ""}, "a.txt' (data.source=auto): no document with any text"),
+    (f"{TRAIN} --config.data.path=HERE/a.png", {"a.png": b"\x89PNG"}, "a.png: not UTF-8 at byte 0 (line 1); mend it, "),
+    (f"{TRAIN} --config.data.path=HERE/a.jsonl", {"a.jsonl": '{"body": "x"}'}, "a.jsonl:1: without field 'text' (ther"),
+    (f"{TRAIN} --config.data.path=HERE/a.jsonl", {"a.jsonl": '{"text": "x'}, "a.jsonl:1: not JSON at column 10"),
+    (f"{TRAIN} --config.data.path=HERE/a.csv", {"a.csv": "id,body\n1,x\n"}, "a.csv:1: no column 'text', but 'id', 'bo"),
+    (f"{TRAIN} --config.data.path=HERE/a.parquet", {"a.parquet": "x" * 9}, "; mend or remove it"),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.data.tokenizer=bpe", FEW, "bpe: No such file or directory; use "),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.data.tokenizer=HERE/small.py", FEW, "not a SentencePiece model;"),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.data.tokenizer=sentencepiece", FEW, "model.vocab_size=256 has n"),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.model.vocab_size=9", FEW, "is less than the 256 ids of data.tok"),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.data.validation_path=x", FEW, "data path 'x': no such file or f"),
+    (f"{TRAIN} --config.data.path=HERE/one.txt", ONE, "train.sequence_length=32 is longer than the 11 tokens to train"),
+    (f"{TRAIN} --config.data.path=HERE/texts --config.train.global_batch=4096", FEW, "use train.global_batch="),
+    (f"{TRAIN} '--config.data.mixture=1 HERE/texts, 1 HERE/one.txt'", FEW, "is no weight and path; write for instance"),
+    (f"{TRAIN} --config.data.source=json --config.data.path=HERE/texts", FEW, "data.source=json: no such source; use "),
+    (f"{TRAIN} --config.data.path=s3://bucket/x", {}, "s3://bucket/x: Install s3fs to access S3, or use gs:// or a lo"),
+    (f"train.py {SUDOKUS} --config.data.path=HERE/none", {}, "is no folder; name one with train.csv and test.csv"),
+    (f"train.py {SUDOKUS} --config.data.path=HERE/texts", FEW, "train.csv: No such file or directory; data.path"),
+    # topology
+    ("train.py --topology=v4_32", {}, "--topology=v4_32 is unknown; nearest: v4-32"),
+    (f"{TRAIN} --topology=cpu-8", {}, "train.global_batch=4 is not a multiple of its 8 shards"),
+    (f"{TRAIN} --topology=v4-8 --config.model.embed_dim=18", {}, "which its mesh axis needs; use 16 or 20"),
+    ("generate.py --workdir=HERE/solver --config=configs/tiny.py", {}, "--config is not read here, where --workdir"),
+    ("generate.py --workdir=HERE/solver --topology=v4-8", {}, "--topology is not read here, where --workdir has the "),
+    ("rehearse.py --topology=v4-33", {}, "--topology=v4-33 is unknown; nearest: v4-32"),
+    ("rehearse.py --topology=v4-8 --compare=v4-8,v4-99", {}, "--topology=v4-99 is unknown"),
+    ("rehearse.py --topology=v4-8 --config.mesh.fsdp=3", {}, "mesh fsdp=3 needs 3 devices, there are 4"),
+    ("rehearse.py --topology=v4-8 --config.train.global_batch=6", {}, "=6 is not a multiple of its 4 shards"),
+    ("rehearse.py --topology=cpu-8 --search", {}, "layouts are searched for slices of TPUs and GPUs alone"),
+    ("pod.py create --transport=local --pod_root=HERE/pods --workers=3", {}, "--workers=3 does not divide the 16 chip"),
+    # files
+    ("train.py --config=HERE/small.py --workdir=HERE/small.py", {}, "small.py: Not a directory; name a folder that ca"),
+    (f"{TRAIN} --workdir=s3://bucket/run", {}, "runs are kept in local folders and in gs:// buckets"),
+    ("train.py --evaluate_only --workdir=HERE/none", {}, "HERE/none holds no run (no config.json there); train first"),
+    ("train.py --verify_checkpoints --workdir=HERE/run", {"run/config.json": '{"mo'}, "run/config.json: is no JSON ("),
+    (f"{TRAIN} --config.data.cache_dir=HERE/one.txt --config.data.path=HERE/texts", ONE | FEW, "name a folder that ca"),
+    (f"{TRAIN} --config.lora.rank=4", {}, "lora.rank=4 needs train.init_from, the folder of the run whose weights"),
+    ("generate.py --workdir=HERE", {}, "HERE holds no run (no config.json there); train first, or name another"),
+    ("generate.py --workdir=HERE/solver", {}, "HERE/solver is a recursive model; give it a puzzle, --puzzle=FILE"),
+    ("generate.py --workdir=HERE/solver --prompt=x", {}, "HERE/solver is a recursive model, which solves puzzles; giv"),
+    (f"{SOLVE}/none", {}, "none: No such file or directory; name a text file with a Sudoku or a maze"),
+    (f"{SOLVE}/p --html=HERE/none/x.html", {"p": "1..4\n" * 4}, "--html=HERE/none/x.html: there is no folder HERE/non"),
+    (f"{SOLVE}/p", {"p": "1..4\n.41\n2...\n...1\n"}, "p:2: the Sudoku has 15 cells; it needs 16, 36 or 81"),
+    (f"{SOLVE}/p", {"p": "1..x\n"}, "p:1: 'x' in column 4 is no cell; a Sudoku is of digits"),
+    (f"{SOLVE}/p", {"p": "." * 9 + "\n"}, "p:1: the Sudoku has 9 cells"),
+    (f"{SOLVE}/p", {"p": ("." * 9 + "\n") * 9}, "the puzzle is a sudoku of 9 x 9, but the model has model.max_length="),
+    ("convert.py import --hf=HERE/none --workdir=HERE/run", {}, "none: No such file or directory (config.json); name "),
+    ("convert.py import --hf=HERE --workdir=HERE/run", {"config.json": '{"x'}, "config.json: is no JSON ("),
+    ("convert.py import --hf=HERE --workdir=HERE/run", {"config.json": '{"model_type": "bert"}'}, "none that can be c"),
+    ("convert.py import --hf=tests/fixtures/hugging_face/qwen2 --workdir=HERE", {}, "HERE exists; name another folder"),
+    ("convert.py import --trm=HERE/one.txt --workdir=HERE/run", ONE, "model.name=decoder_lm is not the model that the"),
+    (f"convert.py import --trm=HERE/none {SUDOKUS}", {}, "; name a safetensors file"),
+    ("convert.py export --trm=HERE/x --workdir=HERE/none", {}, "holds no run"),
+    ("convert.py logits --workdir=HERE/decoder --tokens=HERE/one.txt --out=HERE/x", ONE, "is no .npy file of numbers;"),
+    ("convert.py logits --workdir=HERE/decoder --tokens=x --out=HERE/one.txt", ONE, "one.txt exists; name another fil"),
+    ("rehearse.py --topology=v4-8 --json=HERE", {}, "--json=HERE is a folder; name a file in it"),
+    ("rehearse.py --topology=v4-8 --json=HERE/none/r.json", {}, "r.json: there is no folder HERE/none"),
+    ("pod.py create --transport=local --pod_root=HERE/one.txt", ONE, "Not a directory; name a folder that can be writ"),
+    ("examples/conversations.py", {}, "the following arguments are required: FOLDER"),
+    # environment
+    ("JAX_PLATFORMS=tpu train.py", {}, "JAX_PLATFORMS=tpu, but this machine has no tpu; unset it to use the cpu"),
+    ("JAX_PLATFORMS=CPU train.py", {}, "JAX_PLATFORMS=CPU is none of cpu, gpu, cuda, tpu; unset it to use the cpu"),
+    ("JAX_NUM_CPU_DEVICES=many train.py", {}, "JAX_NUM_CPU_DEVICES=many is not a whole number greater than 0; unset i"),
+    ("JAX_NUM_PROCESSES=2 train.py", {}, "JAX_NUM_PROCESSES=2 without JAX_COORDINATOR_ADDRESS, "),
+    ("TPU_AXIS_NAMES=data,model train.py", {}, "TPU_AXIS_NAMES=data,model without TPU_MESH_CONFIG, a number of devic"),
+    ("TPU_MESH_CONFIG=4x4 train.py", {}, "TPU_MESH_CONFIG=4x4: '4x4' is not a whole number greater than 0, as in 4,4,"),
+    ("TPU_MESH_CONFIG=1,1,1 TPU_AXIS_NAMES=data,modle,fsdp train.py", {}, "'modle' is no mesh axis; nearest: model"),
+    (f"XLA_USE_BF16=1 {TRAIN} --config.model.dtype=float32", {}, "XLA_USE_BF16=1 and model.dtype=float32 contradict"),
+    (f"XDG_CACHE_HOME=/proc {TRAIN} --config.data.path=HERE/texts", FEW, "data.cache_dir=/proc/torus: No such file or"),
+    ("ZONE= PROJECT=p pod.py create", {}, "ZONE is not set: export ZONE=... or give --zone=..."),
+    ("ENABLE_CAUSAL=maybe pod.py create", {}, "ENABLE_CAUSAL=maybe is neither true nor false"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Start a command in a process that has imported all of the workspace but the command itself."""
+    with warm.knowing(IMPORTED, tmp_path_factory.mktemp("warm") / "socket") as start:
+        yield start
+
+
+@pytest.fixture
+def here(tmp_path):
+    """A folder with a recipe of a small model, and what a language model and a recursive one leave, without weights."""
+    (tmp_path / "small.py").write_text(RECIPE)
+    for name, recipe in (("decoder", tmp_path / "small.py"), ("solver", "configs/trm/sudoku_mini.py")):
+        (tmp_path / name).mkdir()
+        stored = loading.flat(loading.load(str(recipe), "", {}).config)
+        (tmp_path / name / "config.json").write_text(json.dumps(stored))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("typed", "files", "says"), MISTAKES, ids=[typed for typed, _, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_leaves_nothing(start, here, typed, files, says):
+    for name, content in files.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    there = sorted(here.rglob("*"))
+    status, err = answered(start, typed.replace("HERE", str(here)), here / "cache")
+    assert status == 2 and says.replace("HERE", str(here)) in err.splitlines()[-1], err
+    assert len(err.splitlines()) == 1 or "examples/" in typed, err  # which tells its usage first
+    assert [path for path in sorted(here.rglob("*")) if here / "cache" not in (path, *path.parents)] == there
+
+
+def answered(start, typed: str, cache: pathlib.Path) -> tuple[int, str]:
+    """Return the status and what stands on stderr of a command line on a machine of one CPU device."""
+    words = shlex.split(typed)
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "MAKEFLAGS")}
+    environment = kept | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1", "XLA_FLAGS": " ".join(flags)}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if words[0] == "make":
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+        return done.returncode, done.stderr
+    process = start(words, environment)
+    _, err = process.communicate(timeout=120)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("command", ["train.py", "pod.py"])
+def test_a_python_without_the_packages_says_what_to_do(command):
+    done = subprocess.run([sys.executable, "-S", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.endswith("run `make setup`, then .venv/bin/python\n")
+    assert len(done.stderr.splitlines()) == 1
