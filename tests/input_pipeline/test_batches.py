@@ -118,9 +118,13 @@ def test_evaluation_reads_each_window_once_in_order(corpus, rows):
     assert all(not values[~inside].any() for values in found.values())
 
 
-def test_evaluation_of_a_fixed_subset(corpus):
+def test_evaluation_of_a_fixed_subset_is_evenly_spread(corpus):
     windows, arguments = corpus().heldout, {"sequence_length": LENGTH, "global_batch": 7, "rows": np.arange(7)}
-    assert len(list(evaluation_batches(windows, num_batches=2, **arguments))) == 2
+    number = windows.num_examples(LENGTH)
+    assert number > 14  # or every window is one of these
+    subset = list(evaluation_batches(windows, num_batches=2, **arguments))
+    assert len(subset) == 2
+    assert same(joined(subset), windows.read(np.arange(14) * number // 14, LENGTH))
     everything = list(evaluation_batches(windows, num_batches=None, **arguments))
     assert len(list(evaluation_batches(windows, num_batches=10_000, **arguments))) == len(everything)
     assert list(evaluation_batches(windows, num_batches=0, **arguments)) == []
