@@ -7,7 +7,6 @@ faults were chosen from the code, before its tests were read. The copy has a cac
 pipeline keeps would be believed later; only compiled programs, whose names are digests of them, are shared.
 """
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -22,6 +21,7 @@ import support
 
 from input_pipeline.cache import cache_path
 from input_pipeline.tensorflow_import import tensorflow
+from tests import warm
 
 QUICK_FAULTS = 3
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::.*?)(?: - .*)?$", re.MULTILINE)
@@ -128,7 +128,8 @@ FAULTS = (
     ),
     Fault(
         "of a row that devices share each sums its own part alone", "layers/stream.py",
-        "return jax.lax.psum(x, axes) if axes else x", "return x", ("tests/objectives/test_dpo.py",),
+        "return jax.lax.psum(x, axes) if axes else x", "return x",
+        ("tests/test_dpo.py::test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch",),
     ),
     Fault(
         "the cache's next place is a token early", "models/decoder_lm.py",
@@ -141,7 +142,8 @@ FAULTS = (
     ),
     Fault(
         "the halt head reads the last position", "models/trm.py",
-        "self.halt(high_BTD[:, 0])", "self.halt(high_BTD[:, -1])", ("tests/models/test_trm.py",),
+        "self.halt(high_BTD[:, 0])", "self.halt(high_BTD[:, -1])",
+        ("tests/models/test_trm.py::test_the_loss_and_what_is_reported_are_those_recorded",),
     ),
     Fault(
         "padding counts in the loss", "objectives/language_modeling.py",
@@ -197,7 +199,8 @@ FAULTS = (
     ),
     Fault(
         "digests are not compared", "training/manifest.py",
-        "return None if found == digest else", "return None if found else", ("tests/training/test_damage.py",),
+        "return None if found == digest else", "return None if found else",
+        ("tests/training/test_damage.py::test_a_damage_is_detected_by_name_or_changes_nothing",),
     ),
     Fault(
         "a lease is renewed when it has run out", "training/lease.py",
@@ -205,7 +208,8 @@ FAULTS = (
     ),
     Fault(
         "a run that diverged ends with status 0", "training/step_log.py",
-        "exit_status = 3", "exit_status = 0", ("tests/test_train.py",),
+        "exit_status = 3", "exit_status = 0",
+        ("tests/test_train.py::test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it",),
     ),
     Fault(
         "replicas that differ in order have the same checksum", "training/replicas.py",
@@ -213,7 +217,8 @@ FAULTS = (
     ),
     Fault(
         "going back leaves out a batch before the bad ones", "job.py",
-        "max(0, step - stage.step - 1)", "max(0, step - stage.step - 2)", ("tests/test_survival.py",),
+        "max(0, step - stage.step - 1)", "max(0, step - stage.step - 2)",
+        ("tests/test_survival.py::test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches",),
     ),
     Fault(
         "a smaller batch has a larger learning rate", "configs/ramp.py",
@@ -240,7 +245,7 @@ FAULTS = (
     Fault(
         "advice praises what is slower", "rehearsal/advice.py",
         'tokens / step / before["tokens_per_second"] - 1', '1 - tokens / step / before["tokens_per_second"]',
-        ("tests/test_rehearse.py",),
+        ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
     Fault(
         "top_p leaves out the token that reaches it", "reasoning/decoding.py",
@@ -260,11 +265,12 @@ FAULTS = (
     Fault(
         "exported matrices are not transposed", "migration/hugging_face_tensors.py",
         "block.reshape(self.shape[1], -1).T", "block.reshape(-1, self.shape[1])",
-        ("tests/migration/test_hugging_face.py",),
+        ("tests/migration/test_hugging_face.py::test_what_is_exported_is_what_was_imported_bit_for_bit",),
     ),
     Fault(
         "exported adapters have another alpha", "migration/peft.py",
-        '"lora_alpha": stored["lora.alpha"]', '"lora_alpha": stored["lora.rank"]', ("tests/test_fine_tuning.py",),
+        '"lora_alpha": stored["lora.alpha"]', '"lora_alpha": stored["lora.rank"]',
+        ("tests/test_fine_tuning.py::test_what_is_given_out_is_the_base_and_the_adapters_of_peft",),
     ),
     Fault(
         "a pod with an unreachable host has no problem", "pods/watch.py",
@@ -279,11 +285,15 @@ FAULTS = (
         "a host is given up though it answered between", "pods/supervise.py",
         "if any(not worker.reachable for worker in workers) else 0",
         "if any(not worker.reachable for worker in workers) else self.unreachable",
-        ("tests/pods/test_supervise.py",),
+        (
+            "tests/pods/test_supervise.py::test_what_a_look_comes_to",
+            "tests/pods/test_supervise.py::test_a_worker_that_stays_unreachable_is_trouble",
+        ),
     ),
     Fault(
         "a pod whose hosts see other processes is ready", "pods/readiness.py",
-        "!= (len(found.checks), total)", "== (0, total)", ("tests/pods/test_readiness.py",),
+        "!= (len(found.checks), total)", "== (0, total)",
+        ("tests/pods/test_readiness.py::test_each_item_can_fail_and_says_where",),
     ),
 )  # fmt: skip
 
@@ -313,7 +323,7 @@ def copied(tree: pathlib.Path) -> pathlib.Path:
     return cache
 
 
-def failing(tests: Iterable[str], template, *more: str) -> list[str]:
+def failing(tests: Iterable[str], template: warm.Template, *more: str) -> list[str]:
     """Return the tests that fail in the copy, to whose root and cache the template of tests/warm.py belongs."""
     arguments = ["-c", PYTEST, "-q", "-n", "0", "-p", "no:cacheprovider", *more, *tests]
     process = template.fork(arguments, dict(os.environ))
@@ -324,7 +334,7 @@ def failing(tests: Iterable[str], template, *more: str) -> list[str]:
     return found
 
 
-def tried(fault: Fault, tree: pathlib.Path, template) -> str | None:
+def tried(fault: Fault, tree: pathlib.Path, template: warm.Template) -> str | None:
     """Plant a fault; return the test that catches it, None where none does."""
     path = tree / fault.file
     whole = path.read_text()
@@ -335,7 +345,7 @@ def tried(fault: Fault, tree: pathlib.Path, template) -> str | None:
         path.write_text(whole)
 
 
-def template_in(tree: pathlib.Path, cache: pathlib.Path):
+def template_in(tree: pathlib.Path, cache: pathlib.Path) -> warm.Template:
     """Return what forks processes that have imported the libraries, and import the workspace itself from the copy."""
     os.environ |= {
         "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1",  # which would tell a change by time and size
@@ -343,10 +353,7 @@ def template_in(tree: pathlib.Path, cache: pathlib.Path):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }  # fmt: skip
     tensorflow()  # sets the variables by which it says nothing while it is imported
-    spec = importlib.util.spec_from_file_location("warm", tree / "tests" / "warm.py")
-    warm = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(warm)
-    return warm.Template()
+    return warm.Template(tree)
 
 
 def main() -> None:
@@ -360,7 +367,7 @@ def main() -> None:
             print(f"{fault.file}: {fault.what}: {f'caught by {test}' if test else 'MISSED'}", flush=True)
             catching |= {test} - {None}
             missed += [] if test else [f"{fault.file}: {fault.what}"]
-        if wrong := failing(sorted(catching), template):
+        if wrong := catching and failing(sorted(catching), template):
             sys.exit(f"fails without any fault: {', '.join(wrong)}")
         template.close()
     support.finish("planted_faults", {"planted": len(chosen), "caught": len(chosen) - len(missed), "missed": missed})

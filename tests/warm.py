@@ -3,7 +3,7 @@
 
 A template, one for each worker of pytest, imports them and waits; each program runs in a fork of it, with the command
 line, environment, signals and end that it would have anyway, and imports this workspace itself. Where nobody asked for
-a template, as in benchmarks, and in tests of starting itself, programs are started in the ordinary way.
+a template, as in most benchmarks, and in tests of starting itself, programs are started in the ordinary way.
 """
 
 import contextlib
@@ -88,13 +88,13 @@ class Process:
 class Template:
     """A process that forks on demand."""
 
-    def __init__(self):
-        """Start it; it ends with this process."""
+    def __init__(self, root: pathlib.Path = ROOT):
+        """Start it for a workspace; it ends with this process."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], cwd=ROOT, env=environment,
+                [sys.executable, root / "tests" / "warm.py", str(theirs.fileno())], cwd=root, env=environment,
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             )  # fmt: skip
 

@@ -130,13 +130,6 @@ def test_evaluation_of_a_fixed_subset_is_evenly_spread(corpus):
     assert list(evaluation_batches(windows, num_batches=0, **arguments)) == []
 
 
-def test_a_synthetic_source_gives_batches():
-    mixture = mixture_of_one(MarkovWindows(16, 0, 1_024, "train"))
-    arguments = {"sequence_length": 64, "global_batch": 16, "rows": np.arange(16)}
-    one = list(training_batches(mixture, seed=0, first_example=0, num_steps=3, **arguments))
-    assert len(one) == 3 and one[0]["tokens"].shape == (16, 64)
-
-
 def test_fewer_tokens_than_a_sequence_are_an_error():
     mixture, rows = mixture_of_one(MarkovWindows(16, 0, 1_000, "train")), np.arange(1)
     with pytest.raises(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says beside its figures."""
+"""What a report says of memory, and beside its figures."""
 
 import pathlib
 
@@ -26,3 +26,10 @@ def test_a_quantisation_is_told_what_it_gains(quantization, topology, words):
     facts = {"mesh": {"fsdp": 1}, "device_coordinates": [[]], "on_host": 0}
     notes = _notes(Compiled(config, topologies.get(topology), facts, pathlib.Path()), {"attention kernel": 1.0})
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.parametrize(("facts", "total"), [({}, 10), ({"host": 1}, 8), ({"out_of_memory": 20}, 20)])
+def test_what_is_donated_counts_once_and_what_waits_on_the_host_not_at_all(facts, total):
+    memory = {"arguments": 5, "temporaries": 3, "outputs": 4, "aliased": 2, "peak": 9, "host": 0} | facts
+    facts = {"out_of_memory": None, "memory": memory} | facts
+    assert Compiled(base.get_config(), topologies.get("v4-8"), facts, pathlib.Path()).total_bytes == total
