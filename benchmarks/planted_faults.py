@@ -2,9 +2,11 @@
 """What would still pass if the code were wrong? Faults are planted one at a time, each as a careless engineer makes it.
 
 Of each: in a copy of this working tree a text is changed into a wrong one, and those tests run there that mirror the
-file. It is caught where one of them fails that passes where the text is as it was, and missed where none does. All
-faults were chosen from the code, before its tests were read. The copy has a cache of its own, since what a wrong
-pipeline keeps would be believed later; only compiled programs, whose names are digests of them, are shared.
+file; of files that take long, the ones that are to notice. It is caught where one of them fails that passes where the
+text is as it was, and missed where none does. All faults were chosen from the code, before its tests were read: of these
+54 the tests that there were caught 46, and one more by a test of another file; of the rest all are caught by tests
+written since. The copy has a cache of its own, since what a wrong pipeline keeps would be believed later; only compiled
+programs, whose names are digests of them, are shared.
 """
 
 import os
@@ -110,7 +112,8 @@ FAULTS = (
     ),
     Fault(
         "a router's bias grows with its expert's load", "layers/experts.py",
-        "load_E - load_E.mean()", "load_E.mean() - load_E", ("tests/layers/test_experts.py",),
+        "load_E - load_E.mean()", "load_E.mean() - load_E",
+        ("tests/layers/test_experts.py::test_the_bias_gets_how_much_more_than_the_mean_an_expert_has_to_do",),
     ),
     Fault(
         "a router's bias counts in the gates too", "layers/experts.py",
@@ -119,7 +122,8 @@ FAULTS = (
     ),
     Fault(
         "LoRA's scale is upside down", "layers/adapters.py",
-        "scale=lora.alpha / lora.rank", "scale=lora.rank / lora.alpha", ("tests/training/test_adapters.py",),
+        "scale=lora.alpha / lora.rank", "scale=lora.rank / lora.alpha",
+        ("tests/training/test_adapters.py::test_merged_with_what_they_are_beside_they_compute_the_same",),
     ),
     Fault(
         "a gradient's sum leaves out the neighbours on one side", "layers/shards.py",
@@ -138,7 +142,8 @@ FAULTS = (
     ),
     Fault(
         "FLOPs of attention are half of what they are", "models/decoder_lm.py",
-        "12.0 * heads_dim * keys", "6.0 * heads_dim * keys", ("tests/models/test_decoder_lm.py",),
+        "12.0 * heads_dim * keys", "6.0 * heads_dim * keys",
+        ("tests/models/test_decoder_lm.py::test_flops_per_token_equals_a_hand_count",),
     ),
     Fault(
         "the halt head reads the last position", "models/trm.py",
@@ -159,15 +164,18 @@ FAULTS = (
     ),
     Fault(
         "all microbatches draw the same dropout", "training/step.py",
-        "jax.random.fold_in(key, index)", "key", ("tests/training/test_step.py",),
+        "jax.random.fold_in(key, index)", "key",
+        ("tests/training/test_step.py::test_every_step_and_microbatch_draws_its_own_randomness_again_the_same_from_the_same_seed",),
     ),
     Fault(
         "the carry of a bad update is kept", "training/step.py",
-        "carry=taken(carry, state.carry)", "carry=carry", ("tests/training/test_step.py",),
+        "carry=taken(carry, state.carry)", "carry=carry",
+        ("tests/training/test_step.py::test_an_update_that_is_no_number_leaves_all_but_the_counts_as_it_was",),
     ),
     Fault(
         "the average is of the parameters before the update", "training/step.py",
-        "average(params, state.average)", "average(state.params, state.average)", ("tests/training/test_step.py",),
+        "average(params, state.average)", "average(state.params, state.average)",
+        ("tests/training/test_step.py::test_an_average_of_the_parameters_follows_them_and_is_what_is_evaluated",),
     ),
     Fault(
         "norms decay", "training/optimizers.py",
