@@ -3,7 +3,7 @@
 
 A template, one for each worker of pytest, imports them and waits; each program runs in a fork of it, with the command
 line, environment, signals and end that it would have anyway, and imports this workspace itself. Where nobody asked for
-a template, as in benchmarks, and in tests of starting itself, programs are started in the ordinary way.
+a template, as in most benchmarks, and in tests of starting itself, programs are started in the ordinary way.
 """
 
 import contextlib
@@ -126,13 +126,13 @@ def end() -> None:
 
 
 @functools.cache
-def template() -> Template:
-    """Return the template of this process, started now; it ends with it."""
+def template(root: pathlib.Path = ROOT) -> Template:
+    """Return the template of this process for a workspace, started now; it ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], cwd=ROOT, env=environment,
+            [sys.executable, root / "tests" / "warm.py", str(theirs.fileno())], cwd=root, env=environment,
             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
     return Template(process, ours)

@@ -103,9 +103,9 @@ def test_what_a_look_comes_to(found, end, trouble):
 
 
 def test_a_worker_that_stays_unreachable_is_trouble():
-    one = supervisor()
-    verdicts = [one.judge(workers(reachable=False, error="timed out")) for _ in range(3)]
-    assert [bool(verdict.trouble) for verdict in verdicts] == [False, False, True]
+    one, away = supervisor(), workers(reachable=False, error="timed out")
+    verdicts = [one.judge(found) for found in (away, away, workers(), away, away, away)]  # once it answers between
+    assert [bool(verdict.trouble) for verdict in verdicts] == [False] * 5 + [True]
 
 
 def test_who_cannot_look_says_so_once_while_it_lasts(capfd):

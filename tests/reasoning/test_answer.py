@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message is asked in the format that conversations were trained in, and the answer ends where a turn does."""
+"""A text goes on as documents do; a message is asked as in conversations, and its answer ends where a turn does."""
 
 import types
 
@@ -8,7 +8,7 @@ import pytest
 from configs.base import ConfigError, get_config
 from input_pipeline.tokenization import open_tokenizer
 from reasoning import decoding
-from reasoning.sampling import answer
+from reasoning.sampling import answer, continue_texts
 from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
 
 
@@ -31,6 +31,19 @@ def ask(monkeypatch):
         return asked["prompt"], {tokenizer.decode([end]) for end in asked["ends"]}, text
 
     return ask
+
+
+def test_a_text_begins_and_ends_as_documents_do(monkeypatch):
+    asked = {}
+
+    def generate(graph, params, prompts, **how):
+        asked.update(how, prompts=prompts)
+        return [[*b"c"], [*b"!"]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert continue_texts(run, {}, open_tokenizer("byte"), ["ab", ""], max_tokens=8) == ["c", "!"]
+    assert asked["prompts"] == [[0, *b"ab"], [0]] and asked["ends"] == [0]
 
 
 def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa: F811

@@ -68,6 +68,12 @@ def test_ranking_is_that_of_the_fixtures(numbers):
     np.testing.assert_allclose(found, numbers["vote/ranked_mean_prob"], rtol=1e-12)
 
 
+def test_votes_are_counted_before_they_are_believed():
+    """Two that are unsure outvote a sure one; the surer comes first where as many voted."""
+    votes = table([("one", grid([1]), grid([which]), sure) for which, sure in ((2, 0.1), (2, 0.1), (3, 0.8), (4, 0.9))])
+    assert [candidate.grid.item() for candidate in votes.ranked("one", grid([1]))] == [2, 4, 3]
+
+
 def test_a_prediction_is_cropped_as_in_the_fixtures(numbers):
     cases = sorted({key.split("/")[1] for key in numbers if key.startswith("arc_crop/")})
     assert cases

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says beside its figures."""
+"""What a report says of memory, and beside its figures."""
 
 import gzip
 import pathlib
@@ -41,3 +41,10 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
     }  # fmt: skip
     with pytest.raises(ValueError, match="none of the compiler's estimated cycles"):
         estimate(Compiled(base.get_config(), topologies.get("v4-8"), facts, tmp_path))
+
+
+@pytest.mark.parametrize(("facts", "total"), [({}, 10), ({"host": 1}, 8), ({"out_of_memory": 20}, 20)])
+def test_what_is_donated_counts_once_and_what_waits_on_the_host_not_at_all(facts, total):
+    memory = {"arguments": 5, "temporaries": 3, "outputs": 4, "aliased": 2, "peak": 9, "host": 0} | facts
+    facts = {"out_of_memory": None, "memory": memory} | facts
+    assert Compiled(base.get_config(), topologies.get("v4-8"), facts, pathlib.Path()).total_bytes == total

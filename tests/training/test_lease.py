@@ -100,8 +100,9 @@ def test_of_two_that_take_over_at_once_one_does(written, monkeypatch):
 def test_who_holds_it_renews_it(bucket, written, monkeypatch):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
     with held(URL):
-        first = there(bucket)
+        first, until = there(bucket), time.monotonic() + LEASE_SECONDS / 3
         while there(bucket)["renewed"] == first["renewed"]:
+            assert time.monotonic() < until
             time.sleep(0.05)
         assert there(bucket)["since"] == first["since"]
 

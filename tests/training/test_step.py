@@ -215,6 +215,16 @@ def test_a_batch_without_weight_changes_nothing_and_is_finite():
     assert float(scalars["loss"]) == float(scalars["gradient_norm"]) == 0
 
 
+def test_an_update_that_is_no_number_leaves_all_but_the_counts_as_it_was():
+    step, state = line_step(optimizer=optax.adam(0.1), ema_decay=0.9)
+    batch = line_batch()
+    before, _, _ = step(state, batch)
+    after, scalars, _ = step(before, batch | {"x": np.full_like(batch["x"], np.nan)})
+    for part in ("params", "average", "optimizer", "carry"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, part), getattr(before, part))
+    assert scalars["skipped"] == 1 and (int(after.step), int(after.examples)) == (2, 40 + 2 * ROWS)
+
+
 def test_progress_is_told_as_each_microbatch_ends():
     told = []
     step, state = line_step(3, on_microbatch=lambda count, index, loss: told.append((count, int(index), float(loss))))
