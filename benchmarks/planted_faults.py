@@ -212,7 +212,7 @@ FAULTS = (
     ),
     Fault(
         "a lease is renewed when it has run out", "training/lease.py",
-        "over.wait(RENEW_SECONDS)", "over.wait(LEASE_SECONDS)", ("tests/training/test_lease.py",),
+        "lease.renew, RENEW_SECONDS", "lease.renew, LEASE_SECONDS", ("tests/training/test_lease.py",),
     ),
     Fault(
         "a run that diverged ends with status 0", "training/step_log.py",
@@ -252,7 +252,7 @@ FAULTS = (
     ),
     Fault(
         "advice praises what is slower", "rehearsal/advice.py",
-        'tokens / step / before["tokens_per_second"] - 1', '1 - tokens / step / before["tokens_per_second"]',
+        'rate / self.figures["tokens_per_second"] - 1 if', '1 - rate / self.figures["tokens_per_second"] if',
         ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
     Fault(
@@ -262,7 +262,7 @@ FAULTS = (
     ),
     Fault(
         "votes are weighed, not counted", "reasoning/voting.py",
-        "return -count, -total / count, predicted", "return -total, -count, predicted",
+        "(-count, -total / count, predicted)", "(-total, -count, predicted)",
         ("tests/reasoning/test_voting.py",),
     ),
     Fault(
@@ -300,7 +300,7 @@ FAULTS = (
     ),
     Fault(
         "a pod whose hosts see other processes is ready", "pods/readiness.py",
-        "!= (len(found.checks), total)", "== (0, total)",
+        "!= (count, total)", "== (0, total)",
         ("tests/pods/test_readiness.py::test_each_item_can_fail_and_says_where",),
     ),
 )  # fmt: skip
