@@ -241,6 +241,6 @@ class _Exists(PodError):
     SAID = re.compile(r"already[_ ]exists?", re.IGNORECASE)
 
 
-def storage(settings: Settings, words: list[str], *, show: bool = False) -> Result:
+def storage(settings: Settings, words: list[str]) -> Result:
     """Call `gcloud storage` with these words, as ["ls", "gs://bucket"]; the status decides."""
-    return call(settings, ["gcloud", "storage", *words], show=show)
+    return call(settings, ["gcloud", "storage", *words])
