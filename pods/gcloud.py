@@ -187,9 +187,7 @@ class Gcloud:
     def _accelerator(self) -> list[str]:
         if self.settings.type:
             return self._flags("type", "topology")
-        google = {ours: theirs for theirs, ours in recipes.GOOGLE_NAMES.items()}
-        family, size = re.fullmatch(r"(.*-)?(.*)", self.settings.accel).groups(default="")
-        return [f"--accelerator-type={google.get(family, family)}{size}"]
+        return [f"--accelerator-type={self.settings.accel.replace(recipes.V5E, recipes.V5E_AT_GOOGLE)}"]
 
     def _flags(self, *names: str) -> list[str]:
         """Return gcloud's flags of those settings that are given."""
