@@ -78,7 +78,8 @@ class Local:
         if self.settings.dry_run:
             return f"# dry run: would make {workers} workers in {self.folder}"
         for index in range(workers):
-            shutil.rmtree(self._home(index), ignore_errors=True)
+            if self._home(index).exists():
+                shutil.rmtree(self._home(index))
             self._put_code(index)
         self.shared.mkdir(exist_ok=True)
         pod = {"name": self.name, "state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}
