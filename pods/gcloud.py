@@ -132,7 +132,7 @@ class Gcloud:
         if changed:
             line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
             print(f"# {line}" if settings.dry_run else line, flush=True)
-        expect_success(self.run(hosts.setup(settings, url, commit)), "be set up; see above")
+        expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """By one ssh call a node."""
