@@ -8,7 +8,7 @@ write rotary keys in another form, which `_classic` brings back to the older one
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from configs.base import ConfigError
@@ -89,23 +89,6 @@ MIXTURE = {"router": "softmax", "gate_scale": 1.0, "shared_experts": 0, "expert_
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
-def every_layer(values: dict, size: int) -> list[bool]:
-    """Return which of so many layers have the sliding window: all, if there is one."""
-    return [bool(values.get("sliding_window"))] * size
-
-
-def upper_layers(values: dict, size: int) -> list[bool]:
-    """Return the same of Qwen: layers from max_window_layers on, where the window is used."""
-    first = values.get("max_window_layers", 28) if values.get("use_sliding_window") else size
-    return [layer >= first for layer in range(size)]
-
-
-def all_but_every_nth(values: dict, size: int) -> list[bool]:
-    """Return the same of Gemma."""
-    every = values["sliding_window_pattern"]
-    return [(layer + 1) % every != 0 for layer in range(size)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A kind of model that `transformers` knows.
@@ -121,7 +104,6 @@ class Family:
       zeros: arrays of ours that it has not, and that so are 0.
       settings: other keys of a configuration in which a run begins with it.
       activation: its key of config.json for that.
-      windows: config.json and a number of layers -> which have the sliding window, where layer_types do not say.
     """
 
     architecture: str
@@ -134,29 +116,28 @@ class Family:
     zeros: tuple[str, ...] = ()
     settings: dict = dataclasses.field(default_factory=dict)
     activation: str = "hidden_act"
-    windows: Callable = every_layer
 
 
 NO_BIASES = {"attention_bias": False}
 UNTIED = {"tie_word_embeddings": False, "rope_theta": 10_000.0}
+OF_QWEN = UNTIED | {"use_sliding_window": False, "max_window_layers": 28}
 OF_GEMMA = {"tie_word_embeddings": True, "rope_theta": 10_000.0, "head_dim": 256, "sliding_window_pattern": 2}
 FAMILIES = {  # by model_type
     "llama": Family(
         "LlamaForCausalLM", defaults=UNTIED, required=NO_BIASES | {"mlp_bias": False, "sliding_window": None}
     ),
     "mistral": Family("MistralForCausalLM", defaults=UNTIED | {"sliding_window": 4096}),
-    "qwen2": Family("Qwen2ForCausalLM", model={"biases": "qkv"}, defaults=UNTIED, windows=upper_layers),
+    "qwen2": Family("Qwen2ForCausalLM", model={"biases": "qkv"}, defaults=OF_QWEN),
     "qwen3": Family(
-        "Qwen3ForCausalLM", model={"qk_norm": True}, defaults=UNTIED | {"head_dim": 128}, required=NO_BIASES,
-        windows=upper_layers,
+        "Qwen3ForCausalLM", model={"qk_norm": True}, defaults=OF_QWEN | {"head_dim": 128}, required=NO_BIASES,
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, required=NO_BIASES, rules=NORMS_AROUND + SWIGLU,
-        activation="hidden_activation", windows=all_but_every_nth, defaults=OF_GEMMA,
+        activation="hidden_activation", defaults=OF_GEMMA,
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
-        keys=CAPS | {"rope_local_base_freq": "local_rope_theta"}, windows=all_but_every_nth,
+        keys=CAPS | {"rope_local_base_freq": "local_rope_theta"},
         activation="hidden_activation",
         required=NO_BIASES | {"use_bidirectional_attention": False},
         defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
@@ -207,7 +188,7 @@ def model_section(values: dict) -> dict:
     model = MODEL | family.model | {ours: values[theirs] for theirs, ours in KEYS.items()}
     model |= {ours: values.get(theirs) or 0 for theirs, ours in family.keys.items()}
     model["rope_theta"] = float(model["rope_theta"])
-    model |= _window(family, values) | _rope(values)
+    model |= _window(values) | _rope(values)
     if not model["sliding_window"]:
         model["local_rope_theta"] = 0.0
     return model | {"activation": ACTIVATIONS[activation]}
@@ -249,10 +230,11 @@ def _values(kind: str, family: Family, model: dict) -> dict:
         values["sliding_window"] = window or None
     if every:
         values["sliding_window_pattern"] = every
-    if every or family.windows is not every_layer:
+    of_qwen = "use_sliding_window" in family.defaults
+    if every or of_qwen or "sliding_window_pattern" in family.defaults:
         local = [bool(window) and not (every and (layer + 1) % every == 0) for layer in range(size)]
         values |= {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local]}
-    if family.windows is upper_layers:
+    if of_qwen:
         values |= {"use_sliding_window": bool(window), "max_window_layers": 0 if window else size}
     if model["rope_scaling"] != "none":
         values["rope_scaling"] = {"rope_type": model["rope_scaling"], "factor": model["rope_factor"]}
@@ -277,14 +259,23 @@ def _classic(values: dict) -> dict:
     return classic
 
 
-def _window(family: Family, values: dict) -> dict:
+def _local_layers(values: dict, size: int) -> list[bool]:
+    """Return which layers have the sliding window, where layer_types do not say."""
+    if every := values.get("sliding_window_pattern"):  # Gemma's: all but every n-th
+        return [(layer + 1) % every != 0 for layer in range(size)]
+    if "use_sliding_window" in values:  # Qwen's: the upper ones
+        return [bool(values["use_sliding_window"]) and layer >= values["max_window_layers"] for layer in range(size)]
+    return [bool(values.get("sliding_window"))] * size
+
+
+def _window(values: dict) -> dict:
     """Return sliding_window and global_every; ConfigError where layers do not alternate as ours can."""
     size, kinds = values["num_hidden_layers"], values.get("layer_types")
     if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
         raise ConfigError(f"layer_types has {min(unknown)}, which is not supported")
     if kinds and len(kinds) != size:
         raise ConfigError(f"layer_types has {len(kinds)} entries, but num_hidden_layers={size}")
-    local = [kind == "sliding_attention" for kind in kinds] if kinds else family.windows(values, size)
+    local = [kind == "sliding_attention" for kind in kinds] if kinds else _local_layers(values, size)
     if not any(local):
         return {"sliding_window": 0, "global_every": 0}
     if all(local):

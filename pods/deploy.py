@@ -16,8 +16,11 @@ CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
 REPORT = "optimization_deployment_report.json"
 SIZES = ("small", "medium", "large")
 DISABLE = {  # flags of scripts/deploy_optimizations.py
-    name: f"disable-{name.removeprefix('ENABLE_').removesuffix('_OPT').lower().replace('_', '-')}"
-    for name in switches.SWITCHES
+    "disable-tpu": "ENABLE_TPU_OPT",
+    "disable-neuroplasticity": "ENABLE_NEUROPLASTICITY",
+    "disable-causal": "ENABLE_CAUSAL",
+    "disable-evolution": "ENABLE_EVOLUTION",
+    "disable-meta-learning": "ENABLE_META_LEARNING",
 }
 
 
@@ -65,7 +68,7 @@ def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[
     config = own["config"].value or ""
     is_json = config.endswith(".json")
     stored = switches.read_file(config) if is_json else {}
-    resolved = switches.resolve(stored, {name: False for name, flag in DISABLE.items() if own[flag].value})
+    resolved = switches.resolve(stored, {name: False for flag, name in DISABLE.items() if own[flag].value})
     size, length, num_experts = (
         own[flag].value or stored.get(flag.replace("-", "_"))
         for flag in ("model-size", "sequence-length", "num-experts")
@@ -102,7 +105,7 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
     flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
     flags.DEFINE_integer("num-experts", None, "in each block, of the recipe model-size_moe", 1, flag_values=own)
-    for name, flag in DISABLE.items():
+    for flag, name in DISABLE.items():
         flags.DEFINE_bool(flag, None, f"{name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):
         print(f"{description}\n{own.get_help()}")

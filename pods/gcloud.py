@@ -134,7 +134,7 @@ class Gcloud:
         if changed:
             line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
             print(f"# {line}" if settings.dry_run else line, flush=True)
-        expect_success(self.run(hosts.setup(settings, url, commit)), "be set up; see above")
+        expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """By one ssh call a node."""
@@ -189,9 +189,7 @@ class Gcloud:
     def _accelerator(self) -> list[str]:
         if self.settings.type:
             return self._flags("type", "topology")
-        google = {ours: theirs for theirs, ours in recipes.GOOGLE_NAMES.items()}
-        family, size = re.fullmatch(r"(.*-)?(.*)", self.settings.accel).groups(default="")
-        return [f"--accelerator-type={google.get(family, family)}{size}"]
+        return [f"--accelerator-type={self.settings.accel.replace(recipes.V5E, recipes.V5E_AT_GOOGLE)}"]
 
     def _flags(self, *names: str) -> list[str]:
         """Return gcloud's flags of those settings that are given."""
@@ -243,6 +241,6 @@ class _Exists(PodError):
     SAID = re.compile(r"already[_ ]exists?", re.IGNORECASE)
 
 
-def storage(settings: Settings, words: list[str], *, show: bool = False) -> Result:
+def storage(settings: Settings, words: list[str]) -> Result:
     """Call `gcloud storage` with these words, as ["ls", "gs://bucket"]; the status decides."""
-    return call(settings, ["gcloud", "storage", *words], show=show)
+    return call(settings, ["gcloud", "storage", *words])

@@ -15,7 +15,6 @@ import tempfile
 from configs import topologies
 from pods import hosts, records
 from pods.calls import call
-from pods.gcloud import storage
 from pods.settings import Settings
 from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
 
@@ -166,12 +165,9 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
     folder = settings.run_folder(num_workers=1)  # where each host has its own, the coordinator's
-    if folder.startswith("gs://"):
-        words = ["rsync", "-r", folder, _folder(settings, str(target))]
-        expect_success([storage(settings, words, show=True)], f"back {folder} up")
-    elif settings.transport == "local":
-        result = call(settings, ["cp", "-r", f"{folder}/.", _folder(settings, str(target))])
-        expect_success([result], f"back {folder} up")
+    if (bucket := folder.startswith("gs://")) or settings.transport == "local":
+        words = ["gcloud", "storage", "rsync", "-r", folder] if bucket else ["cp", "-r", f"{folder}/."]
+        expect_success([call(settings, [*words, _folder(settings, str(target))], show=True)], f"back {folder} up")
     else:
         path = folder if folder.startswith("/") else f"{settings.repo_dir}/{folder}"
         inside = "/*" if target.is_dir() else ""  # scp would put a folder into one that is there

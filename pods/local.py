@@ -82,7 +82,8 @@ class Local:
         except OSError as error:
             raise usage_error(f"POD_ROOT: {self.folder}: {error.strerror}; name a folder that can be written") from None
         for index in range(workers):
-            shutil.rmtree(self._home(index), ignore_errors=True)
+            if self._home(index).exists():
+                shutil.rmtree(self._home(index))
             self._put_code(index)
         self.shared.mkdir(exist_ok=True)
         pod = {"name": self.name, "state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}

@@ -13,7 +13,7 @@ from pods.transports import Transport, usage_error
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this side, passed on to the hosts
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
-GOOGLE_NAMES = {"v5litepod-": "v5e-"}  # accelerator types that Google calls otherwise
+V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type that Google calls otherwise
 
 
 def resolved_switches(settings: Settings) -> switches.Resolved:
@@ -37,9 +37,7 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
 
 def preset(settings: Settings) -> topologies.Topology | None:
     """Return the slice of configs/topologies.py that the pod is; None where there is none."""
-    name = settings.accel
-    for google, ours in GOOGLE_NAMES.items():
-        name = name.replace(google, ours)
+    name = settings.accel.replace(V5E_AT_GOOGLE, V5E)
     if settings.type:
         wanted = f"{settings.type}:{settings.topology}"
         name = next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")

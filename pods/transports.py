@@ -50,9 +50,9 @@ class Result:
 def expect_success(results: Iterable[Result], what: str) -> None:
     """Raise PodError where some failed: which workers could not do what, and what the first of them said."""
     if failed := [result for result in results if result.status]:
-        numbers = ", ".join(str(result.worker) for result in failed if result.worker is not None)
-        who = f"worker {numbers} could not" if numbers else "could not"
-        raise PodError(f"{who} {what} (exit status {failed[0].status}): {failed[0].message}")
+        numbers = [str(result.worker) for result in failed if result.worker is not None]
+        who = f"worker{'s' * (len(numbers) > 1)} {', '.join(numbers)} " if numbers else ""
+        raise PodError(f"{who}could not {what} (exit status {failed[0].status}): {failed[0].message}")
 
 
 class Transport(Protocol):

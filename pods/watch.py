@@ -170,14 +170,12 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not record["workdir"]:
         raise PodError(f"what was launched is no run of train.py: {shlex.join(record['words'])}")
     settings = recipes.of_pod(settings, transport)
-    price = price_per_chip_hour(settings)
+    price, topology = price_per_chip_hour(settings), recipes.preset(settings)
+    chips = topology.chips if topology else None
 
     def picture() -> tuple[str, int]:
         lines, config = _read_run(settings, transport, record["workdir"])
-        topology = recipes.preset(settings)
-        figures = summarise(
-            lines, config.get("train.steps"), topology and topology.chips, price, launched=record["time"]
-        )
+        figures = summarise(lines, config.get("train.steps"), chips, price, record["time"])
         if settings.json:
             return json.dumps(figures), 0
         return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
@@ -337,10 +335,11 @@ def _figure(name: str, value) -> str:
 
 def _show(settings: Settings, picture: Callable[[], tuple[str, int]]) -> int:
     """Print a picture and return its exit status; with --watch again and again, in place on a terminal."""
-    if settings.dry_run or not settings.watch:
+    if settings.dry_run:  # the calls print themselves
+        picture()
+        return 0
+    if not settings.watch:
         text, status = picture()
-        if settings.dry_run:
-            return 0
         print(text)
         return int(status)
     seconds = settings.poll_seconds if settings.given("poll_seconds") else WATCH_SECONDS
