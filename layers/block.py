@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from layers.adapters import LoRA
 from layers.attention import Attention
 from layers.axes import constrain, declared_axes, in_shards
 from layers.dropout import dropout
@@ -37,36 +36,20 @@ REMAT = {  # names of what the forward pass keeps for the backward pass, the res
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); what is added has a norm of its own where `post_norms` is set.
 
-    Args beside those of layers/attention.py and layers/mlp.py:
-      biases: all: in the MLP too.
-      norm_from_one: of all norms.
+    Args:
+      norm: makes a norm of the stream.
       post_norms: arXiv:2408.00118, section 2.
-      experts: what layers/experts.py takes beside what is here; None: the MLP is one SwiGLU.
       dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
     """
 
     SUBLAYERS = ("attention", "mlp")  # as they are used
 
     def __init__(
-        self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, mlp_dim: int, qk_norm: bool,
-        epsilon: float, biases: str, quantization: str, dropout_rate: float, out_scale: float, rngs: nnx.Rngs,
-        query_scale: float = 1.0, activation: str = "silu", norm_from_one: bool = False, post_norms: bool = False,
-        experts: dict | None = None, lora: LoRA | None = None,
+        self, norm: Callable[[], RMSNorm], attention: Attention, mlp: SwiGLU | Experts, *, post_norms: bool = False,
+        dropout_rate: float = 0.0,
     ):  # fmt: skip
-        norm = functools.partial(RMSNorm, embed_dim, epsilon=epsilon, from_one=norm_from_one)
-        self.attention_norm = norm()
-        both = dict(embed_dim=embed_dim, out_scale=out_scale, rngs=rngs, lora=lora)
-        self.attention = Attention(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, qk_norm=qk_norm, epsilon=epsilon,
-            biases=biases, quantization=quantization, query_scale=query_scale, norm_from_one=norm_from_one, **both,
-        )  # fmt: skip
-        self.mlp_norm = norm()
-        self.routes = experts is not None
-        if self.routes:
-            self.mlp = Experts(mlp_dim=mlp_dim, **experts, **both)
-        else:
-            dense = dict(biased=biases == "all", quantization=quantization, activation=activation)
-            self.mlp = SwiGLU(mlp_dim=mlp_dim, **dense, **both)
+        self.attention, self.mlp, self.routes = attention, mlp, isinstance(mlp, Experts)
+        self.attention_norm, self.mlp_norm = norm(), norm()
         self.attention_post_norm = norm() if post_norms else lambda x: x
         self.mlp_post_norm = norm() if post_norms else lambda x: x
         self.dropout_rate = dropout_rate

@@ -22,10 +22,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
 from layers.adapters import LoRA
-from layers.attention import attend, attention_mask, soft_cap
+from layers.attention import Attention, attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
+from layers.experts import Experts
+from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
@@ -50,15 +52,28 @@ def windows(config) -> list[int]:
     return [config.sliding_window] * (config.global_every - 1) + [0]
 
 
-def experts(config) -> dict | None:
-    """Return what layers/experts.py is to be told, beside sizes that all layers share; None where there are none."""
-    if not config.num_experts:
-        return None
-    return dict(
-        num_experts=config.num_experts, experts_per_token=config.experts_per_token,
-        shared_experts=config.shared_experts, capacity=config.expert_capacity, router=config.router,
-        gate_scale=config.gate_scale,
+def make_block(config, lora: LoRA | None, rngs: nnx.Rngs) -> Block:
+    """Return one block of the stack."""
+    both = dict(embed_dim=config.embed_dim, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs, lora=lora)
+    attention = Attention(
+        num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=head_dim(config), qk_norm=config.qk_norm,
+        epsilon=config.norm_epsilon, norm_from_one=config.norm_from_one, biases=config.biases,
+        query_scale=(head_dim(config) / config.query_scalar) ** 0.5 if config.query_scalar else 1.0,
+        quantization=config.quantization, **both,
     )  # fmt: skip
+    if config.num_experts:
+        mlp = Experts(
+            mlp_dim=config.mlp_dim, num_experts=config.num_experts, experts_per_token=config.experts_per_token,
+            shared_experts=config.shared_experts, capacity=config.expert_capacity, router=config.router,
+            gate_scale=config.gate_scale, **both,
+        )  # fmt: skip
+    else:
+        mlp = SwiGLU(
+            mlp_dim=config.mlp_dim, biased=config.biases == "all", activation=config.activation,
+            quantization=config.quantization, **both,
+        )  # fmt: skip
+    norm = functools.partial(RMSNorm, config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
+    return Block(norm, attention, mlp, post_norms=config.post_norms, dropout_rate=config.dropout)
 
 
 def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
@@ -141,16 +156,8 @@ class DecoderLM(nnx.Module):
             vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs, scale=config.embed_scale
         )
         self.stack = Stack(
-            lambda rngs: Block(
-                embed_dim=config.embed_dim, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
-                head_dim=self.head_dim, mlp_dim=config.mlp_dim, qk_norm=config.qk_norm,
-                epsilon=config.norm_epsilon, biases=config.biases, quantization=config.quantization,
-                dropout_rate=config.dropout, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs,
-                query_scale=(self.head_dim / config.query_scalar) ** 0.5 if config.query_scalar else 1.0,
-                activation=config.activation, norm_from_one=config.norm_from_one, post_norms=config.post_norms,
-                experts=experts(config), lora=lora,
-            ),
-            num_layers=config.num_layers, scan=scan, remat=config.remat, rngs=rngs, frozen=lora is not None,
+            lambda rngs: make_block(config, lora, rngs), num_layers=config.num_layers, scan=scan, remat=config.remat,
+            rngs=rngs, frozen=lora is not None,
         )  # fmt: skip
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
         if not config.tie_embeddings:

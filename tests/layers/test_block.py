@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layers.attention import attend
+from layers.attention import Attention, attend
 from layers.block import REMAT, Block, Stack, unstack
+from layers.mlp import SwiGLU
+from layers.normalization import RMSNorm
 from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close, random_weights, relative_error
@@ -31,10 +33,10 @@ def attends(mask):
 
 
 def make_block(rngs, dropout_rate: float = 0.0):
-    return Block(
-        embed_dim=D, num_heads=N, num_kv_heads=K, head_dim=H, mlp_dim=F, qk_norm=True, epsilon=EPSILON, biases="all",
-        quantization="none", dropout_rate=dropout_rate, out_scale=0.4, rngs=rngs,
-    )  # fmt: skip
+    both = dict(embed_dim=D, quantization="none", out_scale=0.4, rngs=rngs)
+    attention = Attention(num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=True, epsilon=EPSILON, biases="all", **both)
+    norm = functools.partial(RMSNorm, D, epsilon=EPSILON)
+    return Block(norm, attention, SwiGLU(mlp_dim=F, biased=True, **both), dropout_rate=dropout_rate)
 
 
 def make_stack(scan: bool = True, remat: str = "none", dropout_rate: float = 0.0):
