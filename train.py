@@ -90,7 +90,7 @@ def train(
             preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
         teacher.run_of(config).check_trained()
-    assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
+    assembly.fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
@@ -117,6 +117,12 @@ def train(
                 send()
             raise
         send()
+
+
+def announce(line: str) -> None:
+    """Say in process 0 what goes on before there is a display."""
+    if processes.index() == 0:
+        corpora.say(line)
 
 
 def retention(config) -> Retention:
@@ -285,7 +291,6 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 
     Raises ConfigError where a host has other data, or the model has no room for its puzzles.
     """
-    announce = corpora.say if processes.index() == 0 else lambda line: None
     preference.check_source(config)
     corpus = corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce

@@ -49,12 +49,6 @@ def attached_accelerator() -> str:
     return found
 
 
-def simulated_devices() -> int:
-    """Return the number of CPU devices that the environment asks for (1 where it says nothing)."""
-    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return int(flag.group(1)) if flag else int(os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
-
-
 def is_simulation(topology: Topology | None, accelerator: str) -> bool:
     """Whether the topology's chips have to be simulated: it is not a CPU's, and there is no accelerator."""
     return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
@@ -84,7 +78,8 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     """
     if num_devices % num_processes:
         raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
-    local = num_devices // num_processes or simulated_devices()
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    local = num_devices // num_processes or int(flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}

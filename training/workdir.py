@@ -53,21 +53,16 @@ def _hold(lock, workdir: pathlib.Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        lock.seek(0)
+        holder = None
+        with contextlib.suppress(ValueError):  # from before names were left there, or just being written
+            holder = json.load(lock)
         raise CheckpointError(
-            f"another process trains in {workdir}: {named(_read(lock))} holds it; "
-            "take another --workdir, or stop that one"
+            f"another process trains in {workdir}: {named(holder)} holds it; take another --workdir, or stop that one"
         ) from None
     lock.truncate(0)
     json.dump(this_run(), lock)
     lock.flush()
-
-
-def _read(lock) -> dict | None:
-    lock.seek(0)
-    try:
-        return json.load(lock)
-    except ValueError:  # from before names were left there, or just being written
-        return None
 
 
 def _check_same_folder(workdir: pathlib.Path) -> None:
