@@ -231,11 +231,10 @@ def train_from(job: Job, record: dict | None):
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
-        recheck_now = every(step, train.recheck_every)
-        take_step = (
-            functools.partial(replicas.twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
-        )
-        state, scalars = take_step(state, batch)
+        if every(step, train.recheck_every):
+            state, scalars = replicas.twice(job.train_step, state, batch, job.run.mesh)
+        else:
+            state, scalars = job.train_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
         job.grow(state, step)

@@ -26,11 +26,8 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
 
-    Where it `is_copy`, of a bucket, each host has one of its own.
-
-    Raises:
-      CheckpointError: it cannot be made or written, another run is in it (which one is told), or not all processes see
-        the same folder.
+    Where it `is_copy`, of a bucket, each host has one of its own. Raises CheckpointError where it cannot be made or
+    written, another run is in it (which one is told), or not all processes see the same folder.
     """
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
@@ -89,8 +86,7 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
     """Return the newest checkpoint's record, None in a fresh workdir; `config` is flat, by dotted key.
 
-    Raises:
-      CheckpointError: resuming is off, or the run would not be the same run; names each key, old -> new.
+    Raises CheckpointError where resuming is off, or the run would not be the same run; names each key, old -> new.
     """
     step = checkpoints.newest()
     if step is None:
