@@ -137,7 +137,10 @@ def assemble(
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(
         config, num_chunks=num_chunks, **({"teacher": teacher.model} if teacher else {})
     )
-    batch = _abstract_batch(objective, mesh)
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=axis_rules.batch_sharding(mesh, len(shape)))
+        for name, shape in objective.batch().items()
+    }
 
     def make_state(params=None):
         model = make_model(nnx.Rngs(config.train.seed))
@@ -348,13 +351,6 @@ def _laid_out(abstract: nnx.State, mesh, dtype: Callable) -> dict:
 
 def _laid_as(leaf, sharding: NamedSharding, dtype=None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)
-
-
-def _abstract_batch(objective, mesh) -> dict:
-    def spec(shape):
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=axis_rules.batch_sharding(mesh, len(shape)))
-
-    return {name: spec(shape) for name, shape in objective.batch().items()}
 
 
 def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainState:

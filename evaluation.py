@@ -68,8 +68,7 @@ def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int 
 def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
     """Return the votes of the answers to all that is held out, in all processes those of all.
 
-    Args:
-      on_batch: called before each batch.
+    `on_batch` is called before each batch.
     """
     mesh, windows, votes = run.mesh, corpus.heldout, Votes()
     layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
@@ -147,9 +146,7 @@ def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:
     """Print the loss of a workdir's newest checkpoint on all held-out documents of a corpus, and what votes come to.
 
-    Args:
-      workdir: to keep votes in.
-      address: of the checkpoints, where they are in a bucket of which `workdir` is the local copy.
+    These are kept in `workdir`; the checkpoints' `address` is another where they are in a bucket.
     """
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):

@@ -90,7 +90,7 @@ def train(
             preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
         teacher.run_of(config).check_trained()
-    assembly.fit_batch(config, corpora.say if processes.index() == 0 else lambda line: None)
+    assembly.fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
@@ -119,6 +119,12 @@ def train(
                 send()
             raise
         send()
+
+
+def announce(line: str) -> None:
+    """Say in process 0 what goes on before there is a display."""
+    if processes.index() == 0:
+        corpora.say(line)
 
 
 def retention(config) -> Retention:
@@ -233,11 +239,10 @@ def train_from(job: Job, record: dict | None):
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
-        recheck_now = every(step, train.recheck_every)
-        take_step = (
-            functools.partial(replicas.twice, job.train_step, mesh=job.run.mesh) if recheck_now else job.train_step
-        )
-        state, scalars = take_step(state, batch)
+        if every(step, train.recheck_every):
+            state, scalars = replicas.twice(job.train_step, state, batch, job.run.mesh)
+        else:
+            state, scalars = job.train_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
         job.grow(state, step)
@@ -293,7 +298,6 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 
     Raises ConfigError where a host has other data, or the model has no room for its puzzles.
     """
-    announce = corpora.say if processes.index() == 0 else lambda line: None
     preference.check_source(config)
     corpus = corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce

@@ -106,8 +106,7 @@ def to_blame(signs: Sequence[Sign]) -> Blame:
 def slow(before: Sequence[Sign], now: Sequence[Sign]) -> Blame | None:
     """Return who hardly waited between two looks, while the others waited for it; None where nobody did.
 
-    Args:
-      before, now: signs of the same processes, in the same order, some steps apart.
+    `before` and `now` are signs of the same processes, in the same order, some steps apart.
     """
     if len(now) == 1:
         return None

@@ -188,8 +188,7 @@ class Line:
     def __init__(self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable):
         """Reach the hub; RunError where there was none within `join_seconds`.
 
-        Args:
-          on_end: (line, exit status), called in a thread when a process has died or failed; does not return.
+        `on_end` is given a line and an exit status, in a thread, when a process has died or failed; it does not return.
         """
         self.index, self.count = index, count
         self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries

@@ -160,8 +160,7 @@ _hub: Hub | None = None
 def start(group: Group, join_seconds: float, on_end: Callable[[str, int], None]) -> None:
     """Join the group and let jax do so, before any device is touched; RunError names who is late.
 
-    Args:
-      on_end: (line, exit status), called in a thread when another process has died or failed; ends this one.
+    `on_end`, given a line and an exit status in a thread when another process has died or failed, ends this one.
     """
     global _line, _hub
     import jax

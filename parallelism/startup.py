@@ -51,19 +51,6 @@ def attached_accelerator() -> str:
     return found
 
 
-def simulated_devices() -> int:
-    """Return the number of CPU devices that the environment asks for (1 where it says nothing).
-
-    Raises:
-      ConfigError: JAX_NUM_CPU_DEVICES is no number.
-    """
-    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    number = flag.group(1) if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
-    if not (number.isascii() and number.isdigit() and int(number)):
-        raise ConfigError(f"JAX_NUM_CPU_DEVICES={number} is not a whole number greater than 0; unset it, or mend it")
-    return int(number)
-
-
 def is_simulation(topology: Topology | None, accelerator: str) -> bool:
     """Whether the topology's chips have to be simulated: it is not a CPU's, and there is no accelerator."""
     return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
@@ -93,7 +80,11 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     """
     if num_devices % num_processes:
         raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
-    local = num_devices // num_processes or simulated_devices()
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
+    if not (number.isascii() and number.isdigit() and int(number)):
+        raise ConfigError(f"JAX_NUM_CPU_DEVICES={number} is not a whole number greater than 0; unset it, or mend it")
+    local = num_devices // num_processes or int(number)
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}

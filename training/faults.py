@@ -118,8 +118,7 @@ class Faults:
     def wrapped(self, train_step: Callable, spoiled_step: Callable[[], Callable]) -> Callable:
         """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
 
-        Args:
-          spoiled_step: makes a train_step whose gradient is not a number.
+        `spoiled_step` makes one whose gradient is not a number.
         """
         if not self.pending:
             return train_step

@@ -43,10 +43,10 @@ class MetricsWriter:
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; numbers that are not finite become null."""
-        infinite = {
+        not_finite = {
             name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)
         }
-        line = {"kind": kind} | figures | infinite | {"time": time.time()}
+        line = {"kind": kind} | figures | not_finite | {"time": time.time()}
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()

@@ -3,7 +3,7 @@
 
 import os
 import pathlib
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,7 @@ def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
     fast = jax.default_backend() != "cpu" or has_native_bfloat16()
     a = jnp.ones((size, size), jnp.bfloat16 if fast else jnp.float32)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32)).lower(a).compile()
-    return 2 * size**3 / min(_seconds(product, a) for _ in range(repetitions))
-
-
-def _seconds(function, *arguments) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(function(*arguments))
-    return time.perf_counter() - start
+    return 2 * size**3 / min(timeit.repeat(lambda: product(a).block_until_ready(), number=1, repeat=repetitions))
 
 
 def has_native_bfloat16() -> bool:

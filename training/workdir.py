@@ -26,11 +26,8 @@ MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
 
-    Where it `is_copy`, of a bucket, each host has one of its own.
-
-    Raises:
-      CheckpointError: it cannot be made or written, another run is in it (which one is told), or not all processes see
-        the same folder.
+    Where it `is_copy`, of a bucket, each host has one of its own. Raises CheckpointError where it cannot be made or
+    written, another run is in it (which one is told), or not all processes see the same folder.
     """
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
@@ -53,21 +50,16 @@ def _hold(lock, workdir: pathlib.Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        lock.seek(0)
+        holder = None
+        with contextlib.suppress(ValueError):  # from before names were left there, or just being written
+            holder = json.load(lock)
         raise CheckpointError(
-            f"another process trains in {workdir}: {named(_read(lock))} holds it; "
-            "take another --workdir, or stop that one"
+            f"another process trains in {workdir}: {named(holder)} holds it; take another --workdir, or stop that one"
         ) from None
     lock.truncate(0)
     json.dump(this_run(), lock)
     lock.flush()
-
-
-def _read(lock) -> dict | None:
-    lock.seek(0)
-    try:
-        return json.load(lock)
-    except ValueError:  # from before names were left there, or just being written
-        return None
 
 
 def _check_same_folder(workdir: pathlib.Path) -> None:
@@ -94,8 +86,7 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
     """Return the newest checkpoint's record, None in a fresh workdir; `config` is flat, by dotted key.
 
-    Raises:
-      CheckpointError: resuming is off, or the run would not be the same run; names each key, old -> new.
+    Raises CheckpointError where resuming is off, or the run would not be the same run; names each key, old -> new.
     """
     step = checkpoints.newest()
     if step is None:
