@@ -104,15 +104,14 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"say for which slice: --topology=v4-32 (there are {', '.join(topologies.SLICES)})")
     if loaded.config.batch.fit == "auto" and asked:
         raise ConfigError(f"batch.fit=auto is of one rehearsal; leave it out with --{asked[0]}")
-    single = [name for name in ("html", "hlo") if FLAGS[name].value and asked]
-    if single:
-        raise ConfigError(f"--{single[0]} is of one rehearsal; leave out --{asked[0]}")
     if FLAGS["compare"].present and not FLAGS.compare:
         raise ConfigError("--compare wants topologies, with commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
     for name in ("json", "html", "hlo"):
         command_line.check_file_to_write(name)
+        if asked and name != "json" and FLAGS[name].value:
+            raise ConfigError(f"--{name} is of one rehearsal; leave out --{asked[0]}")
 
 
 def check_tensor() -> None:

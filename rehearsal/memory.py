@@ -9,6 +9,7 @@ what it needs beyond the buffers found counts as temporaries.
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 
 from rehearsal import roofline
 from rehearsal.hlo import HOST, Instruction, Module
@@ -34,7 +35,6 @@ class Buffer:
     kind: str
     name: str
     source: str
-    instruction: Instruction
 
 
 @dataclasses.dataclass
@@ -63,13 +63,11 @@ def usage(module: Module, entry_seconds: dict[str, float]) -> Usage:
     Args:
       entry_seconds: how long each instruction of the entry computation takes, a loop as a whole.
     """
-    walker = _Walker(module)
     peak, over_time, now = [], [], 0.0
-    for instruction, live in walker.walk(module.entry, []):
+    for instruction, live in _Walker(module).walk(module.entry, []):
         now += entry_seconds[instruction.name]
         over_time.append((now, _sum_by_class(live)))
-        if sum(b.bytes for b in live) > sum(b.bytes for b in peak):
-            peak = list(live)
+        peak = _highest((peak, live))
     return Usage(peak, over_time)
 
 
@@ -83,6 +81,11 @@ def breakdown(usage_at_peak: dict[str, float], state: dict[str, float], total: f
         "saved activations": usage_at_peak.get("saved activations", 0.0),
     }
     return parts | {"temporaries": max(0.0, total - sum(parts.values()))}
+
+
+def _highest(moments: Iterable[list[Buffer]]) -> list[Buffer]:
+    """Return the buffers of the first moment at which they are the most bytes."""
+    return max(moments, key=lambda live: sum(buffer.bytes for buffer in live), default=[])
 
 
 def _sum_by_class(buffers: list[Buffer]) -> dict[str, float]:
@@ -102,12 +105,11 @@ class _Walker:
         self.weights = {i.shapes[0].dims for i in parameters}
 
     def walk(self, computation: str, arguments: list[list[Buffer]]):
-        """Yield (instruction, buffers that live while it runs), without those of the arguments; then keep `result`."""
+        """Yield (instruction, buffers that live while it runs), without those of the arguments."""
         body = self.module.computations[computation]
         arrays: dict[str, list[list[Buffer]]] = {}
-        last, outside = _last_uses(body), {id(b) for array in arguments for b in array}
-        live: dict[int, Buffer] = {}
-        uses: dict[int, int] = {}
+        last, outside = _last_uses(body), {b for array in arguments for b in array}
+        live: dict[Buffer, int] = {}  # and the number of the instruction that uses it last
         for number, instruction in enumerate(body):
             inside: list[Buffer] = []
             if instruction.opcode == "parameter":
@@ -117,23 +119,17 @@ class _Walker:
                 self._classify_carried(instruction, found)
                 inside = self._peak_inside(instruction.called["body"][0], found)
             else:
-                found = self._results(arrays, instruction, live, uses, number)
+                found = self._results(arrays, instruction, live, number)
                 for name in instruction.called.get("to_apply", []) if instruction.opcode == "call" else []:
                     inside = self._peak_inside(name, [a for o in instruction.operands for a in arrays[o]])
             arrays[instruction.name] = found
-            for buffer in (b for array in found for b in array if id(b) not in outside):
-                live[id(buffer)] = buffer
-                uses[id(buffer)] = max(uses.get(id(buffer), 0), last.get(instruction.name, number))
-            yield instruction, [*live.values(), *inside]
-            for key in [key for key in live if uses[key] <= number]:
-                del live[key]
+            for buffer in (b for array in found for b in array if b not in outside):
+                live[buffer] = max(live.get(buffer, 0), last.get(instruction.name, number))
+            yield instruction, [*live, *inside]
+            live = {buffer: until for buffer, until in live.items() if until > number}
 
     def _peak_inside(self, computation: str, arguments: list[list[Buffer]]) -> list[Buffer]:
-        peak: list[Buffer] = []
-        for _, live in self.walk(computation, arguments):
-            if sum(b.bytes for b in live) > sum(b.bytes for b in peak):
-                peak = live
-        return peak
+        return _highest(live for _, live in self.walk(computation, arguments))
 
     def _argument(self, instruction: Instruction) -> list[Buffer]:
         if instruction.shapes[0].space == HOST:
@@ -142,9 +138,9 @@ class _Walker:
         name = ".".join(re.findall(r"'(\w+)'", instruction.op_name)) or instruction.op_name
         moment = re.search(r"\.(mu|nu|average)\b", instruction.op_name)
         name += f" ({moment.group(1)})" if moment else ""
-        return [Buffer(sum(s.padded_bytes for s in instruction.shapes), kind, name, "", instruction)]
+        return [Buffer(sum(s.padded_bytes for s in instruction.shapes), kind, name, "")]
 
-    def _results(self, arrays, instruction: Instruction, live, uses, number: int) -> list[list[Buffer]]:
+    def _results(self, arrays, instruction: Instruction, live, number: int) -> list[list[Buffer]]:
         operands = [arrays[name] for name in instruction.operands]
         opcode = instruction.opcode
         if opcode == "tuple":
@@ -160,17 +156,17 @@ class _Walker:
         if opcode in STARTS:  # (operand, result, semaphores)
             shapes = shapes[:1] if opcode == "copy-start" else shapes[1:2]
         if opcode == "fusion":
-            return self._fusion(instruction, operands, live, uses, number)
+            return self._fusion(instruction, operands, live, number)
         return [self._new(instruction, shape) for shape in shapes]
 
-    def _fusion(self, instruction: Instruction, operands, live, uses, number: int) -> list[list[Buffer]]:
+    def _fusion(self, instruction: Instruction, operands, live, number: int) -> list[list[Buffer]]:
         """Results take the place of an updated slice's array, or of an operand of the same size that ends here."""
         body = instruction.called["calls"][0]
         root = self.module.root(body)
         parts = self.module.operands(root) if root.opcode == "tuple" else [root]
         ending = [
             array for operand in operands for array in operand
-            if array and all(id(b) in live and uses[id(b)] <= number for b in array)
+            if array and all(b in live and live[b] <= number for b in array)
         ] if not roofline.flops(self.module, instruction) else []  # fmt: skip
         found = []
         for shape, part in zip(instruction.shapes, parts, strict=False):
@@ -199,7 +195,7 @@ class _Walker:
             return []
         is_gradient = shape.dims in self.weights and "transpose(" in instruction.op_name
         kind = "gradients" if is_gradient else "temporaries"
-        return [Buffer(shape.padded_bytes, kind, label(instruction), self.module.source(instruction), instruction)]
+        return [Buffer(shape.padded_bytes, kind, label(instruction), self.module.source(instruction))]
 
     def _classify_carried(self, loop: Instruction, arrays: list[list[Buffer]]) -> None:
         """Name what a loop carries, a row an iteration, by what its body writes there."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal to look at: what `rehearse.py --html` writes, one page that needs no other file, network or script.
 
-It shows the dictionary that `--json` writes and computes nothing of its own but sums. matplotlib is imported by the
-functions that draw, so that a rehearsal without a page starts without it.
+It says what rehearsal/sections.py does, and draws what `--json` writes beside. matplotlib is imported by the functions
+that draw, so that a rehearsal without a page starts without it.
 """
 
 import html
