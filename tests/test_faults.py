@@ -60,10 +60,12 @@ def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, pla
 
 def test_of_a_run_that_had_to_be_cut_nothing_is_said(faults, monkeypatch):
     monkeypatch.setattr(faults, "ENDS_SECONDS", 0)
-    sleeper = faults.Watched(subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    with pytest.raises(RuntimeError, match="1 of 1 processes did not end within 0 s"):
-        faults.until_ended([sleeper])
-    assert sleeper.status < 0
+    with (
+        subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sleeper,
+        pytest.raises(RuntimeError, match="1 of 1 processes did not end within 0 s"),
+    ):
+        faults.until_ended([faults.Watched(sleeper)])
+    assert sleeper.returncode < 0
 
 
 def test_a_mistyped_fault_is_told_in_one_line(faults, place):
