@@ -25,7 +25,7 @@ def adapted(targets: str, of_model: tuple = (), num_microbatches: int = 1, **mes
     config = small_config(**mesh)
     config.model.update(dict(of_model))
     config.train.update(gradient_accumulation=num_microbatches, init_from="a run")  # its weights come from the test
-    config.lora.update(rank=3, alpha=1.5, targets=targets)
+    config.lora.update(rank=3, alpha=6.0, targets=targets)
     validate(config, math.prod(config.mesh.values()))
     return config
 
@@ -67,7 +67,7 @@ def test_merged_with_what_they_are_beside_they_compute_the_same():
     params = random_weights(run.abstract_state.params, spread=0.1)
     frozen = random_weights(run.abstract_frozen[0], seed=1)
     state = dataclasses.replace(run.abstract_state, params=params)
-    merged = adapters.merged(frozen, params, 0.5)  # alpha / rank
+    merged = adapters.merged(frozen, params, 2.0)  # alpha / rank
     with mesh_context(run.mesh):
         found, wanted, without = (
             each.eval_step(weights, batch())["loss"]
