@@ -83,7 +83,9 @@ def solve_puzzle(flags, config, address) -> None:
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
-        page = pictures.page(puzzle, answers, f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
+        cells, halts = zip(*answers, strict=True)
+        board = pictures.Board(puzzle.kind, puzzle.tokens.shape, puzzle.tokens, cells, halts)
+        page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
         try:
             write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
         except OSError as error:
