@@ -209,6 +209,7 @@ def _row(candidate: Candidate) -> dict:
     return candidate.row | {
         "layout": f"{' x '.join(axes) or 'one device'}, remat {keys['model.remat']}",
         "Microbatch a chip": dict(candidate.features)["rows"],
+        "Tokens/s": None if candidate.seconds == math.inf else 1 / candidate.seconds,
         "keys": keys,
     }
 
