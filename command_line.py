@@ -175,6 +175,7 @@ def parse_configuration(
             raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
         workdir, bucket = _workdir()
         if bucket:
+            startup.choose_libraries()
             bucket.fetch()
         loaded = loading.load_stored(workdir, overrides)
     else:
@@ -261,8 +262,8 @@ def _nearest_options(name: str) -> str:
     """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
     keys = loading.nearest_keys(name, loading.flat(base.get_config()))
     close = difflib.get_close_matches(name, [flag.name for flag in _own_flags()], n=1)
-    of_that_name = keys[0].split(".")[-1] == name
-    return f"--{close[0]}" if close and not of_that_name else " or ".join(f"--config.{key}" for key in keys)
+    known = name in loading.NAMES_ELSEWHERE or keys[0].split(".")[-1] == name
+    return f"--{close[0]}" if close and not known else " or ".join(f"--config.{key}" for key in keys)
 
 
 def _print_help(description: str) -> None:

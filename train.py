@@ -6,6 +6,7 @@ on all documents of other data where --config.data.path is given.
 """
 
 import command_line
+from configs.base import ConfigError
 
 flags = command_line.flags
 flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
@@ -15,8 +16,11 @@ flags.DEFINE_string("faults", "", "strike on purpose, see training/faults.py: ki
 
 
 def reads_only(parsed) -> bool:
-    """Whether a run is looked at and not trained."""
-    return parsed.evaluate_only or parsed.verify_checkpoints or parsed.explain_step is not None
+    """Whether a run is looked at and not trained; ConfigError where it is in two ways."""
+    asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step") if parsed[name].value]
+    if len(asked) > 1:
+        raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
+    return bool(asked)
 
 
 if __name__ == "__main__":
@@ -35,7 +39,6 @@ import jax
 import assembly
 import inspection
 from configs import layouts, preference, ramp, validation
-from configs.base import ConfigError
 from configs.loading import DATA_READ, flat
 from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline

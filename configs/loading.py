@@ -29,6 +29,13 @@ DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # what goes with it, beside its section
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
+NAMES_ELSEWHERE = {  # what other programs call some keys
+    "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
+    "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
+    "d_model": "model.embed_dim", "hidden_size": "model.embed_dim", "n_embd": "model.embed_dim",
+    "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
+    "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
+}  # fmt: skip
 ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
@@ -242,9 +249,11 @@ def nearest(name: str, candidates) -> str:
 def nearest_keys(name: str, keys) -> list[str]:
     """Return the keys whose last part is that of `name`, or has it for initials (lr), else the one most like it.
 
-    If some of them are of its section, only these.
+    If some of them are of its section, only these; of a name from elsewhere the key that is meant by it.
     """
     section, _, last = name.rpartition(".")
+    if last in NAMES_ELSEWHERE:
+        return [NAMES_ELSEWHERE[last]]
     leaves = {key: key.split(".")[-1] for key in keys}
     alike = [key for key, leaf in leaves.items() if leaf == last]
     alike = alike or [key for key, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]

@@ -58,8 +58,7 @@ def is_simulation(topology: Topology | None, accelerator: str) -> bool:
 
 def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
     """Set what jax reads when it is imported; ConfigError where another accelerator than the topology's is attached."""
-    for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
-        os.environ.setdefault(name, value)
+    choose_libraries()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many a small one
     if accelerator == "cpu":
@@ -71,6 +70,12 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # or jax would first look for TPUs, since libtpu is installed
+
+
+def choose_libraries() -> None:
+    """Set how TensorFlow is imported and by what buckets are read, before either is asked for."""
+    for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
+        os.environ.setdefault(name, value)
 
 
 def simulate(num_devices: int, num_processes: int = 1) -> int:
