@@ -172,7 +172,7 @@ class Gcloud:
     def _imagined(self) -> dict:
         """In a dry run every host is there."""
         topology = recipes.preset(self.settings)
-        workers = self.settings.slices * (topology.hosts if topology else 1)
+        workers = topology.hosts if topology else self.settings.slices
         print(f"# dry run: taken to be READY with {workers} workers", flush=True)
         endpoints = [{"ipAddress": f"10.0.0.{i + 2}"} for i in range(workers)]
         described = {"state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}

@@ -116,7 +116,7 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
     topology = recipes.preset(settings)
     if topology is None:
         raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
-    num_hosts = topology.hosts * settings.slices if settings.gke else 1  # under Slurm hosts share their folders
+    num_hosts = topology.hosts if settings.gke else 1  # under Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
     return 0
@@ -134,7 +134,7 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
         raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     return JOBSET.format(
-        name=settings.name, restarts=settings.max_restarts, slices=settings.slices, hosts=topology.hosts,
+        name=settings.name, restarts=settings.max_restarts, slices=settings.slices, hosts=topology.hosts // settings.slices,
         chips=topology.chips_per_host, accelerator=topology.gke_name,
         shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
         grace=settings.grace_seconds, image=json.dumps(settings.image), command=json.dumps(command), secret=SECRET,
@@ -148,6 +148,6 @@ def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[st
     command = shlex.join([".venv/bin/python", "train.py", *arguments])
     worker = f"exec {command} >> logs/train_worker_$SLURM_PROCID.out 2>&1"
     return SBATCH.format(
-        name=settings.name, nodes=topology.hosts * settings.slices, gpus=gpus, seconds=SIGNAL_SECONDS, saved=SAVED,
+        name=settings.name, nodes=topology.hosts, gpus=gpus, seconds=SIGNAL_SECONDS, saved=SAVED,
         env_file=ENV_FILE, worker=shlex.quote(worker),
     )  # fmt: skip

@@ -36,12 +36,14 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
 
 
 def preset(settings: Settings) -> topologies.Topology | None:
-    """Return the slice of configs/topologies.py that the pod is; None where there is none."""
+    """Return what the pod is of configs/topologies.py, all its slices; None where there is none."""
     name = settings.accel.replace(V5E_AT_GOOGLE, V5E)
     if settings.type:
         wanted = f"{settings.type}:{settings.topology}"
         name = next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")
-    return topologies.get(name) if name in topologies.SLICES else None
+    if name not in topologies.SLICES:
+        return None
+    return topologies.get(f"{settings.slices}x{name}" if settings.slices > 1 else name)
 
 
 def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str] = (), workdir: str = "") -> list[str]:

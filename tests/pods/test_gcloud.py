@@ -149,6 +149,11 @@ def test_workers_of_several_slices_are_counted_through(gcloud):
     assert sorted(argv[4:5] + argv[7:8] for argv in asked) == [["torus-0", "--worker=1"], ["torus-1", "--worker=1"]]
 
 
+def test_a_run_on_several_slices_is_one_of_all_their_chips():
+    given = shared("--queued", "--slices=2", ACCEL="v4-32")
+    assert recipes.preset(given).chips == 32 and "--topology=2xv4-32" in recipes.arguments(given, {})
+
+
 @pytest.mark.parametrize("num_hosts", [1, 4, 8])
 def test_setup_brings_the_commit_and_the_secrets_but_no_secret_on_a_command_line(gcloud, num_hosts, monkeypatch):
     words = ["setup", "--repo_url=https://example.com/torus.git"]
