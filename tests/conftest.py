@@ -4,6 +4,7 @@
 import gc
 import os
 import signal
+from importlib import metadata
 
 from input_pipeline.cache import cache_path
 from parallelism import startup
@@ -11,9 +12,10 @@ from parallelism import startup
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
+if metadata.version("jaxlib").startswith("0.10."):  # newer ones do not know it, and take twice as long to compile
+    QUICK_COMPILATION += ("--xla_cpu_use_fusion_emitters=false",)
 CACHE = cache_path("")
 # A job in a shell's background ignores Ctrl-C, and so would every program that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
