@@ -138,7 +138,7 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
     if not sizes:
         return {}
     numbers = [part.strip() for part in sizes.split(",")]
-    if not names and len(numbers) != len(EARLIER_AXES):
+    if not names and len(numbers) != len(EARLIER_AXES) and all(number.isdigit() for number in numbers):
         raise ConfigError(
             f"TPU_MESH_CONFIG={sizes} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
             f"only three numbers go without, as {','.join(EARLIER_AXES)}"

@@ -127,8 +127,9 @@ def _number(name: str, text: str) -> int:
 
 
 def _check_same(one: Group, other: Group) -> None:
-    for what, value in dataclasses.asdict(one).items():
-        if what not in ("source", "local_devices") and value != dataclasses.asdict(other)[what]:
+    ours, theirs = dataclasses.asdict(one), dataclasses.asdict(other)
+    for what in ("count", "index", "host", "port"):
+        if ours[what] != theirs[what]:
             raise ConfigError(f"{one.source} and {other.source} contradict each other in the {what}; unset one set")
 
 

@@ -134,8 +134,8 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
         raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     return JOBSET.format(
-        name=settings.name, restarts=settings.max_restarts, slices=settings.slices, hosts=topology.hosts // settings.slices,
-        chips=topology.chips_per_host, accelerator=topology.gke_name,
+        name=settings.name, restarts=settings.max_restarts, slices=settings.slices,
+        hosts=topology.hosts // settings.slices, chips=topology.chips_per_host, accelerator=topology.gke_name,
         shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
         grace=settings.grace_seconds, image=json.dumps(settings.image), command=json.dumps(command), secret=SECRET,
         saved=SAVED,

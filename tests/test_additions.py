@@ -156,7 +156,7 @@ class NotTheFirst(language_modeling.LanguageModeling):
 SOURCE = '''
 
 @source
-def added(data, path: str, vocab_size: int, seed: int) -> Iterable[Document]:
+def added(data, path: str, **_) -> Iterable[Document]:
     """The first two files of a path."""
     return _documents(data, find_files(path)[:2], format_of)
 '''

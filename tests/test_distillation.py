@@ -174,7 +174,7 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     untrained = of(distillation__teacher=str(tmp_path))
     refused("has no checkpoint; train it first", lambda: train.train(untrained, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-    refused("distillation has a teacher", lambda: validate(of(distillation__teacher=""), 8))
+    refused("needs distillation.teacher", lambda: validate(of(distillation__teacher=""), 8))
     write_sums(tmp_path / "texts", 20)
     stored = json.loads((teacher / "config.json").read_text()) | {"data.tokenizer": "sentencepiece"}
     (tmp_path / "config.json").write_text(json.dumps(stored))

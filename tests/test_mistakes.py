@@ -128,7 +128,7 @@ MISTAKES = [
     ("train.py --evaluate_only --workdir=HERE/none", {}, "HERE/none holds no run (no config.json there); train first"),
     ("train.py --verify_checkpoints --workdir=HERE/run", {"run/config.json": '{"mo'}, "run/config.json: is no JSON ("),
     (f"{TRAIN} --config.data.cache_dir=HERE/one.txt --config.data.path=HERE/texts", ONE | FEW, "name a folder that ca"),
-    (f"{TRAIN} --config.lora.rank=4", {}, "lora.rank=4 needs train.init_from, the folder of the run whose weights"),
+    (f"{TRAIN} --config.lora.rank=4", {}, "lora.rank=4 needs train.init_from (the folder of the run whose weights"),
     ("generate.py --workdir=HERE", {}, "HERE holds no run (no config.json there); train first, or name another"),
     ("generate.py --workdir=HERE/solver", {}, "HERE/solver is a recursive model; give it a puzzle, --puzzle=FILE"),
     ("generate.py --workdir=HERE/solver --prompt=x", {}, "HERE/solver is a recursive model, which solves puzzles; giv"),

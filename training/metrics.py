@@ -37,7 +37,10 @@ class MetricsWriter:
             self._append()
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
-            print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
+            with contextlib.suppress(
+                OSError
+            ):  # it may be a file on the same disk; what ends the run is not to be hidden
+                print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         if self.events:
             self.events.close()
 

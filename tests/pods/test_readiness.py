@@ -164,13 +164,13 @@ def test_each_item_can_fail_and_says_where(monkeypatch, item, changes, evidence)
 
 def test_code_that_git_tells_nothing_of_is_not_ready(monkeypatch):
     monkeypatch.setattr(records, "code_state", lambda: ("", []))
-    item = readiness.code(found(workers=[Worker(0, commit="")]))
+    item = readiness.judge("code", found(workers=[Worker(0, commit="")]))
     assert not item.ready and item.evidence == "git does not tell the commit of the code here"
 
 
 def test_a_status_that_git_does_not_give_is_no_clean_one(monkeypatch):
     answers = {"rev-parse": (0, COMMIT, ""), "status": (128, "", "fatal: index file corrupt\n")}
-    monkeypatch.setattr(records, "_git", lambda *words: subprocess.CompletedProcess(words, *answers[words[0]]))
+    monkeypatch.setattr(records, "git", lambda *words: subprocess.CompletedProcess(words, *answers[words[0]]))
     with pytest.raises(PodError, match=r"git status in .*: fatal: index file corrupt"):
         records.code_state()
 

@@ -56,7 +56,7 @@ def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
     assert setup.status == 0, setup.stderr
     assert "# warning: there are uncommitted changes" in setup.stdout.splitlines()[0]
-    monkeypatch.setattr("pods.gcloud._git", lambda *words: "")  # git refuses: the hosts would stay where they are
+    monkeypatch.setattr(records, "code_state", lambda: ("", []))  # git refuses: the hosts would stay where they are
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
     assert setup.status == 2 and "git does not tell the commit of" in setup.last_line
 

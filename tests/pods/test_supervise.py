@@ -108,7 +108,7 @@ def test_a_worker_that_stays_unreachable_is_trouble():
     assert [bool(verdict.trouble) for verdict in verdicts] == [False] * 5 + [True]
 
 
-def test_who_cannot_look_says_so_once_while_it_lasts(capfd):
+def test_who_cannot_look_says_so_once_while_it_lasts(looks, capfd):
     one = supervisor()
 
     def fail():

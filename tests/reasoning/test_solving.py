@@ -141,7 +141,7 @@ def test_generate_solves_by_a_trained_checkpoint_and_says_what_it_cannot_take(tm
     for arguments, what in (
         (["--prompt=def"], "--prompt: "),
         ([], "give it a puzzle, --puzzle=FILE"),
-        ([f"--puzzle={file}", f"--html={tmp_path}/no/steps.html"], "name a file that can be written"),
+        ([f"--puzzle={file}", f"--html={tmp_path}/no/steps.html"], "steps.html: there is no folder"),
     ):
         status, _, err = told(*arguments)
         assert status == 2 and what in err and err.count("\n") == 1, err
