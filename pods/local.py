@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from configs import topologies
@@ -173,10 +174,7 @@ class Local:
             try:
                 return list(pool.map(read, workers))
             finally:
-                for process in started.values():
-                    if process.poll() is None:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.killpg(process.pid, signal.SIGKILL)
+                _kill(started.values())
 
     def _start(self, index: int, command: str, variables: dict[str, str]) -> subprocess.Popen:
         home = self._home(index)
@@ -237,6 +235,14 @@ def free_port() -> int:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 1))
             return port
+
+
+def _kill(processes: Iterable[subprocess.Popen]) -> None:
+    """End the process groups of those that still run."""
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _git(*words: str) -> str:
