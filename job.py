@@ -237,8 +237,8 @@ class Job:
             self.clock.enter("evaluation")  # another batch of it
             return stop()
 
+        self.log.flush()  # of a step, and so not within
         with self.clock.within("evaluation"):
-            self.log.flush()
             result = evaluate_heldout(
                 self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, self.programs.frozen
             )

@@ -21,8 +21,9 @@ from parallelism.mesh import mesh_context
 from tests.support import write_sums
 from tests.test_train import arguments, command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
+from training.clock import OF_STEPS
 from training.faults import parse_faults
-from training.step_log import NonFinite
+from training.step_log import NonFinite, StepLog
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,19 @@ def run(config, workdir, faults: str = "", batches=None) -> dict[int, dict]:
     finally:  # a disk that is full is so for pytest too
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return lines_of(workdir, "train")
+
+
+def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluation_too(texts, tmp_path, monkeypatch):
+    """Else the step before them would pass for one that took no time, and tokens a second for twice what they are."""
+    waited, flush = [], StepLog.flush
+
+    def watched(log):
+        waited.extend([log.speed.clock.phase] if log.pending else [])
+        flush(log)
+
+    monkeypatch.setattr(StepLog, "flush", watched)
+    run(on_texts(texts, train__steps=4, train__eval_every=2, train__save_every=3), tmp_path)
+    assert len(waited) == 4 and set(waited) <= set(OF_STEPS), waited
 
 
 def events(workdir, kind: str) -> list[dict]:
