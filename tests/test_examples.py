@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples as a newcomer runs them: real processes, on simulated chips."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 
 from configs.base import get_config
-from examples import conversations
+from examples import conversations, plot_run
 from input_pipeline.corpus import prepare
 from tests.pods.local_pods import LocalPod, wait_until
 from tests.support import ROOT
@@ -63,3 +64,14 @@ def test_the_conversations_made_up_are_read(tmp_path):
         data.update(source=source, path=str(tmp_path / f"{name}.jsonl"))
         ready = prepare(data, vocab_size=256, vocab_size_typed=False, announce=lambda line: None)
         assert ready.heldout.num_documents > 100 and ready.train.parts[0].num_documents > 2000
+
+
+def test_a_run_that_was_taken_up_again_is_drawn_as_one_history(tmp_path):
+    figures = {"loss": 2.0, "tokens_per_second": 10.0, "total_tokens": 30, "goodput": 0.5}
+    steps = [1, 2, 3, 2, 3]  # stopped after the third, which was not saved
+    lines = [{"kind": "train", "step": step, "number": number} | figures for number, step in enumerate(steps)]
+    lines.append({"kind": "eval", "step": 2, "eval_loss": 2.5})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [line["number"] for line in plot_run.lines_of(tmp_path, "train")] == [0, 3, 4]
+    plot_run.main(tmp_path, tmp_path / "run.svg")
+    assert "goodput" in (tmp_path / "run.svg").read_text()
