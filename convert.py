@@ -196,8 +196,7 @@ def refuse_file(flag: str, file: pathlib.Path) -> None:
     """Raise ConfigError where a file to be written is there, or has no folder."""
     if file.exists():
         raise ConfigError(f"--{flag}={file} exists; name another file, or remove it")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--{flag}={file}: there is no folder {file.parent}")
+    command_line.check_file_to_write(flag)
 
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:

@@ -244,7 +244,8 @@ class Job:
             )
             if result:
                 figures, weight = result
-                self.checkpoints.losses |= {step: figures["loss"]} if weight else {}
+                if weight:
+                    self.checkpoints.losses[step] = figures["loss"]
                 self.log.evaluation(step, figures, weight)
         return result
 

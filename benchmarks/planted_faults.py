@@ -3,10 +3,9 @@
 
 Of each: in a copy of this working tree a text is changed into a wrong one, and those tests run there that mirror the
 file; of files that take long, the ones that are to notice. It is caught where one of them fails that passes where the
-text is as it was, and missed where none does. All faults were chosen from the code, before its tests were read: the
-tests that there were caught 46 of these 54 where that was expected, and one more in another file; for the other seven
-tests were written or sharpened. The copy has a cache of its own, since what a wrong pipeline keeps would be believed
-later; only compiled programs, whose names are digests of them, are shared.
+text is as it was, and missed where none does. All faults were chosen from the code, before its tests were read; for
+those that were missed then, tests were written or sharpened. The copy has a cache of its own, since what a wrong
+pipeline keeps would be believed later; only compiled programs, whose names are digests of them, are shared.
 """
 
 import os

@@ -155,7 +155,7 @@ def find_files(path: str) -> list[Path]:
             "a name on the Hugging Face hub needs data.source=huggingface"
         )
     if not files:
-        what = "holds no file, hidden ones aside" if Path(path).expanduser().is_dir() else "matches no file"
+        what = "holds no file, hidden ones aside" if place.is_dir() else "matches no file"
         raise DataError(
             f"data path {path!r}: {what} (looked in {Path.cwd()}); name a file, or a folder or glob of some"
         )

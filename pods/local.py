@@ -247,7 +247,7 @@ def _kill(processes: Iterable[subprocess.Popen]) -> None:
 
 def _git(*words: str) -> str:
     """Return what git answers about the code that runs this; PodError with its last line where it fails."""
-    done = subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
+    done = records.git(*words)
     if done.returncode:
         raise PodError(f"git {words[0]}: {Result(None, done.returncode, done.stderr).message}")
     return done.stdout

@@ -193,14 +193,8 @@ def _draw_layer(timeline: dict, figure, tips: dict[str, str]) -> None:
     end = max(event["start"] + event["seconds"] for event in events) or 1.0
     for number, event in enumerate(events):
         at, seconds, name = lanes.index(event["lane"]), event["seconds"], event["label"].split("/")[0]
-        bar = axes.barh(
-            at,
-            1e3 * seconds,
-            left=1e3 * event["start"],
-            color=COLOURS[event["category"]],
-            edgecolor=GRID,
-            linewidth=0.3,
-        )
+        style = {"color": COLOURS[event["category"]], "edgecolor": GRID, "linewidth": 0.3}
+        bar = axes.barh(at, 1e3 * seconds, left=1e3 * event["start"], **style)
         bar[0].set_gid(f"bar{number}")
         tips[f"bar{number}"] = f"{event['label']}: {event['category']}, {seconds_text(seconds)}"
         if 5.5 * len(name) < axes.bbox.width * INCH / figure.dpi * seconds / end:

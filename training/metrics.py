@@ -37,9 +37,7 @@ class MetricsWriter:
             self._append()
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
-            with contextlib.suppress(
-                OSError
-            ):  # it may be a file on the same disk; what ends the run is not to be hidden
+            with contextlib.suppress(OSError):  # a log on the same disk, say; what ends the run is not to be hidden
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         if self.events:
             self.events.close()

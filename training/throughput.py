@@ -56,10 +56,10 @@ class Speed:
 
     def __init__(self, clock: Clock):
         self.clock = clock
-        self._begin()
+        self._begin(clock.read())
 
-    def _begin(self) -> None:
-        self.before, self.steps, self.tokens, self.examples = self.clock.read(), 0, 0, 0
+    def _begin(self, read: dict[str, float]) -> None:
+        self.before, self.steps, self.tokens, self.examples = read, 0, 0, 0
 
     def count(self, tokens: int, examples: int) -> None:
         """A step ended."""
@@ -67,7 +67,8 @@ class Speed:
 
     def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:
         """Return the metrics of the steps since the last call, and begin anew. `peak_flops`: of all devices."""
-        spent = {phase: seconds - self.before[phase] for phase, seconds in self.clock.read().items()}
+        read = self.clock.read()
+        spent = {phase: seconds - self.before[phase] for phase, seconds in read.items()}
         seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
         rate, examples_rate, memory = self.tokens / seconds, self.examples / seconds, device_memory_gib()
         figures = {
@@ -80,5 +81,5 @@ class Speed:
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": memory and memory[0],
         }
-        self._begin()
+        self._begin(read)
         return figures
