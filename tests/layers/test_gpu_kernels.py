@@ -134,7 +134,8 @@ def test_kernels_are_lowered_for_a_gpu():
     """Forward and backward, for grouped queries; a GPU's own compiler takes it from there."""
     (q, k, v), dy, batch = inputs([[100, 156]], 256, 64)
     rounded = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), ((q, k, v), dy))
-    with mesh():
+    gpu = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu")
+    with mesh(), jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh().update(abstract_device=gpu)):
         traced = differentiated.trace(*rounded, batch, kernel=True)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@__gpu$xla.gpu.triton(") == 3
