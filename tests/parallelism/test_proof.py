@@ -333,19 +333,22 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
     "changes",
     [
         {"mesh.fsdp": "4", "mesh.data": "2", "model.puzzle_dim": "64", "model.num_puzzles": "32"},
-        {"mesh.data": "1", "mesh.fsdp": "8", "model.mixer": "attention", "model.positions": "rope"},
+        {
+            "mesh.data": "1", "mesh.fsdp": "8", "model.mixer": "attention", "model.positions": "rope",
+            "model.high_cycles": "1", "optimizer.name": "sgd", "optimizer.ema_decay": "0",
+        },
     ],
     ids=lambda changes: "-".join(changes.values()),
-)
+)  # fmt: skip
 def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
     small = {"model.high_cycles": "2", "model.low_cycles": "1", "model.num_layers": "1"}  # each is compiled again
-    config = loading.load("configs/trm/sudoku_mini.py", "", changes | small).config
+    config = loading.load("configs/trm/sudoku_mini.py", "", small | changes).config
     assert assembly.layout_differences(config) == []
 
 
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
     """The gradient of the last norm is summed twice over the devices."""
-    config = tiny(**{"mesh.fsdp": "8", "train.gradient_accumulation": "2", "optimizer.name": "sgd"})
+    config = tiny(**{"mesh.fsdp": "8", "optimizer.name": "sgd"})
     by_device = assembly.in_shards
 
     def faulty(*arguments, **options):
