@@ -260,11 +260,12 @@ def layout_differences(config) -> list[str]:
     one = assemble(alone, devices=jax.devices()[:1])
     many = assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     batches = [jax.device_get(one.objective.random_batch(jax.random.key(seed))) for seed in range(3)]
+    reference = _layout(one)
     with mesh_context(one.mesh):
         state = one.init()
         for batch in batches[:2]:  # moments of a first step would be gradients that two runs can hardly share
-            state, *_ = one.observed_step(state, batch)
-    return proof.differences(_layout(one), _layout(many), jax.device_get(state), batches[2])
+            state, *_ = one.observed_step(*jax.device_put((state, batch), (reference.state, reference.batch)))
+    return proof.differences(reference, _layout(many), jax.device_get(state), batches[2])
 
 
 def _layout(run: Run) -> proof.Layout:

@@ -28,6 +28,11 @@ def small_config(**mesh):
     return config
 
 
+def simply_updated(config) -> None:
+    """Have a run update in the fewest operations, each of which is compiled, where the gradient is the subject."""
+    config.optimizer.update(name="sgd", schedule="constant", clip_norm=0.0, weight_decay=0.0)
+
+
 def batch() -> dict:
     """Return documents of many lengths, so that no two devices and no two microbatches hold as many real tokens."""
     rng = np.random.default_rng(0)
@@ -37,6 +42,13 @@ def batch() -> dict:
 def placed(tree, abstract):
     """Put host arrays where the abstract ones lie."""
     return jax.tree.map(lambda value, leaf: jax.device_put(value, leaf.sharding), tree, abstract)
+
+
+def initial_state(run, spread: float = 0.3):
+    """Return a state with random weights, always the same, and zeros else, without a program to make it."""
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    state = dataclasses.replace(state, params=random_weights(state.params, spread=spread))
+    return placed(state, run.abstract_state)
 
 
 @functools.cache
@@ -52,10 +64,9 @@ def gradients_and_scalars(
     config = small_config(**mesh)
     config.model.update(dict(of_model))
     config.train.update(gradient_accumulation=num_microbatches, sum_dtype=sum_dtype)
+    simply_updated(config)
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
-    state = dataclasses.replace(state, params=random_weights(state.params, spread=spread))
+    state = initial_state(run, spread)
     with mesh_context(run.mesh):
-        inputs = placed(state, run.abstract_state), placed(batch(), run.abstract_batch)
-        _, scalars, gradients = run.observed_step(*inputs)
+        _, scalars, gradients = run.observed_step(state, placed(batch(), run.abstract_batch))
     return jax.device_get((gradients, scalars))

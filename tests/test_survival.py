@@ -3,9 +3,11 @@
 
 import json
 import math
+import pathlib
 import random
 import resource
 import shutil
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from input_pipeline import ledger
 from parallelism.hub import RunError
 from parallelism.mesh import mesh_context
 from tests.support import write_sums
-from tests.test_train import arguments, command, finish, in_process, lines_of
+from tests.test_train import command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
 from training.clock import OF_STEPS
 from training.faults import parse_faults
@@ -35,8 +37,9 @@ def texts(tmp_path_factory):
 
 
 def on_texts(texts, **changes):
-    """A configuration that reads them."""
-    config = in_process(**{"train__eval_every": 0, "train__save_every": 4} | changes)
+    """A configuration that reads them, with the optimizer that is compiled soonest."""
+    usual = {"train__eval_every": 0, "train__save_every": 4, "optimizer__name": "sgd", "evaluation__sample_tokens": 0}
+    config = in_process(**usual | changes)
     config.model.dtype = "float32"
     config.data.update(source="text", path=f"{texts}/texts/*.txt", cache_dir=str(texts / "cache"))
     return config
@@ -51,44 +54,83 @@ def run(config, workdir, faults: str = "", batches=None) -> dict[int, dict]:
     return lines_of(workdir, "train")
 
 
-def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluation_too(texts, tmp_path, monkeypatch):
-    """Else the step before them would pass for one that took no time, and tokens a second for twice what they are."""
-    waited, flush = [], StepLog.flush
-
-    def watched(log):
-        waited.extend([log.speed.clock.phase] if log.pending else [])
-        flush(log)
-
-    monkeypatch.setattr(StepLog, "flush", watched)
-    run(on_texts(texts, train__steps=4, train__eval_every=2, train__save_every=3), tmp_path)
-    assert len(waited) == 4 and set(waited) <= set(OF_STEPS), waited
-
-
 def events(workdir, kind: str) -> list[dict]:
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if line.get("event") == kind]
 
 
-def final_state(config, workdir, step: int):
-    run = assembly.assemble(config)
-    with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        return jax.device_get(checkpoints.restore(step, run.abstract_state))
+def saved_states(config, *checkpoints) -> list:
+    """Return the states of checkpoints, each given as (workdir, step)."""
+    run, states = assembly.assemble(config), []
+    for workdir, step in checkpoints:
+        with Checkpoints(workdir) as found, mesh_context(run.mesh):
+            states.append(jax.device_get(found.restore(step, run.abstract_state)))
+    return states
 
 
 def assert_same(one, other) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def record_batches(monkeypatch) -> list[dict]:
+    """Return a list that fills with every batch that is trained on."""
+    seen, usual = [], job.pipeline.training_batches
+
+    def recorded(*arguments, **named):
+        for batch in usual(*arguments, **named):
+            seen.append(batch)
+            yield batch
+
+    monkeypatch.setattr(job.pipeline, "training_batches", recorded)
+    return seen
+
+
+class Calm(NamedTuple):
+    """A run that nothing happened to.
+
+    Attributes:
+        lines: of its steps.
+        batches: that it was trained on.
+        waited: for each wait for a step, the phase that its time counted for.
+    """
+
+    workdir: pathlib.Path
+    lines: dict[int, dict]
+    batches: list[dict]
+    waited: list[str]
+
+
+@pytest.fixture(scope="module")
+def calm(texts) -> Calm:
+    """A run of 12 steps, saved after each fourth and evaluated after each third."""
+    waited, flush = [], StepLog.flush
+
+    def watched(log):
+        waited.extend([log.speed.clock.phase] if log.pending else [])
+        flush(log)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepLog, "flush", watched)
+        patch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # all is saved, however busy the machine
+        seen = record_batches(patch)
+        return Calm(texts / "calm", run(on_texts(texts, train__eval_every=3), texts / "calm"), seen, waited)
+
+
+def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluation_too(calm):
+    """Else the step before them would pass for one that took no time, and tokens a second for twice what they are."""
+    assert len(calm.waited) == 12 and set(calm.waited) <= set(OF_STEPS), calm.waited
+
+
 def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
-    config = on_texts(texts, train__steps=6, train__save_every=1, checkpoint__keep=9)
+    config = on_texts(texts, train__steps=5, train__save_every=1, checkpoint__keep=9)
     trained = run(config, tmp_path, "nan@4,nan@40")
     assert [line for line in capsys.readouterr().out.splitlines() if "struck" in line] == ["never struck: nan@40"]
-    before, after = (final_state(config, tmp_path, step) for step in (3, 4))
+    before, after = saved_states(config, (tmp_path, 3), (tmp_path, 4))
     for part in ("params", "average", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
     assert (int(after.step), int(after.guard["skipped"]), int(after.examples)) == (4, 1, 32)
-    assert [trained[step]["skipped"] for step in range(1, 7)] == [0, 0, 0, 1, 0, 0]
+    assert [trained[step]["skipped"] for step in range(1, 6)] == [0, 0, 0, 1, 0]
     assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
     (event,) = events(tmp_path, "update_not_taken")
     assert (event["step"], event["gradient_norm"]) == (4, None)
@@ -111,7 +153,7 @@ def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_the
     examples = np.delete(np.arange(13 * 8).reshape(13, 8), 6, axis=0)
     others = (mixture.read(rows, 32, config.train.seed) for rows in examples)
     run(config, tmp_path / "given", batches=others)
-    assert_same(*(final_state(config, tmp_path / name, 12) for name in ("back", "given")))
+    assert_same(*saved_states(config, (tmp_path / "back", 12), (tmp_path / "given", 12)))
 
 
 def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_names_its_documents(texts, tmp_path):
@@ -126,9 +168,9 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
     assert text.startswith("step ") and f"{texts}/texts/" in text
     with Checkpoints(tmp_path) as checkpoints:
         saved = checkpoints.steps()
-        assert saved
-        for step in saved:
-            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(config, tmp_path, step).params))
+    assert saved
+    for state in saved_states(config, *((tmp_path, step) for step in saved)):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
 def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(texts, tmp_path):
@@ -137,9 +179,10 @@ def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(te
     noise = random.Random(0)
     (tmp_path / "texts" / "poison.txt").write_text("".join(chr(noise.randrange(0xA1, 0x17F)) for _ in range(80)))
     config = on_texts(
-        texts, train__steps=260, train__spike_deviations=4.0, train__save_every=50, train__log_every=50,
-        data__holdout_fraction=0.05,
+        texts, train__steps=120, train__spike_deviations=4.0, train__save_every=60, train__log_every=40,
+        data__holdout_fraction=0.05, optimizer__name="adamw", train__seed=4,  # which has it in steps 48, 103 and 119
     )  # fmt: skip
+    config.mesh.update(data=8, fsdp=1)
     config.data.path = f"{tmp_path}/texts/*.txt"
     run(config, tmp_path / "run")
     skipped = [event["step"] for event in events(tmp_path / "run", "update_not_taken")]
@@ -163,81 +206,57 @@ def test_copies_that_drift_apart_are_found_where_the_flip_was_between_checks(tex
         run(config, tmp_path, "flip@3")
 
 
-def test_a_full_disk_stops_no_training_and_the_next_save_works(texts, tmp_path):
-    config = on_texts(texts, train__steps=60, train__save_every=10, checkpoint__keep=9)
-    trained = run(config, tmp_path, "full_disk:12@25")
-    assert sorted(trained) == list(range(1, 61)), "lines that could not be written were written later"
+def test_a_full_disk_stops_no_training_and_the_next_save_works(texts, calm, tmp_path):
+    config = on_texts(texts)
+    trained = run(config, tmp_path, "full_disk:4@6")
+    assert sorted(trained) == list(range(1, 13)), "lines that could not be written were written later"
     failed = events(tmp_path, "save_failed")
     assert failed and all("File too large" in event["error"] for event in failed)
-    assert 60 in {event["step"] for event in events(tmp_path, "saved")}
-    assert_same(final_state(config, tmp_path, 60), final_state_without_faults(config, tmp_path))
+    assert 12 in {event["step"] for event in events(tmp_path, "saved")}
+    assert_same(*saved_states(config, (tmp_path, 12), (calm.workdir, 12)))
 
 
-def final_state_without_faults(config, tmp_path):
-    run(config, tmp_path / "calm")
-    return final_state(config, tmp_path / "calm", config.train.steps)
+def copied(calm, workdir: pathlib.Path) -> pathlib.Path:
+    """Return a copy of the calm run; its checkpoints are of steps 8 and 12."""
+    return pathlib.Path(shutil.copytree(calm.workdir, workdir))
 
 
-def test_a_last_save_that_fails_is_no_success(texts, tmp_path, monkeypatch):
+def test_a_last_save_that_fails_is_no_success(texts, calm, tmp_path, monkeypatch):
     monkeypatch.setattr("training.checkpoints.LAST_TRIES_SECONDS", (0.0, 0.1))
-    run(on_texts(texts, train__steps=3), tmp_path)
+    workdir = copied(calm, tmp_path / "longer")
     with pytest.raises(SaveFailed, match="File too large"):
-        run(on_texts(texts, train__steps=6), tmp_path, "full_disk:99@5")
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.newest() == 3
+        run(on_texts(texts, train__steps=15), workdir, "full_disk:99@14")
+    with Checkpoints(workdir) as checkpoints:
+        assert checkpoints.newest() == 12
 
 
-@pytest.fixture(scope="module")
-def split_by_data(texts):
-    """The lines of a run in `texts`/by-data, and its batches."""
-    config = on_texts(texts, train__steps=8)
-    config.mesh.update(data=8, fsdp=1)
-    with pytest.MonkeyPatch.context() as patch:
-        seen = record_batches(patch)
-        return run(config, texts / "by-data"), seen
-
-
-@pytest.mark.parametrize("mesh", [{"fsdp": 4, "model": 2}, {"context": 2, "fsdp": 2, "data": 2}])
-def test_a_checkpoint_goes_on_on_another_mesh_with_the_same_examples(texts, split_by_data, tmp_path, mesh, monkeypatch):
-    whole, trained_on = split_by_data
-    shutil.copytree(texts / "by-data", tmp_path / "other")
-    shutil.rmtree(tmp_path / "other" / "checkpoints" / "8")
-    (tmp_path / "other" / "summary.txt").unlink()
-    config, seen = on_texts(texts, train__steps=8), record_batches(monkeypatch)
-    config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
-    other = run(config, tmp_path / "other")
-    for step in range(5, 9):
-        assert other[step]["loss"] == pytest.approx(whole[step]["loss"], rel=1e-5), step
-    for ours, theirs in zip(trained_on[4:], seen, strict=True):
+def test_a_checkpoint_goes_on_on_another_mesh_with_the_same_examples(texts, calm, tmp_path, monkeypatch):
+    workdir = copied(calm, tmp_path / "other")
+    shutil.rmtree(workdir / "checkpoints" / "12")
+    (workdir / "summary.txt").unlink()
+    config, seen = on_texts(texts), record_batches(monkeypatch)
+    config.mesh.update(data=2, fsdp=1, context=2, model=2)
+    other = run(config, workdir)
+    for step in range(9, 13):
+        assert other[step]["loss"] == pytest.approx(calm.lines[step]["loss"], rel=1e-5), step
+    for ours, theirs in zip(calm.batches[8:], seen, strict=True):
         assert_same(ours, theirs)
 
 
-def record_batches(monkeypatch) -> list[dict]:
-    """Return a list that fills with every batch that is trained on."""
-    seen, usual = [], job.pipeline.training_batches
-
-    def recorded(*arguments, **named):
-        for batch in usual(*arguments, **named):
-            seen.append(batch)
-            yield batch
-
-    monkeypatch.setattr(job.pipeline, "training_batches", recorded)
-    return seen
-
-
-def test_checkpoints_are_verified_from_the_command_line(texts, tmp_path):
-    status, _, err = finish(command("train.py", *arguments(texts, "listed", train__save_every=4), cache=texts))
-    assert status == 0, err
-    folder = texts / "listed" / "checkpoints"
-    victim = max((path for path in (folder / "12").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+def test_checkpoints_are_verified_from_the_command_line(texts, calm, tmp_path, capsys):
+    workdir = copied(calm, tmp_path / "damaged")
+    folder = workdir / "checkpoints"
+    arrays = (path for path in (folder / "12" / "state").rglob("*") if path.is_file())
+    victim = max(arrays, key=lambda path: path.stat().st_size)
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 4
     victim.write_bytes(content)
-    status, out, err = finish(command("train.py", "--verify_checkpoints", f"--workdir={texts / 'listed'}", cache=texts))
+    status, out, err = finish(command("train.py", "--verify_checkpoints", f"--workdir={workdir}", cache=texts))
     assert status == 1 and "has damaged checkpoints" in err
     assert f"checkpoint 12: DAMAGED: {victim.relative_to(folder / '12')} has other bytes than were saved" in out
     assert "checkpoint 8: good  (kept: newest)" in out and "1 of 2 good" in out
-    status, out, err = finish(command("train.py", *arguments(texts, "listed", train__save_every=4), cache=texts))
-    assert status == 0 and "checkpoint 12 is damaged" in err and "step  9/12" in out, err
+    trained = run(on_texts(texts), workdir)
+    told = capsys.readouterr()
+    assert "checkpoint 12 is damaged" in told.err and "step  9/12" in told.out, told
     assert (folder / "12.damaged").is_dir() and (folder / "12").is_dir()
-    assert math.isfinite(lines_of(texts / "listed", "train")[12]["loss"])
+    assert math.isfinite(trained[12]["loss"])

@@ -44,6 +44,15 @@ def value_and_gradients(function):
     return jax.jit(jax.value_and_grad(along, argnums=(0, 1), has_aux=True))
 
 
+def by_hand(spec: str, a, b, direction):
+    """Return what `value_and_gradients` of an einsum does, in float64 by numpy."""
+    left, right, out = re.split(",|->", spec)
+    a, b, direction = (np.asarray(x, np.float64) for x in (a, b, direction))
+    y = np.einsum(spec, a, b)
+    gradients = np.einsum(f"{out},{right}->{left}", direction, b), np.einsum(f"{left},{out}->{right}", a, direction)
+    return (np.sum(y * direction), y), gradients
+
+
 def test_the_specs_were_found():
     assert {"BTD,DNH->BTNH", "BTKGH,BSKH->BKGTS", "BTD,BTV->DV"} <= set(SPECS)
 
@@ -57,23 +66,19 @@ def test_the_specs_were_found():
     ],
 )
 def test_native_form_equals_einsum_forward_and_backward(form, spec):
-    native = value_and_gradients(lambda a, b: form(spec, a, b))(*operands(spec))
-    einsum = value_and_gradients(lambda a, b: jnp.einsum(spec, a, b))(*operands(spec))
-    (_, actual), actual_gradients = native
-    (_, expected), expected_gradients = einsum
-    assert_close((actual, actual_gradients), (expected, expected_gradients))
+    (_, actual), gradients = value_and_gradients(lambda a, b: form(spec, a, b))(*operands(spec))
+    (_, expected), wanted = by_hand(spec, *operands(spec))
+    assert_close((actual, gradients), (expected, wanted))
 
 
 @pytest.mark.parametrize("function", [products.project, products.product])
 def test_bfloat16_accumulates_in_float32(function):
     spec = "BTD,DNH->BTNH"
     a, b, direction = operands(spec, jnp.bfloat16)
-    exact = [np.asarray(x, np.float64) for x in (a, b)]
     (_, actual), gradients = value_and_gradients(lambda a, b: function(spec, a, b))(a, b, direction)
     assert actual.dtype == (jnp.float32 if function is products.product else jnp.bfloat16)
-    assert_close(actual, np.einsum(spec, *exact), actual.dtype)
-    along = np.asarray(direction, np.float64)
-    wanted = np.einsum("BTNH,DNH->BTD", along, exact[1]), np.einsum("BTD,BTNH->DNH", exact[0], along)
+    (_, expected), wanted = by_hand(spec, a, b, direction)
+    assert_close(actual, expected, actual.dtype)
     assert_close(gradients, wanted, "bfloat16")
 
 
@@ -108,27 +113,26 @@ def rounded(x, dims):
 def test_int8_is_the_product_of_rounded_rows_and_columns(spec):
     x, weight, _ = operands(spec)
     left, right, out = re.split(",|->", spec)
-    by_hand = [
+    operands_rounded = [
         rounded(np.asarray(a), tuple(n for n, name in enumerate(names) if name not in out))
         for a, names in ((x, left), (weight, right))
     ]
     actual = jax.jit(lambda x, weight: products.project(spec, x, weight, "int8"))(x, weight)
-    assert_close(actual, np.einsum(spec, *by_hand))
+    assert_close(actual, np.einsum(spec, *operands_rounded))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantization", products.QUANTIZED)
 @pytest.mark.parametrize("spec", OF_WEIGHTS)
 def test_a_quantised_product_and_its_gradients_are_near_those_of_the_einsum(spec, quantization, dtype):
-    def form(*quantized):
-        along = value_and_gradients(lambda a, b: products.project(spec, a, b, *quantized))
-        (_, y), gradients = along(*operands(spec, dtype))
-        return {"y": y, "x": gradients[0], "weight": gradients[1]}
-
-    actual, expected = form(quantization), form("none")
-    assert {x.dtype for x in actual.values()} == {jnp.dtype(dtype)}
-    assert_close(actual.pop("weight"), expected["weight"], dtype)  # which is not quantised
-    assert all(1e-3 < relative_error(actual[name], expected[name]) < ROUNDED[quantization] for name in actual)
+    x, weight, direction = operands(spec, dtype)
+    quantised = value_and_gradients(lambda a, b: products.project(spec, a, b, quantization))
+    (_, y), (of_x, of_weight) = quantised(x, weight, direction)
+    (_, expected), wanted = by_hand(spec, x, weight, direction)
+    assert y.dtype == of_x.dtype == of_weight.dtype == dtype
+    assert_close(of_weight, wanted[1], dtype)  # which is not quantised
+    assert 1e-3 < relative_error(y, expected) < ROUNDED[quantization]
+    assert 1e-3 < relative_error(of_x, wanted[0]) < ROUNDED[quantization]
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [("int8", "i8"), ("fp8", "f8E4M3FN")])
@@ -142,7 +146,8 @@ def test_two_of_three_products_multiply_8_bits(quantization, kind):
 def test_rows_of_zeros_stay_zeros():
     x, weight, _ = operands("BTD,DF->BTF")
     for quantization in products.QUANTIZED:
-        assert not np.any(products.project("BTD,DF->BTF", 0 * x, weight, quantization))
+        project = jax.jit(functools.partial(products.project, "BTD,DF->BTF", quantization=quantization))
+        assert not np.any(project(np.zeros_like(x), weight))
 
 
 def test_unless_told_a_product_is_not_quantised():

@@ -2,6 +2,7 @@
 """Checkpoints: restored onto another mesh and another execution, newest kept, differences named."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from configs import base
 from configs.loading import flat
 from parallelism.mesh import mesh_context
 from tests.bucket_server import empty_bucket
+from tests.one_step import initial_state
 from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints
 from training.retention import Retention
@@ -19,10 +21,11 @@ from training.retention import Retention
 TWO = Retention(newest=2)
 
 
+@functools.cache
 def run_on(ema_decay=0.0, num_experts=0, **mesh):
     config = base.get_config()
     config.optimizer.ema_decay = ema_decay
-    config.model.update(dict(num_layers=2, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
+    config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
     config.model.num_experts = num_experts
     config.train.update(dict(global_batch=8, sequence_length=16))
     config.mesh.update(dict.fromkeys(config.mesh, 1) | mesh)
@@ -36,7 +39,7 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
     one, other = run_on(fsdp=8), run_on(data=2, fsdp=2, model=2)
     with Checkpoints(tmp_path, TWO) as checkpoints:
         with mesh_context(one.mesh):
-            state = one.init()
+            state = initial_state(one)
             checkpoints.save(3, state, RECORD)
             checkpoints.wait()
         with mesh_context(other.mesh):
@@ -52,8 +55,8 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
 def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
     run = run_on(ema_decay=0.9, fsdp=8)
     with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
-        state = run.init()
-        average = jax.tree.map(lambda weight: weight + 1, state.average)
+        state = initial_state(run)
+        average = jax.tree.map(lambda weight: jax.device_put(np.asarray(weight) + 1, weight.sharding), state.params)
         checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
         checkpoints.wait()
         restored = checkpoints.restore_evaluated(3, run.abstract_state.params)
@@ -70,14 +73,14 @@ def test_the_bias_of_a_router_is_kept(tmp_path):
         checkpoints.save_and_wait(3, state, RECORD)
         restored = checkpoints.restore(3, run.abstract_state)
     bias = restored.params["stack"]["blocks"]["mlp"]["bias"]
-    np.testing.assert_array_equal(bias, np.arange(2 * 4).reshape(2, 4))
+    np.testing.assert_array_equal(bias, np.arange(4).reshape(1, 4))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), state, restored)
 
 
 def test_only_the_newest_are_kept_and_the_record_stands_beside(tmp_path):
     run = run_on(fsdp=8)
     with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
-        state = run.init()
+        state = initial_state(run)
         for step in (1, 2, 3):
             checkpoints.save(step, state, RECORD | {"step": step})
             checkpoints.wait()
@@ -90,8 +93,7 @@ def test_a_reader_leaves_a_save_under_way_alone_and_a_writer_clears_what_a_kille
     unfinished = tmp_path / "checkpoints" / "9.unfinished"
     run = run_on(fsdp=8)
     with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
-        state = run.init()
-        checkpoints.save(3, state, RECORD)
+        checkpoints.save(3, initial_state(run), RECORD)
     unfinished.mkdir()
     (unfinished / "part").touch()
     with Checkpoints(tmp_path) as reader:

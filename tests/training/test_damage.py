@@ -11,7 +11,7 @@ from tests.support import ROOT
 from training.checkpoints import Checkpoints, Damaged
 from training.retention import Retention
 
-DAMAGES = 36
+DAMAGES = 18  # each kind twice, each part thrice
 TWO = Retention(newest=2)
 
 
@@ -45,7 +45,7 @@ def test_a_damage_is_detected_by_name_or_changes_nothing(damages, saved):
 
 
 def test_orbax_alone_restores_what_was_flipped(damages, saved):
-    assert damages.wrong_by_orbax_alone(saved, 3) > 0
+    assert damages.wrong_by_orbax_alone(saved, 2) > 0
 
 
 def test_a_checkpoint_under_another_steps_name_is_none(workdir):

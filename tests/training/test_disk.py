@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import random
 import re
@@ -10,15 +11,13 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import pytest
 
-from tests import groups
-from tests.support import ROOT
+from tests import groups, warm
 from training import checkpoint_folder
 from training import checkpoints as checkpoints_module
 from training.checkpoints import CheckpointError, Checkpoints, Damaged, SaveFailed
@@ -265,11 +264,14 @@ with Checkpoints(sys.argv[1], Retention(newest=2), staging=sys.argv[2] or None) 
 @pytest.mark.parametrize("staging", ["", "staging"])
 def test_a_process_that_is_killed_while_it_saves_leaves_good_checkpoints(tmp_path, staging):
     rng = random.Random(staging)
-    command = [sys.executable, "-c", SAVES, tmp_path / "workdir", staging and tmp_path / staging]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    folders = [str(tmp_path / "workdir"), staging and str(tmp_path / staging)]
+    process = warm.start(["-c", SAVES, *folders], dict(os.environ))
+    try:
         steps = [int(process.stdout.readline()) for _ in range(rng.randrange(2, 6))]
         time.sleep(rng.random() * 0.2)
+    finally:
         process.kill()
+        process.communicate()
     assert process.returncode == -signal.SIGKILL
     with Checkpoints(tmp_path / "workdir", TWO, staging=staging and tmp_path / staging) as checkpoints:
         newest = checkpoints.newest()
