@@ -48,7 +48,7 @@ def test_what_is_exported_is_what_was_imported_bit_for_bit(place):
     assert (place / "ours.safetensors").read_bytes() == (place / "theirs.safetensors").read_bytes()
 
 
-def test_a_run_takes_up_the_weights_and_their_average(place, tmp_path):
+def test_a_run_takes_up_the_weights_and_their_average(single_device, place, tmp_path):
     config = small_config(place)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     wanted = trm_reference.load(place / "theirs.safetensors", run.abstract_state.params)
@@ -57,7 +57,6 @@ def test_a_run_takes_up_the_weights_and_their_average(place, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state.params, wanted)
     jax.tree.map(np.testing.assert_array_equal, state.average, wanted)
     assert int(state.step) == int(state.examples) == 0
-    config.mesh.data = 8
     shutil.copytree(place / "imported", tmp_path / "imported")
     for workdir in ("imported", "fresh"):
         train.train(config.copy_and_resolve_references(), tmp_path / workdir)
@@ -66,9 +65,8 @@ def test_a_run_takes_up_the_weights_and_their_average(place, tmp_path):
     assert losses[0] != losses[1], "the run began with the weights that were imported"
 
 
-def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_evaluates(place, capsys):
+def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_evaluates(single_device, place, capsys):
     config = small_config(place)
-    config.mesh.data = 8
     config.train.global_batch = 16
     with pytest.raises(CheckpointError, match=r"train\.global_batch 8 -> 16"):
         train.train(config, place / "imported")

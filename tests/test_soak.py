@@ -37,7 +37,7 @@ def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path, monke
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])
-def test_a_batch_of_another_shape_is_refused_by_name(tmp_path, change):
+def test_a_batch_of_another_shape_is_refused_by_name(single_device, tmp_path, change):
     config = in_process(train__steps=6)
     rows, length = config.train.global_batch, config.train.sequence_length
 
