@@ -54,9 +54,14 @@ HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "
 ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_tokens": 8192}
 LITTLE_KEPT = {"model.remat": "query", "train.loss_chunk_tokens": 8192}
 ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
+SMALL = {  # scanned and rematerialised, compiled in seconds: what tests hold a change to
+    "model.remat": "full", "model.vocab_size": 512, "train.sequence_length": 128, "train.global_batch": 64,
+    "model.num_layers": 32, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 256,
+}  # fmt: skip
 MORE = (
     Case("trm_sudoku_attention_v4-64", "trm/sudoku", "v4-64", ATTENDS),
     Case("tiny_v4-8", "tiny", "v4-8"),
+    Case("tiny_remat_v4-8", "tiny", "v4-8", SMALL),
     Case("mixtral_8x7b_v4-64", "mixtral_8x7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 32}),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
     Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),

@@ -67,3 +67,10 @@ def quick_start():
     warm.allow()
     yield
     warm.end()
+
+
+@pytest.fixture
+def single_device(monkeypatch):
+    """Train as on a machine of one device: programs without collectives compile in a fraction of the time."""
+    devices = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: devices)

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 import assembly
 import train
-from configs import base, topologies, validation
+from configs import base, loading, topologies, validation
 from configs.base import ConfigError
 from rehearsal import compilation, compiler, hlo
 from tests.support import ROOT
@@ -47,12 +48,23 @@ def rehearse(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rehearsed(rehearse, tmp_path_factory):
-    """A small model on v4-8, with all files asked for: (folder, stdout)."""
+    """A small model on v4-8, all files asked for, where a damaged compilation was in its place: (folder, stdout)."""
     folder = tmp_path_factory.mktemp("report")
+    place(rehearse.cache).mkdir(parents=True)
+    for name in ("facts.json", "program.txt.gz"):
+        (place(rehearse.cache) / name).write_text("{")
     files = [f"--{name}={folder}/r.{name}" for name in ("json", "html", "hlo")]
     status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", *files)
     assert status == 0, err
     return folder, out
+
+
+def place(cache: pathlib.Path) -> pathlib.Path:
+    """Return where the compilation of the small model on v4-8 is kept."""
+    typed = dict(argument.removeprefix("--config.").split("=") for argument in SMALL[1:])
+    loaded = loading.load("configs/tiny.py", "v4-8", typed)
+    validation.validate(loaded.config, loaded.topology.chips, loaded)
+    return compiler.Compiler(cache / "torus" / "rehearsals").folder(loaded.config, loaded.topology)
 
 
 def test_the_report_keeps_its_contract(rehearsed):
@@ -101,16 +113,26 @@ def test_the_second_time_comes_from_the_cache(rehearse, rehearsed, tmp_path):
     assert sorted(rehearse.cache.rglob("facts.json")) == before
 
 
-@pytest.mark.parametrize("name", ["facts.json", "program.txt.gz", "estimate-*.json", "advice-*.json"])
+def damage(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["estimate-*.json", "advice-*.json"])
 def test_a_damaged_file_of_the_cache_is_made_again(rehearse, rehearsed, name):
     """Without a word: what is lost is time alone."""
-    whole = next(iter(rehearse.cache.rglob(name)))
-    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    for estimate in whole.parent.glob("estimate-*"):
-        estimate.write_text(estimate.read_text() if name == estimate.name else "{")
+    damage(next(iter(rehearse.cache.rglob(name))))
     status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0")
     assert status == 0, err
     assert "FITS:" in out
+
+
+def test_a_damaged_compilation_is_made_again(rehearse, rehearsed, tmp_path):
+    """Whichever of its files it is; the first rehearsal here found one in its place."""
+    folder = place(rehearse.cache)
+    assert compiler.is_whole(folder)
+    for name in ("facts.json", "program.txt.gz"):
+        damage(shutil.copytree(folder, tmp_path / name) / name)
+        assert not compiler.is_whole(tmp_path / name)
 
 
 def collectives(text: str) -> dict[str, float]:
@@ -172,7 +194,7 @@ def configuration(**keys):
     config.model.update(num_layers=1, embed_dim=32, num_heads=2, num_kv_heads=2, mlp_dim=48, vocab_size=300)
     config.train.update(global_batch=8, sequence_length=32, steps=2, eval_every=0)
     config.data.update(source="synthetic", tokenizer="byte")
-    config.evaluation.sample_tokens = 0
+    config.evaluation.sample_tokens, config.optimizer.name = 0, "sgd"
     config.model.update(keys)
     return config
 
@@ -259,18 +281,23 @@ def test_the_missing_amount_is_read_from_the_compilers_message(message, gib):
 
 def test_what_is_compiled_is_the_step_that_train_runs(monkeypatch, tmp_path):
     """train.train and the compiler of rehearsals hand the same program to XLA, through the same function."""
-    texts = []
-    compile_step = assembly.Run.compile
+    compile_step, texts = assembly.Run.compile, []
+
+    class Handed(Exception):
+        pass
 
     def spy(run):
         with assembly.mesh_context(run.mesh):
             texts.append(run.train_step.lower(run.abstract_state, run.abstract_batch).as_text())
+        if len(texts) == 1:  # of train.train, which needs not run it
+            raise Handed
         return compile_step(run)
 
     monkeypatch.setattr(assembly.Run, "compile", spy)
     config = configuration()
     validation.validate(config, 8)
-    train.train(config, pathlib.Path(tmp_path) / "run")
+    with pytest.raises(Handed):
+        train.train(config, tmp_path / "run")
     facts, _ = compilation.compile_step(config.copy_and_resolve_references(), topologies.get("cpu-8"))
     assert len(texts) == 2 and texts[0] == texts[1]
-    assert facts["num_parameters"] > 0
+    assert facts["num_parameters"] > 0 and facts["measured_peak_flops"] > 0

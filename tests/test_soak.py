@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long run neither grows nor compiles again; by the code of benchmarks/soak.py, with fewer steps."""
 
+import os
 import re
 
 import numpy as np
@@ -24,7 +25,10 @@ def soak():
 
 
 @pytest.mark.parametrize("kind", ["soak", "soak_recursive"])
-def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path):
+def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path, monkeypatch):
+    """On one device, as the benchmark."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     found = getattr(soak, kind)(tmp_path, STEPS, SETTLED)
     assert found["grown_mb"] < soak.LIMIT_MB, found
     assert found["recompilations"] == 0, found
@@ -33,7 +37,7 @@ def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])
-def test_a_batch_of_another_shape_is_refused_by_name(tmp_path, change):
+def test_a_batch_of_another_shape_is_refused_by_name(single_device, tmp_path, change):
     config = in_process(train__steps=6)
     rows, length = config.train.global_batch, config.train.sequence_length
 

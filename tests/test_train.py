@@ -109,20 +109,33 @@ def test_metrics_hold_the_contract_and_the_loss_falls(place, whole):
     assert list((place / "whole" / "tensorboard").glob("*tfevents*"))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(place, whole):
-    process = command("train.py", *arguments(place, "stopped"), cache=place)
+@pytest.fixture(scope="module")
+def stopped(place) -> str:
+    """The last line of stderr of a run in `place`/stopped, as long as `whole`, in tokens; it was taken up again."""
+    given = [a for a in arguments(place, "stopped", evaluation__sample_tokens=0) if "train.steps" not in a]
+    run = ["train.py", *given, f"--config.train.tokens={12 * 8 * 32}"]
+    process = command(*run, cache=place)
     while not any(line.startswith("step  3/12") for line in iter(process.stdout.readline, "")):
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGTERM)
-    status, _, err = finish(process)
-    last = err.strip().splitlines()[-1]
-    assert status == 75 and last.startswith("saved at step ") and last.endswith("; run the same command to go on")
-    status, _, err = finish(command("train.py", *arguments(place, "stopped"), cache=place))
-    assert status == 0, err
-    stopped, uninterrupted = lines_of(place / "stopped", "train"), lines_of(place / "whole", "train")
+    status, _, said = finish(process)
+    assert status == 75
+    status, out, err = finish(command(*run, cache=place))
+    assert status == 0 and "step 12/12" in out, err
+    return said.strip().splitlines()[-1]
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(place, whole, stopped):
+    assert stopped.startswith("saved at step ") and stopped.endswith("; run the same command to go on")
+    again, uninterrupted = lines_of(place / "stopped", "train"), lines_of(place / "whole", "train")
     for key in ("loss", "gradient_norm", "learning_rate", "total_tokens"):
-        assert [stopped[s][key] for s in range(1, 13)] == [uninterrupted[s][key] for s in range(1, 13)]
+        assert [again[s][key] for s in range(1, 13)] == [uninterrupted[s][key] for s in range(1, 13)]
     assert lines_of(place / "stopped", "eval")[12]["eval_loss"] == lines_of(place / "whole", "eval")[12]["eval_loss"]
+
+
+def test_a_run_given_in_tokens_can_be_used_afterwards(place, stopped):
+    status, _, err = finish(command("generate.py", f"--workdir={place / 'stopped'}", "--max_tokens=3", cache=place))
+    assert status == 0, err
 
 
 def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place, whole):
@@ -173,7 +186,7 @@ def test_evaluate_only_takes_longer_sequences_than_were_trained_also_in_parts(pl
     assert told[0] == told[1] and told[0].splitlines()[0] not in whole
 
 
-def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
+def test_where_an_average_is_kept_the_loop_evaluates_it(single_device, tmp_path, monkeypatch):
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []
     monkeypatch.setattr(
@@ -181,6 +194,7 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(job, "sample_lines", lambda run, params, tokenizer: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))
+    config.optimizer.update(name="sgd", learning_rate=3.0)
     config.data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
@@ -202,12 +216,12 @@ def test_generate_is_greedy_reproducible_and_takes_several_prompts(place, whole)
 
 
 def in_process(**changes):
-    """A configuration for the eight devices of this process, without a corpus."""
+    """A configuration for the devices of this process, without a corpus."""
     config = base.get_config()
     for key, value in (SMALL | RISING | {k.replace("__", "."): v for k, v in changes.items()}).items():
         section, name = key.split(".")
         config[section][name] = value
-    config.mesh.fsdp = 8
+    config.mesh.fsdp = len(jax.devices())
     config.logging.tensorboard = False
     return config
 
@@ -225,7 +239,7 @@ def own_batches(config, steps: int):
         }
 
 
-def test_the_loop_takes_batches_of_the_callers_own(tmp_path):
+def test_the_loop_takes_batches_of_the_callers_own(single_device, tmp_path):
     config = in_process(train__steps=6)
     train.train(config, tmp_path, own_batches(config, 6))
     trained = lines_of(tmp_path, "train")
@@ -233,7 +247,7 @@ def test_the_loop_takes_batches_of_the_callers_own(tmp_path):
     assert (tmp_path / "checkpoints" / "6").is_dir()
 
 
-def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(tmp_path, monkeypatch):
+def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_device, tmp_path, monkeypatch):
     """Where devices queue their work; those of a CPU do not, so that the loop waits there before it launches."""
     launched, wanted = [], []
 
@@ -265,10 +279,10 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(tmp_path, 
     assert set(wanted) == {(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 6)}  # after the last there is no next
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(single_device, tmp_path):
     """Batches from elsewhere come but once, so that there is no going back."""
     config = in_process(train__steps=9, optimizer__learning_rate=1e30, optimizer__clip_norm=0.0, train__save_every=1)
-    config.train.bad_steps = 3
+    config.train.bad_steps, config.optimizer.name = 3, "sgd"
     with pytest.raises(
         NonFinite, match=r"of 3 steps in a row were not taken .* at step \d, after going back 0"
     ) as error:
@@ -278,13 +292,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path
         assert checkpoints.newest() < int(str(error.value).split(" at step ")[1].split(",")[0])
 
 
-def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(tmp_path, monkeypatch, capfd):
-    config = in_process(train__steps=2, train__global_batch=32, train__save_every=0)
+def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(single_device, tmp_path, monkeypatch, capfd):
+    config = in_process(train__steps=2, train__global_batch=32, train__save_every=0, optimizer__name="sgd")
     flops = assembly.assemble(config).flops_per_step
     monkeypatch.setattr(automatic, "CPU_MICROBATCH_FLOPS", flops / 3)
     train.train(config, tmp_path, own_batches(config, 2))
     out = capfd.readouterr().out
-    assert "= 1 a microbatch * 4 accumulated * 8 devices" in out
+    assert "= 8 a microbatch * 4 accumulated * 1 devices" in out
     assert "step 1/2: microbatch 4/4  loss " in out and "step 2/2: microbatch 1/4  loss " in out
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
 
@@ -304,14 +318,6 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
     # Ten steps of four sequences are done; what is left of 80 sequences is five steps of eight.
     config = in_process(train__steps=0, train__tokens=80 * 32)
     assert train.set_steps(config, None, {"step": 10, "examples": 40}) == (10, 15)
-
-
-def test_a_run_given_in_tokens_can_be_used_afterwards(place):
-    run = [a for a in arguments(place, "tokens") if "train.steps" not in a]
-    status, out, err = finish(command("train.py", *run, "--config.train.tokens=1000", cache=place))
-    assert status == 0 and "step 4/4" in out, err
-    status, _, err = finish(command("generate.py", f"--workdir={place / 'tokens'}", "--max_tokens=3", cache=place))
-    assert status == 0, err
 
 
 def test_two_processes_do_not_train_in_one_workdir_and_interrupting_twice_stops_at_once(place):

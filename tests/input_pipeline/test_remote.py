@@ -8,10 +8,10 @@ uploaded to it must not end with a carriage return, which it takes for the end o
 import hashlib
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from gcp_storage_emulator import server as emulator
 from input_pipeline import remote
 from input_pipeline.errors import DataError
 from input_pipeline.sources import read_source
+from tests import warm
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"a.bin": 2500, "b.bin": 1000, "deep/c.bin": 3200, "empty.bin": 0}
 FETCH = """
 import sys
@@ -132,8 +132,7 @@ def pieces(sizes=SIZES) -> list[tuple[str, int]]:
 
 def start_fetching(tmp_path) -> subprocess.Popen:
     """Copy gs://data/set in a process of its own."""
-    command = [sys.executable, "-c", FETCH, "gs://data/set", str(tmp_path / "cache")]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return warm.start(["-c", FETCH, "gs://data/set", str(tmp_path / "cache")], dict(os.environ))
 
 
 @pytest.mark.parametrize("below", ["", "/", "/01.txt", "/**/*.txt", "/deep/?5.txt", "/what[[]1].txt", "/what[1].txt"])

@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +17,8 @@ from input_pipeline import progress, shards
 from input_pipeline.batches import training_batches
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture
+from tests import warm
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os, signal, sys, types
 from input_pipeline import corpus, shards, tokenization
@@ -42,8 +40,7 @@ print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
 
 def start(texts, cache, stop_after):
     """Prepare the corpus in a process of its own, which is killed before shard number stop_after."""
-    command = [sys.executable, "-c", SCRIPT, texts, cache, str(stop_after)]
-    return subprocess.Popen([*map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return warm.start(["-c", SCRIPT, texts, cache, stop_after], dict(os.environ))
 
 
 @pytest.fixture

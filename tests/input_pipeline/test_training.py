@@ -14,13 +14,14 @@ from training.checkpoints import CheckpointError, Checkpoints
 SMALL = {
     "model.num_layers": 1, "model.embed_dim": 16, "model.num_heads": 1, "model.num_kv_heads": 1, "model.mlp_dim": 16,
     "model.vocab_size": 256, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
-    "train.save_every": 0, "train.eval_every": 0, "evaluation.sample_tokens": 0, "mesh.fsdp": 8,
+    "train.save_every": 0, "train.eval_every": 0, "evaluation.sample_tokens": 0, "mesh.fsdp": 1,
+    "optimizer.name": "sgd", "optimizer.schedule": "constant",  # one program for runs of any length
     "logging.tensorboard": False, "data.tokenizer": "byte",
 }  # fmt: skip
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(single_device, tmp_path, monkeypatch):
     """Train up to a step on part a and part b, and return the documents of each step that was made.
 
     A document with its end is a window long, and everything is trained on.

@@ -19,6 +19,8 @@ from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 from training import preflight
 
+ONE_PROGRAM = {"optimizer__name": "sgd", "optimizer__schedule": "constant"}  # for runs of any length, quickly compiled
+
 
 def products(jaxpr):
     """Yield every matrix product of a program, inside its loops and functions too."""
@@ -41,17 +43,10 @@ def test_products_are_in_bfloat16_and_all_that_is_kept_is_float32():
     assert types.count({"bfloat16"}) > len(types) / 2, types
 
 
-def test_a_run_compiles_its_step_once(tmp_path, caplog):
-    config = in_process(train__steps=5, train__eval_every=0)
-    with caplog.at_level(logging.WARNING, logger="jax"), jax.log_compiles():
-        train.train(config, tmp_path, own_batches(config, 5))
-    messages = [record.getMessage() for record in caplog.records]
-    assert len([text for text in messages if text.startswith("Finished XLA compilation of jit(train_step)")]) == 1
-
-
-def test_a_step_moves_nothing_between_host_and_devices(tmp_path, monkeypatch):
-    """Its batch was put on the devices before; what it returns stays there until the next step is under way."""
-    compile_step, taken = assembly.Run.compile, []
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Four steps in which nothing may move unasked between host and devices: (messages of jax, steps taken)."""
+    compile_step, messages, taken = assembly.Run.compile, [], []
 
     def guarded(run):
         step = compile_step(run)
@@ -63,11 +58,26 @@ def test_a_step_moves_nothing_between_host_and_devices(tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(assembly.Run, "compile", guarded)
-    monkeypatch.setattr(preflight, "report", lambda *unused: [])
+    listener = logging.Handler()
+    listener.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("jax").addHandler(listener)
     config = in_process(train__steps=4, train__eval_every=0)
-    train.train(config, tmp_path, own_batches(config, 4))
-    assert taken == [1, 2, 3, 4]
+    with pytest.MonkeyPatch.context() as patch, jax.log_compiles():
+        patch.setattr(assembly.Run, "compile", guarded)
+        patch.setattr(preflight, "report", lambda *unused: [])
+        train.train(config, tmp_path_factory.mktemp("watched"), own_batches(config, 4))
+    logging.getLogger("jax").removeHandler(listener)
+    return messages, taken
+
+
+def test_a_run_compiles_its_step_once(watched):
+    compiled = [text for text in watched[0] if text.startswith("Finished XLA compilation of jit(train_step)")]
+    assert len(compiled) == 1
+
+
+def test_a_step_moves_nothing_between_host_and_devices(watched):
+    """Its batch was put on the devices before; what it returns stays there until the next step is under way."""
+    assert watched[1] == [1, 2, 3, 4]
 
 
 def test_setup_ends_with_the_deployment(monkeypatch):
@@ -101,7 +111,7 @@ def clone(tmp_path):
 def test_validation_before_there_is_a_pod(clone, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ENABLE_")}
     environment |= {"ACCEL": "v4-8", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path)]
+    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path, **ONE_PROGRAM)]
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "# validation is ready" in (clone / "runs" / "READINESS.md").read_text()

@@ -78,7 +78,7 @@ def convert(tmp_path, monkeypatch):
     def run(port: int, name: str) -> tuple[int, str, str]:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
         arguments = ("import", f"--hf={name}", f"--workdir={tmp_path}/run")
-        return finish(command("convert.py", *arguments, cache=tmp_path, ordinary=True))
+        return finish(command("convert.py", *arguments, cache=tmp_path))
 
     return run
 
