@@ -22,8 +22,8 @@ class Told:
     """
 
     def __init__(self, halts, answers=None):
-        self.halts = jnp.asarray(halts, jnp.float32)
-        self.answers = jnp.zeros((len(self.halts), CELLS), jnp.int32) if answers is None else jnp.asarray(answers)
+        self.halts = np.asarray(halts, np.float32)
+        self.answers = np.zeros((len(self.halts), CELLS), np.int32) if answers is None else np.asarray(answers)
 
     def start(self, rows):
         return jnp.full((rows, 2), 10.0), (jnp.full((rows, 2), 20.0),)
