@@ -134,7 +134,9 @@ def test_that_step_has_slots_of_every_kind():
 
 
 def test_a_step_of_the_form_that_mixes_by_an_mlp_is_that_of_one_device():
-    """On a mesh of one axis, without microbatches. To 1e-4: its norm over positions amplifies rounding, fivefold a supervision step; carry and table as they are."""
+    """On a mesh of one axis, without microbatches, where the other has both. To 1e-4: its norm over positions
+    amplifies rounding, fivefold a supervision step; carry and table as they are.
+    """
     (state, scalars, gradients), (of_one, scalars_of_one, gradients_of_one) = (
         stepped(1, "mlp", fsdp=8), stepped(1, "mlp")
     )  # fmt: skip
