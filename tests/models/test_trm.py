@@ -321,7 +321,8 @@ def test_every_part_of_a_variant_is_used_and_learns(number):
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
         assert leaf.any(), jax.tree_util.keystr(path)
     high, low = found["carry"]["states"]
-    assert len(low) == config.low_latents and high.shape == (ROWS, config.max_length + trm.prefix_length(config), 16)
+    assert len({latent.tobytes() for latent in low}) == config.low_latents, "as many, and each has had its turn"
+    assert high.shape == (ROWS, config.max_length + trm.prefix_length(config), 16)
     assert ("positions" in params, "high_network" in params, "puzzles" in params) == (
         config.positions == "learned", config.networks == 2, config.puzzle_dim > 0
     )  # fmt: skip
