@@ -217,7 +217,7 @@ def test_what_is_told_of_routers_is_what_their_formulas_say():
     inputs = (x, counted) = tokens()
     found = on_one_device(inputs)[1], on_one_device((2 * x, counted))[1]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    penalty, scalars = experts.terms(stacked, balance_loss=0.3, z_loss=0.7)
+    penalty, scalars = jax.jit(functools.partial(experts.terms, balance_loss=0.3, z_loss=0.7))(stacked)
     weights, wanted, loads, entropies = made()[1], 0.0, [], []
     for tokens_MD in (x[counted], 2 * x[counted]):
         logits = tokens_MD @ weights["router"]
