@@ -118,8 +118,9 @@ class Case:
     def batch(self, call: int) -> dict:
         return {name: self.at(call, f"batch/{name}") for name in self.objective.batch()}
 
+    @functools.cached_property
     def empty(self) -> dict:
-        """Return the carry of a run that begins."""
+        """The carry of a run that begins."""
         init = jax.jit(lambda p: self.objective.init_carry(nnx.merge(self.graph, p), self.objective.rows, _key()))
         return init(self.params)
 

@@ -21,7 +21,7 @@ ROWS, MAX_STEPS = 16, 3
 def small_config(mixer: str = "attention", **mesh):
     """Return a run of slots that halt and explore, of sizes that eight devices divide."""
     config = base.get_config()
-    model = small_model(puzzle_dim=24, vocab_size=8, layer_loop="scan", mixer=mixer)
+    model = small_model(puzzle_dim=24, vocab_size=8, layer_loop="scan", mixer=mixer, num_layers=1, low_cycles=1)
     config.model.update(model)
     config.optimizer.update(
         name="adam_atan2", decayed="all", clip_norm=0.0, ema_decay=0.9, warmup_steps=0, schedule="constant",

@@ -20,10 +20,10 @@ from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close, random_weights, relative_error
 
-L, B, T, D, N, K, H, F = 4, 3, 31, 20, 6, 2, 8, 28
+L, B, T, D, N, K, H, F = 5, 3, 31, 20, 6, 2, 8, 28
 EPSILON, THETA = 1e-3, 100.0
 POSITIONS = np.broadcast_to(np.arange(T), (B, T))
-MASKS = [np.broadcast_to(np.tril(np.triu(np.ones((T, T), bool), -reach)), (B, T, T)) for reach in (T, 2, 7)]
+MASKS = [np.broadcast_to(np.tril(np.triu(np.ones((T, T), bool), -reach)), (B, T, T)) for reach in (T, 2)]
 ROPE = references.rotary_frequencies(H, THETA)
 
 
@@ -34,9 +34,11 @@ def attends(mask):
 
 def make_block(rngs, dropout_rate: float = 0.0):
     both = dict(embed_dim=D, quantization="none", out_scale=0.4, rngs=rngs)
-    attention = Attention(num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=True, epsilon=EPSILON, biases="all", **both)
+    attention = Attention(
+        num_heads=N, num_kv_heads=K, head_dim=H, qk_norm=False, epsilon=EPSILON, biases="none", **both
+    )
     norm = functools.partial(RMSNorm, D, epsilon=EPSILON)
-    return Block(norm, attention, SwiGLU(mlp_dim=F, biased=True, **both), dropout_rate=dropout_rate)
+    return Block(norm, attention, SwiGLU(mlp_dim=F, biased=False, **both), dropout_rate=dropout_rate)
 
 
 def make_stack(scan: bool = True, remat: str = "none", dropout_rate: float = 0.0):
@@ -64,9 +66,9 @@ def differentiated(scan: bool, remat: str, kinds: int = 1, dropout_rate: float =
     return compiled(*arguments), compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize("kinds", [1, 2, 3])
+@pytest.mark.parametrize("kinds", [1, 2])
 def test_scanned_stack_equals_numpy_blocks_in_a_row(kinds):
-    """Of 4 layers, 3 kinds leave one over that does not fill a group."""
+    """Of 5 layers, 2 kinds leave one over that does not fill a group."""
     y = np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     weights = random_weights(nnx.to_pure_dict(nnx.state(nnx.eval_shape(make_stack))))["blocks"]
     for layer in range(L):
@@ -77,31 +79,32 @@ def test_scanned_stack_equals_numpy_blocks_in_a_row(kinds):
 
 @pytest.mark.parametrize(
     ("scan", "remat", "kinds"),
-    [*((True, remat, 1) for remat in REMAT), (False, "none", 1), (False, "full", 1),
-     (True, "full", 3), (False, "none", 3)],
+    [*((True, remat, 1) for remat in REMAT), (True, "full", 2), (False, "none", 2)],
 )  # fmt: skip
 def test_loop_and_remat_change_no_number(scan, remat, kinds):
     assert_close(differentiated(scan, remat, kinds)[0], differentiated(True, "none", kinds)[0])
 
 
 def test_loop_and_remat_drop_the_same_numbers():
-    unrolled, scanned = (differentiated(*how, 3, 0.3)[0] for how in ((False, "none"), (True, "full")))
+    unrolled, scanned = (differentiated(*how, 1, 0.3)[0] for how in ((False, "full"), (True, "none")))
     assert_close(scanned, unrolled)
-    assert relative_error(unrolled[0][1], differentiated(False, "none", 3)[0][0][1]) > 0.1
+    assert relative_error(unrolled[0][1], differentiated(True, "none")[0][0][1]) > 0.1
 
 
 def test_a_block_drops_a_part_of_what_each_sublayer_adds():
     rate, x = 0.3, np.random.default_rng(1).standard_normal((B, T, D)).astype(np.float32)
     angles = rotary_angles(POSITIONS, *rotary_frequencies(H, THETA))
-    block = make_block(nnx.Rngs(0), rate)
-    call = functools.partial(block, x, angles, attends(MASKS[0]), POSITIONS >= 0, None)
+    graph, state = nnx.split(nnx.eval_shape(lambda: make_block(nnx.Rngs(0), rate)))
+
+    @jax.jit
+    def added(weights, key):
+        return nnx.merge(graph, weights)(x, angles, attends(MASKS[0]), POSITIONS >= 0, None, key)[0] - x
+
     for silent, active in (("mlp.down", "attention.out"), ("attention.out", "mlp.down")):
-        weights = random_weights(nnx.to_pure_dict(nnx.state(block)))
-        for name in (silent, f"{silent}_bias"):
-            sublayer, leaf = name.split(".")
-            weights[sublayer][leaf] *= 0
-        nnx.update(block, weights)
-        full, dropped = (np.asarray(call(key)[0] - x) for key in (None, jax.random.key(0)))
+        weights = random_weights(nnx.to_pure_dict(state))
+        sublayer, leaf = silent.split(".")
+        weights[sublayer][leaf] *= 0
+        full, dropped = (np.asarray(added(weights, key)) for key in (None, jax.random.key(0)))
         kept = dropped != 0
         assert abs(kept.mean() - (1 - rate)) < 4 * (rate * (1 - rate) / x.size) ** 0.5, active
         np.testing.assert_allclose(dropped[kept], full[kept] / (1 - rate), rtol=1e-3, atol=1e-5)

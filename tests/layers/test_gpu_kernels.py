@@ -48,7 +48,7 @@ def differentiated(qkv, dy, batch, kernel: bool):
     return y * (segments > 0)[:, :, None, None], pull(dy)
 
 
-@pytest.mark.parametrize(("H", "length"), [(64, 384), (128, 256), (40, 128)])
+@pytest.mark.parametrize(("H", "length"), [(64, 384), (40, 128)])
 def test_kernel_equals_the_reference_on_packed_documents(interpreted, H, length):
     arguments = inputs([[length // 3, length // 2], [length]], length, H)
     with mesh():
@@ -113,7 +113,7 @@ def test_a_model_with_the_kernel_has_the_same_loss_and_gradients(interpreted, mo
     """On a mesh too, in groups whose gradients are summed once a step; in float32, which it refuses, to compare."""
     monkeypatch.setattr(gpu_kernels, "serves", lambda shape, **_: True)
     batch = packed_batch(ROWS, 256, 38)
-    of_batch, params = gradient_of("", "float32")
+    of_batch, params = gradient_of("", "float32", "none")
     expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0))
     of_batch, _ = gradient_of("gpu", "float32", num_microbatches=2, groups={"data": 2})
     with mesh(data=2, model=2):

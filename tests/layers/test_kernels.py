@@ -65,8 +65,7 @@ def differentiated(qkv, dy, batch, kernel: bool, window: int = 0, cap: float = 0
 
 
 @pytest.mark.parametrize(
-    ("H", "length", "window", "cap"),
-    [(64, 384, 0, 0.0), (128, 256, 100, 3.0), (40, 256, 0, 5.0), (64, 640, 130, 0.0)],
+    ("H", "length", "window", "cap"), [(128, 256, 100, 3.0), (40, 256, 0, 5.0), (64, 640, 130, 0.0)]
 )
 def test_kernel_equals_the_reference_on_packed_documents(H, length, window, cap):
     arguments = inputs([[length // 3, length // 2], [length]], length, H)
@@ -90,11 +89,11 @@ def test_kernel_of_very_many_keys_has_the_same_gradient(monkeypatch):
     assert_close(differentiated(*arguments, kernel=True, window=120, cap=2.0), expected)
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2, "model": 2}, {"expert": 2, "context": 2, "model": 2}])
-def test_kernel_computes_the_same_on_a_mesh(axes):
+def test_kernel_computes_the_same_on_a_mesh():
+    """Of the other axes; a whole model is on one of data, context and model."""
     arguments = inputs([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 16)
     expected = differentiated(*arguments, kernel=False, window=90)
-    with mesh(**axes):
+    with mesh(fsdp=2, expert=2, model=2):
         assert kernels.serves((4, 256))
         assert_close(differentiated(*arguments, kernel=True, window=90), expected)
 
@@ -126,9 +125,7 @@ def test_blocks_divide_the_length(length, limit, block):
 
 def gradient_of(kernel: str, remat: str = "attention", **how):
     """Return gradient(params, carry, batch, key) of a decoder of alternating layers, and parameters."""
-    config = model_config(
-        sliding_window=90, global_every=2, num_layers=2, attention_soft_cap=4.0, remat=remat, vocab_size=38
-    )
+    config = model_config(sliding_window=90, global_every=2, num_layers=2, remat=remat, vocab_size=38)
     make = functools.partial(decoder_lm.make, config, dtype=jnp.float32, scan=True, kernel=kernel)
     graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
@@ -138,7 +135,7 @@ def gradient_of(kernel: str, remat: str = "attention", **how):
 def test_a_model_with_the_kernel_has_the_same_loss_and_gradients():
     """On a mesh too, in groups whose gradients are summed once a step."""
     batch = packed_batch([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 38)
-    of_batch, params = gradient_of("")
+    of_batch, params = gradient_of("", "none")
     expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0))
     of_batch, _ = gradient_of("tpu", num_microbatches=2, groups={"data": 2})
     with mesh(data=2, context=2, model=2):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which puzzle a slot holds, when it halts, and what counts; by a model that says what a test wants."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,8 +24,8 @@ class Told:
     """
 
     def __init__(self, halts, answers=None):
-        self.halts = jnp.asarray(halts, jnp.float32)
-        self.answers = jnp.zeros((len(self.halts), CELLS), jnp.int32) if answers is None else jnp.asarray(answers)
+        self.halts = np.asarray(halts, np.float32)
+        self.answers = np.zeros((len(self.halts), CELLS), np.int32) if answers is None else np.asarray(answers)
 
     def start(self, rows):
         return jnp.full((rows, 2), 10.0), (jnp.full((rows, 2), 20.0),)
@@ -39,15 +41,25 @@ def batch(number: int, rows: int = ROWS) -> dict:
     return {"inputs": cells, "labels": cells, "puzzle_identifiers": np.full(rows, number, np.int32)}
 
 
-def step(objective, model, carry, number: int) -> dict:
-    return objective.loss(model, carry, batch(number, len(model.halts)), None)[1][0]
+@functools.partial(jax.jit, static_argnames=("objective", "model"))
+def loss(objective, model, carry, batch) -> tuple:
+    """Return ((total, weight), (carry, scalars))."""
+    return objective.loss(model, carry, batch, None)
+
+
+drawn = jax.jit(recursive._drawn, static_argnums=(1, 2))
+
+
+def empty(objective, model) -> dict:
+    """Return the carry of a run that begins."""
+    return jax.jit(lambda: objective.init_carry(model, objective.rows, jax.random.key(0)))()
 
 
 def test_a_slot_keeps_its_puzzle_until_it_halts_and_then_takes_the_next():
     objective, model = Recursive(ROWS, CELLS, max_steps=3, exploration=0.0), Told([1, -1, -1, 1])
-    carry = objective.init_carry(model, ROWS, jax.random.key(0))
+    carry = empty(objective, model)
     for number in range(1, 5):
-        carry = step(objective, model, carry, number)
+        carry = jax.device_get(loss(objective, model, carry, batch(number))[1][0])
         kept = 1 if number <= 3 else 4
         held = [number, kept, kept, number]
         for name in ("inputs", "labels", "puzzle_identifiers"):
@@ -62,10 +74,10 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_then_takes_the_next():
 
 def test_who_explores_goes_on_for_two_to_all_steps_and_whoever_is_drawn_afresh_each_step():
     rows, objective = 4000, Recursive(4000, CELLS, max_steps=4, exploration=0.3)
-    draws = objective.init_carry(Told(np.ones(rows)), rows, jax.random.key(0))["draws"]
+    draws = empty(objective, Told(np.ones(rows)))["draws"]
     seen = []
     for _ in range(2):
-        draws, least = recursive._drawn(draws, 0.3, 4)
+        draws, least = drawn(draws, 0.3, 4)
         seen.append(np.asarray(least))
     for least in seen:  # three standard deviations of so many draws
         assert (least > 0).mean() == pytest.approx(0.3, abs=0.022)
@@ -77,9 +89,9 @@ def test_who_explores_goes_on_for_two_to_all_steps_and_whoever_is_drawn_afresh_e
 
 def test_exploring_delays_halting_and_never_beyond_the_last_step():
     model, objective = Told(np.ones(64)), Recursive(64, CELLS, max_steps=3, exploration=1.0)
-    carry, longest = objective.init_carry(model, 64, jax.random.key(0)), 0
+    carry, longest = empty(objective, model), 0
     for number in range(12):
-        carry = jax.jit(step, static_argnums=(0, 1, 3))(objective, model, carry, number)
+        carry = jax.device_get(loss(objective, model, carry, batch(number, 64))[1][0])
         assert not (carry["halted"] & (carry["steps"] == 1)).any()  # all want to, none may
         assert (carry["halted"] | (carry["steps"] < 3)).all()
         longest = max(longest, int(carry["steps"].max()))
@@ -88,10 +100,10 @@ def test_exploring_delays_halting_and_never_beyond_the_last_step():
 
 def test_a_slot_draws_the_same_whatever_slots_are_beside_it():
     """So that no layout of slots on devices changes what is drawn."""
-    draws = Recursive(ROWS, CELLS).init_carry(Told(np.ones(ROWS)), ROWS, jax.random.key(0))["draws"]
-    together = recursive._drawn(draws, 0.5, 9)
+    draws = np.random.default_rng(0).integers(0, 2**32, (ROWS, 2), np.uint32)
+    together = jax.device_get(drawn(draws, 0.5, 9))
     for slot in range(ROWS):
-        alone = recursive._drawn(draws[slot : slot + 1], 0.5, 9)
+        alone = jax.device_get(drawn(draws[slot : slot + 1], 0.5, 9))
         for one, every in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one[0], every[slot])
 
@@ -112,8 +124,7 @@ EXAMPLES = labelled((0, 0, 0), (0, 1, IGNORED), (IGNORED,) * 3)  # right, half r
 
 def test_losses_are_means_over_the_cells_that_are_learned_and_sums_over_slots():
     objective, model = Recursive(3, CELLS, max_steps=1, exploration=0.0, cell_loss="softmax"), Told([2.0, 2.0, 2.0])
-    carry = objective.init_carry(model, 3, jax.random.key(0))
-    (total, weight), (_, scalars) = objective.loss(model, carry, EXAMPLES, None)
+    (total, weight), (_, scalars) = jax.device_get(loss(objective, model, empty(objective, model), EXAMPLES))
     p = np.exp(3) / (np.exp(3) + VOCAB - 1)
     wrong = np.exp(0) / (np.exp(3) + VOCAB - 1)
     cells = -np.log(p) + (-np.log(p) - np.log(wrong)) / 2
@@ -127,8 +138,10 @@ def test_losses_are_means_over_the_cells_that_are_learned_and_sums_over_slots():
 @pytest.mark.parametrize("training", [True, False])
 def test_rows_without_labels_count_for_nothing(training):
     objective, model = Recursive(3, CELLS, max_steps=1, exploration=0.0), Told([2.0, 2.0, 2.0])
-    carry = objective.init_carry(model, 3, jax.random.key(0))
-    scalars = objective.loss(model, carry, EXAMPLES, None)[1][1] if training else objective.evaluate(model, EXAMPLES)
+    if training:
+        scalars = loss(objective, model, empty(objective, model), EXAMPLES)[1][1]
+    else:
+        scalars = jax.jit(objective.evaluate, static_argnums=0)(model, EXAMPLES)
     assert scalars["accuracy"] == (1.5, 2)
     assert scalars["exact_accuracy"] == (1, 2)
     assert scalars["halt_accuracy"] == (1, 2)  # it claims to be done with both
@@ -136,5 +149,5 @@ def test_rows_without_labels_count_for_nothing(training):
 
 def test_where_no_slot_halts_nothing_is_reported():
     objective, model = Recursive(3, CELLS, max_steps=9, exploration=0.0), Told([-2.0, -2.0, -2.0])
-    scalars = objective.loss(model, objective.init_carry(model, 3, jax.random.key(0)), EXAMPLES, None)[1][1]
+    scalars = loss(objective, model, empty(objective, model), EXAMPLES)[1][1]
     assert scalars["exact_accuracy"] == (0, 0) and scalars["steps"] == (0, 0) and scalars["lm_loss"][1] == 3

@@ -64,9 +64,10 @@ def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
         "puzzles": {"table": before}, "initial": {"high": np.ones(3, np.float32)},
         "head": rng.standard_normal((3, 4)).astype(np.float32),
     }  # fmt: skip
-    table = jax.grad(lambda table: (table[of["ids"]] * of["per_example_grads"]).sum())(jnp.asarray(before))
-    gradients = {"puzzles": {"table": table}, "initial": {"high": jnp.ones(3)}, "head": jnp.ones((3, 4))}
-    carry = {"puzzle_identifiers": jnp.asarray(of["ids"])}
+    table = np.zeros_like(before)
+    np.add.at(table, of["ids"], of["per_example_grads"])
+    gradients = {"puzzles": {"table": table}, "initial": {"high": np.ones(3)}, "head": np.ones((3, 4))}
+    carry = {"puzzle_identifiers": of["ids"]}
     updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params, carry=carry)
     after = optax.apply_updates(params, updates)
     np.testing.assert_allclose(after["puzzles"]["table"], of["table_after"], rtol=1e-6, atol=1e-8)
@@ -116,11 +117,8 @@ def assert_same_step(actual: tuple, expected: tuple) -> None:
     assert_close((state.params, state.average), (of_one.params, of_one.average))
 
 
-@pytest.mark.parametrize(
-    ("num_microbatches", "mesh"), [(1, {"fsdp": 8}), (2, {"data": 8}), (2, {"data": 2, "fsdp": 4})], ids=str
-)
-def test_a_step_on_a_mesh_is_that_of_one_device(num_microbatches, mesh):
-    assert_same_step(stepped(num_microbatches, **mesh), stepped())
+def test_a_step_on_a_mesh_is_that_of_one_device():
+    assert_same_step(stepped(2, data=2, fsdp=4), stepped())
 
 
 def test_that_step_has_slots_of_every_kind():
@@ -137,9 +135,11 @@ def test_that_step_has_slots_of_every_kind():
 
 
 def test_a_step_of_the_form_that_mixes_by_an_mlp_is_that_of_one_device():
-    """To 1e-4: its norm over positions amplifies rounding, fivefold a supervision step; carry and table as they are."""
+    """On a mesh of one axis, without microbatches, where the other has both. To 1e-4: its norm over positions
+    amplifies rounding, fivefold a supervision step; carry and table as they are.
+    """
     (state, scalars, gradients), (of_one, scalars_of_one, gradients_of_one) = (
-        stepped(2, "mlp", data=2, fsdp=4), stepped(1, "mlp")
+        stepped(1, "mlp", fsdp=8), stepped(1, "mlp")
     )  # fmt: skip
     np.testing.assert_allclose(scalars["loss"], scalars_of_one["loss"], rtol=1e-4)
     errors = jax.tree.map(relative_error, gradients, gradients_of_one)
