@@ -52,6 +52,7 @@ def gradients_and_scalars(
     config = small_config(**mesh)
     config.model.update(dict(of_model))
     config.train.update(gradient_accumulation=num_microbatches, sum_dtype=sum_dtype)
+    config.optimizer.update(name="sgd", clip_norm=0.0)  # the update is thrown away
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = dataclasses.replace(state, params=random_weights(state.params, spread=spread))
