@@ -3,6 +3,7 @@
 losses of a run that stays on its mesh, a resume within exact."""
 
 import json
+import shutil
 import types
 
 import jax
@@ -17,12 +18,12 @@ from configs.validation import validate
 from input_pipeline import batches as pipeline
 from input_pipeline import ledger
 from tests.support import write_sums
-from tests.test_train import in_process, lines_of
+from tests.test_train import in_process, lines_of, own_batches
 
-SIZES = {step: 8 if step <= 3 else 16 if step <= 6 else 32 for step in range(1, 10)}
-EXAMPLES = 3 * (8 + 16 + 32)
-CHANGES = "4: data=2,fsdp=2,model=2; 6: data=8"  # the second as the batch grows
-FIRST, SECOND, THIRD = (1, 1, 8, 1, 1, 1), (1, 2, 2, 1, 1, 2), (1, 8, 1, 1, 1, 1)  # of MESH_AXES
+SIZES = {step: 8 if step <= 3 else 16 if step <= 6 else 32 for step in range(1, 8)}
+EXAMPLES = 3 * (8 + 16) + 32
+CHANGES = "4: fsdp=2,context=2,model=2; 6: data=8"  # the second as the batch grows
+FIRST, SECOND, THIRD = (1, 1, 1, 8, 1, 1), (1, 1, 2, 2, 1, 2), (1, 8, 1, 1, 1, 1)  # of MESH_AXES
 EXACT = 1e-5  # float32 sums in another order differ by some 1e-7 a step
 KEYS = ("loss", "gradient_norm", "learning_rate", "global_batch", "total_tokens")
 
@@ -35,16 +36,14 @@ def texts(tmp_path_factory):
 
 
 def ramped(texts, **changes):
-    config = in_process(
-        train__steps=9, train__global_batch=32, train__eval_every=0, batch__ramp="steps", batch__first=8,
-        batch__increase_step=3, batch__increase_factor=2.0, batch__learning_rate="sqrt", evaluation__sample_tokens=0,
-        model__dtype="float32", optimizer__ema_decay=0.9,
-        data__path=f"{texts}/texts/*.txt", data__cache_dir=str(texts / "cache"),
+    usual = dict(
+        train__steps=7, train__global_batch=32, train__eval_every=0, train__save_every=5, batch__ramp="steps",
+        batch__first=8, batch__increase_step=3, batch__increase_factor=2.0, batch__learning_rate="sqrt",
+        evaluation__sample_tokens=0, model__dtype="float32", optimizer__name="sgd", optimizer__clip_norm=0.0,
+        optimizer__ema_decay=0.9, data__path=f"{texts}/texts/*.txt", data__cache_dir=str(texts / "cache"),
     )  # fmt: skip
-    for key, value in changes.items():
-        section, name = key.split("__")
-        config[section][name] = value
-    config.mesh.fsdp = 8 // config.mesh.data
+    config = in_process(**usual | changes)
+    config.mesh.update(fsdp=1, context=8)
     validate(config, 8)
     return config
 
@@ -52,7 +51,7 @@ def ramped(texts, **changes):
 @pytest.fixture(scope="module")
 def whole(texts) -> types.SimpleNamespace:
     """A ramp that was not stopped."""
-    return watched(ramped(texts), texts / "whole")
+    return watched(ramped(texts, train__save_every=3, checkpoint__keep=3), texts / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +85,23 @@ def watched(config, workdir) -> types.SimpleNamespace:
     return found
 
 
-def assert_same_steps(workdir, expected) -> None:
-    found, wanted = (lines_of(folder, "train").values() for folder in (workdir, expected))
+def assert_goes_on(expected, step: int, config, workdir) -> None:
+    """Assert that a copy of a run that knows nothing later than a checkpoint makes the steps after it again."""
+    shutil.copytree(expected, workdir, ignore=shutil.ignore_patterns("metrics.jsonl", "checkpoints"))
+    shutil.copytree(expected / "checkpoints" / str(step), workdir / "checkpoints" / str(step))
+    train.train(config, workdir)
+    found, wanted = (lines_of(folder, "train") for folder in (workdir, expected))
+    assert sorted(found) == list(range(step + 1, 8))
     for key in KEYS:
-        assert [line[key] for line in found] == [line[key] for line in wanted], key
+        assert {n: line[key] for n, line in found.items()} == {n: wanted[n][key] for n in found}, key
 
 
 def test_a_batch_grows_and_each_size_is_compiled_once(whole):
     assert whole.compiled == [(8, FIRST), (16, FIRST), (32, FIRST)]
     lines = lines_of(whole.workdir, "train")
     assert {step: line["global_batch"] for step, line in lines.items()} == SIZES
-    rates = [lines[step]["learning_rate"] / (0.003 * (step - 1) / 20) for step in range(2, 10)]
-    np.testing.assert_allclose(rates, [np.sqrt(SIZES[step] / 32) for step in range(2, 10)], rtol=1e-6)
+    rates = [lines[step]["learning_rate"] / (0.003 * (step - 1) / 20) for step in range(2, 8)]
+    np.testing.assert_allclose(rates, [np.sqrt(SIZES[step] / 32) for step in range(2, 8)], rtol=1e-6)
 
 
 def test_a_growing_batch_takes_the_examples_in_the_order_of_any_other(whole, texts):
@@ -108,26 +112,19 @@ def test_a_growing_batch_takes_the_examples_in_the_order_of_any_other(whole, tex
         first_example=0, num_steps=1,
     )  # fmt: skip
     np.testing.assert_array_equal(np.concatenate(whole.fed), batch["tokens"])
-    sections = {step: ledger.section_of(whole.workdir, step, 9) for step in SIZES}
+    sections = {step: ledger.section_of(whole.workdir, step, 7) for step in SIZES}
     taken = np.concatenate([ledger.taken(section, step) for step, section in sections.items()])
     np.testing.assert_array_equal(taken, np.arange(EXAMPLES))
 
 
-def test_a_ramp_that_is_stopped_goes_on_bit_for_bit(whole, texts, tmp_path, monkeypatch):
-    """Where a size ends, and then within the next."""
-    stops = iter([False, False, True, False, True])
-    with monkeypatch.context() as patch:
-        patch.setattr("training.interruption.Interruption.agreed", lambda _: next(stops))
-        for step in (3, 5):
-            with pytest.raises(train.Interrupted, match=f"saved at step {step}"):
-                train.train(ramped(texts), tmp_path)
-    train.train(ramped(texts), tmp_path)
-    assert_same_steps(tmp_path, whole.workdir)
+def test_a_ramp_that_is_stopped_goes_on_bit_for_bit(whole, texts, tmp_path):
+    """Where a size ends; within one, see below."""
+    assert_goes_on(whole.workdir, 3, ramped(texts), tmp_path / "stopped")
 
 
 def test_a_mesh_that_changes_has_the_losses_of_one_that_stays(whole, moved):
     """And gives the average of the parameters that is evaluated in the end."""
-    for kind, keys, steps in (("train", KEYS, range(1, 10)), ("eval", ("eval_loss",), [9])):
+    for kind, keys, steps in (("train", KEYS, SIZES), ("eval", ("eval_loss",), [7])):
         stayed, changed = (lines_of(run.workdir, kind) for run in (whole, moved))
         for key in keys:
             values = ([lines[step][key] for step in steps] for lines in (changed, stayed))
@@ -137,35 +134,31 @@ def test_a_mesh_that_changes_has_the_losses_of_one_that_stays(whole, moved):
 
 def test_each_step_is_made_on_its_mesh_by_a_program_compiled_once(moved):
     assert moved.compiled == [(8, FIRST), (16, FIRST), (16, SECOND), (32, THIRD)]
-    assert moved.meshes == [{FIRST}] * 4 + [{SECOND}] * 2 + [{THIRD}] * 3
+    assert moved.meshes == [{FIRST}] * 4 + [{SECOND}] * 2 + [{THIRD}]
 
 
 def test_what_was_moved_is_told(moved):
     lines = [json.loads(line) for line in (moved.workdir / "metrics.jsonl").read_text().splitlines()]
     told = [line for line in lines if line.get("event") == "mesh"]
-    assert [(line["step"], line["mesh"]) for line in told] == [(4, "data=2 * fsdp=2 * model=2"), (6, "data=8")]
+    assert [(line["step"], line["mesh"]) for line in told] == [(4, "fsdp=2 * context=2 * model=2"), (6, "data=8")]
     assert all(line["bytes_to_all"] >= line["bytes_to_a_device"] > 0 for line in told)
 
 
-def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, texts, tmp_path, monkeypatch):
-    config = ramped(texts, layout__changes=CHANGES)
-    stops = iter([False] * 4 + [True])
-    with monkeypatch.context() as patch:
-        patch.setattr("training.interruption.Interruption.agreed", lambda _: next(stops))
-        with pytest.raises(train.Interrupted, match="saved at step 5"):
-            train.train(config, tmp_path)
-    train.train(config, tmp_path)
-    assert_same_steps(tmp_path, moved.workdir)
+def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, texts, tmp_path):
+    assert_goes_on(moved.workdir, 5, ramped(texts, layout__changes=CHANGES), tmp_path / "stopped")
 
 
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
     """It grows where the noise scale is not below its next size."""
     scales = iter([31.0, 32.0])
     monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(of=lambda noise: next(scales)))
-    keys = dict(batch__first=16, batch__increase_step=2, mesh__data=2, train__steps=6)
-    train.train(ramped(texts, batch__ramp="noise_scale", **keys), tmp_path)
+    keys = dict(batch__first=16, batch__increase_step=1, train__steps=3, optimizer__ema_decay=0.0)
+    config = ramped(texts, batch__ramp="noise_scale", train__gradient_accumulation=4, **keys)
+    whole = next(own_batches(config, 1))
+    batches = ({name: array[:rows] for name, array in whole.items()} for rows in (16, 16, 32))
+    train.train(config, tmp_path, batches)
     lines = lines_of(tmp_path, "train")
-    assert [lines[step]["global_batch"] for step in range(1, 7)] == [16] * 4 + [32] * 2
+    assert [lines[step]["global_batch"] for step in (1, 2, 3)] == [16, 16, 32]
     assert all(0 <= line["noise_scale"] <= 1e9 for line in lines.values())
 
 

@@ -29,7 +29,7 @@ def small(**changes):
     """On the eight devices, with an average of the parameters."""
     usual = dict(model__vocab_size=64, optimizer__ema_decay=0.5, train__steps=2, train__save_every=0)
     config = in_process(**usual | changes)
-    config.mesh.update(data=2, fsdp=4)
+    config.mesh.update(fsdp=1, context=8)
     return config
 
 

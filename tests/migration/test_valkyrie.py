@@ -14,7 +14,7 @@ from configs.base import ConfigError
 from migration import valkyrie
 from parallelism.mesh import mesh_context
 from tests import groups
-from tests.support import ROOT, assert_close, packed_batch
+from tests.support import ROOT, assert_close, forward, packed_batch
 
 GUIDE = dict(
     vocab_size=32000, hidden_size=4096, num_layers=32, num_heads=32, intermediate_size=11008, max_seq_len=2048,
@@ -87,13 +87,13 @@ def test_a_step_is_made_of_names(mesh, arguments, message):
         valkyrie.create_train_step(config=valkyrie.ValkyrieConfig(**SMALL), mesh=mesh, **arguments)
 
 
-@pytest.mark.parametrize("mixed_precision", [False, True])
-def test_a_step_learns_eight_sequences_by_heart_and_deletes_what_it_was_given(mesh, mixed_precision):
+def test_a_step_learns_eight_sequences_by_heart_and_deletes_what_it_was_given(mesh):
+    """In bfloat16 where products are; in float32 the loss is by hand, below."""
     config = valkyrie.ValkyrieConfig(**SMALL)
     config.train.update(steps=300, global_batch=8)
     config.optimizer.update(learning_rate=5e-3, warmup_steps=10)
     step = valkyrie.create_train_step(
-        model="decoder_lm", optimizer="adamw", config=config, mesh=mesh, mixed_precision=mixed_precision,
+        model="decoder_lm", optimizer="adamw", config=config, mesh=mesh, mixed_precision=True,
         use_2d_sharding=True, use_3d_mesh=True,
     )  # fmt: skip
     first, batch, started = step.init(), packed_batch([[30]] * 8, 30, 38), time.monotonic()
@@ -160,9 +160,7 @@ def test_the_loss_of_three_tokens_is_the_one_by_hand(mesh):
     batch = packed_batch([[3], *[[]] * 7], 30, 38)
     with mesh_context(mesh):
         params = step.init().params
-        model = step.run.model(params)
-        stream, _ = model(batch["tokens"], batch["positions"], batch["segments"])
-        logits = np.asarray(model.logits(stream), np.float64)[0, :3]
+        logits = np.asarray(forward(step.run.graph, params, batch), np.float64)[0, :3]
         total, weight = step.run.eval_step(params, batch)["loss"]
     by_hand = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), batch["targets"][0, :3]]
     assert float(weight) == 3

@@ -17,7 +17,7 @@ from configs.base import ConfigError
 from configs.validation import validate
 from parallelism.mesh import mesh_context
 from tests.one_step import BATCH, batch, placed, small_config
-from tests.support import relative_error
+from tests.support import random_weights, relative_error
 from training import guard, noise_scale
 from training.state import TrainState
 from training.step import make_gradient, make_train_step
@@ -72,55 +72,63 @@ def parts_of(config, together: int) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     ("mesh", "whole_bytes", "together", "of_model"),
     [
-        ({"data": 2, "fsdp": 2, "model": 2}, 0, 2, ()),
-        ({"data": 2, "fsdp": 2, "model": 2}, 2**30, 1, ()),
-        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1, ()),
-        ({"data": 2}, 0, 1, EXPERTS),
-        ({}, 0, 1, EXPERTS),
+        ({"data": 2, "fsdp": 2}, 0, 2, EXPERTS),
+        ({"fsdp": 2, "model": 2}, 2**30, 1, ()),
+        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1, EXPERTS),
     ],
-    ids=["copies", "devices of a model", "the compiler", "copies with experts", "one device with experts"],
+    ids=["copies with experts", "devices of a model", "the compiler with experts"],
 )
 def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together, of_model):
     """Whatever devices hold of a gradient: each part's is computed again, alone. Of a router's bias it is no slope."""
     monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
-    config = small_config(**mesh)
-    config.model.update(dict(of_model))
+    config = plain_config(of_model, **mesh)
     config.train.update(gradient_accumulation=2)
     config.batch.noise_scale = True
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    params, rows = random_weights(run.abstract_state.params), batch()
     with mesh_context(run.mesh):
-        state = run.init()
-        params, rows = jax.device_get(state.params), batch()
-        state, _, gradients = run.observed_step(state, placed(rows, run.abstract_batch))
+        inputs = placed((state_of(run, params), rows), (run.abstract_state, run.abstract_batch))
+        state, _, gradients = run.observed_step(*inputs)
     parts = [jax.tree.map(lambda array, part=part: array[part], rows) for part in parts_of(config, together)]
     squares = [alone_square(params, part, of_model) for part in parts]
     weight = sum(w for _, w in squares)
     small = sum(square for square, _ in squares) / weight
     big = norm_of_slopes(gradients) ** 2
-    wanted = noise_scale.update(noise_scale.init(), small, big, BATCH, len(squares))
+    wanted = noise_scale.update({"gradient": 0.0, "noise": 0.0}, small, big, BATCH, len(squares))
     for name, value in wanted.items():
         assert relative_error(state.noise[name], value) < 1e-4, name  # differences of squares, each good to 1e-5
 
 
+def plain_config(of_model: tuple, **mesh):
+    """Return a configuration whose updates, of which nothing is asked, are simple."""
+    config = small_config(**mesh)
+    config.model.update(dict(of_model))
+    config.optimizer.update(name="sgd", clip_norm=0.0)
+    return config
+
+
+def state_of(run, params):
+    """Return a state before the first step."""
+    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+    return dataclasses.replace(state, params=params)
+
+
 @functools.cache
 def alone(of_model: tuple = ()) -> assembly.Run:
-    config = small_config()
-    config.model.update(dict(of_model))
-    return assembly.assemble(config, devices=jax.devices()[:1])
+    return assembly.assemble(plain_config(of_model), devices=jax.devices()[:1])
 
 
 def norm_of_slopes(gradients) -> float:
     gradients["stack"]["blocks"]["mlp"].pop("bias", None)
-    return float(optax.tree.norm(jax.device_get(gradients)))
+    return math.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(jax.device_get(gradients))))
 
 
 def alone_square(params, rows, of_model: tuple) -> tuple[float, float]:
     """Return (|sum of gradients|^2 / weight, weight) of some rows, on one device; rows are filled up with padding."""
     run = alone(of_model)
     padded = jax.tree.map(lambda a: np.concatenate([a, np.zeros((BATCH - len(a), *a.shape[1:]), a.dtype)]), rows)
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     with mesh_context(run.mesh):
-        _, scalars, gradients = run.observed_step(dataclasses.replace(state, params=params), padded)
+        _, scalars, gradients = run.observed_step(state_of(run, params), padded)
     weight = float(scalars["tokens"])
     return weight * norm_of_slopes(gradients) ** 2, weight
 

@@ -109,7 +109,7 @@ def test_adafactor_keeps_second_moments_of_large_matrices_by_row_and_column():
     state = optimizer.init({"kernel": weight})
     held = [leaf.shape for leaf in jax.tree.leaves(state) if leaf.size > 2]
     assert sorted(held) == [(2, 128), (2, 130)]
-    updates, _ = optimizer.update({"kernel": gradient}, state, {"kernel": weight})
+    updates, _ = jax.jit(optimizer.update)({"kernel": gradient}, state, {"kernel": weight})
     for layer in range(2):
         squares, w = gradient[layer] ** 2, weight[layer]
         second = squares.mean(1, keepdims=True) * squares.mean(0, keepdims=True) / squares.mean()
@@ -205,17 +205,27 @@ def test_clipping_scales_a_larger_global_norm_down_and_nothing_else(clip_norm, f
     assert_close(updates, jax.tree.map(lambda g: -factor * g, gradients))
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon", "sgd"])
-def test_what_an_optimizer_keeps_of_a_weights_shape_lies_where_the_weight_does(name):
+def averaged(name: str) -> assembly.Run:
+    """Return a run on a mesh that keeps an average of the parameters too."""
     config = small_config(fsdp=2, context=2, model=2)
     config.optimizer.update(name=name, ema_decay=0.9)
-    run = assembly.assemble(config)
-    with mesh_context(run.mesh):
-        state, _ = run.train_step(run.init(), placed(batch(), run.abstract_batch))
+    return assembly.assemble(config)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon", "sgd"])
+def test_what_an_optimizer_keeps_of_a_weights_shape_lies_where_the_weight_does(name):
+    state = averaged(name).abstract_state
     weights = {leaf.shape: leaf.sharding for leaf in jax.tree.leaves(state.params)}
     kept = [leaf for leaf in jax.tree.leaves((state.optimizer, state.average)) if leaf.size > 200]
     assert len(kept) >= len([shape for shape in weights if np.prod(shape) > 200])
     for leaf in kept:
-        assert not leaf.sharding.is_fully_replicated, leaf.shape
+        assert leaf.sharding == weights[leaf.shape] and not leaf.sharding.is_fully_replicated, leaf.shape
+
+
+def test_a_step_leaves_all_of_the_state_where_it_was_to_lie():
+    """Of an optimizer that keeps something else of matrices than of other weights."""
+    run = averaged("muon")
+    with mesh_context(run.mesh):
+        state, _ = run.train_step(run.init(), placed(batch(), run.abstract_batch))
     for abstract, actual in zip(jax.tree.leaves(run.abstract_state), jax.tree.leaves(state), strict=True):
         assert actual.sharding.is_equivalent_to(abstract.sharding, actual.ndim)

@@ -94,8 +94,8 @@ def test_microbatches_of_unequal_weight_make_the_step_of_the_whole_batch(num_mic
 
 @pytest.mark.parametrize(
     "mesh",
-    [{}, {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "fsdp": 2, "context": 2}, {"data": 2, "expert": 2}],
-    ids=lambda mesh: "-".join(mesh) or "one",
+    [{"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "expert": 2}],
+    ids=lambda mesh: "-".join(mesh),
 )
 def test_microbatches_make_the_gradients_of_the_whole_batch_in_a_language_model(mesh):
     """Each holds another number of real tokens, on each device too."""
@@ -122,14 +122,16 @@ def summed_numbers(hlo: str) -> tuple[int, int]:
     return tuple(numbers)
 
 
-def gradient_collectives(num_microbatches: int, **mesh) -> tuple[int, int]:
-    """Return `summed_numbers` of a training step whose only loop is that over microbatches."""
+def gradient_collectives(num_microbatches: int, **mesh) -> tuple[int, tuple[int, int]]:
+    """Return (parameters, `summed_numbers`) of a training step whose only loop is that over microbatches."""
     config = small_config(**mesh)
     config.train.update(gradient_accumulation=num_microbatches, global_batch=8 * 8, loss_chunk_tokens=0)
-    config.model.layer_loop = "unroll"
+    config.model.update(layer_loop="unroll", num_layers=1)
+    config.optimizer.update(name="sgd", clip_norm=0.0)
     run = assembly.assemble(config)
     with mesh_context(run.mesh):
-        return summed_numbers(run.train_step.lower(run.abstract_state, run.abstract_batch).compile().as_text())
+        hlo = run.train_step.lower(run.abstract_state, run.abstract_batch).compile().as_text()
+    return run.num_parameters, summed_numbers(hlo)
 
 
 def test_what_is_summed_in_a_loop_is_told_from_what_is_summed_once():
@@ -145,16 +147,13 @@ def test_what_is_summed_in_a_loop_is_told_from_what_is_summed_once():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "counts"), [({"data": 8}, (1, 4)), ({"data": 2, "fsdp": 4}, (1, 4, 8))], ids=["data", "data-fsdp"]
+    ("mesh", "counts"), [({"data": 8}, (1, 4)), ({"data": 2, "fsdp": 4}, (4, 8))], ids=["data", "data-fsdp"]
 )
 def test_gradients_cross_the_batch_axes_once_a_step_for_1_4_and_8_microbatches(mesh, counts):
     """The compiled program sums every gradient once, after the loop, and sums nothing inside it."""
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(gradients_and_scalars()[0]))
     crossing = {m: gradient_collectives(m, **mesh) for m in counts}
-    for microbatches, (once, repeated) in crossing.items():
-        assert repeated == 0, crossing
-        if mesh == {"data": 8} or microbatches > 1:
-            assert parameters <= once <= 1.02 * parameters, crossing
+    for parameters, (once, repeated) in crossing.values():
+        assert repeated == 0 and parameters <= once <= 1.02 * parameters, crossing
     assert len({crossing[m] for m in counts if m > 1}) == 1
 
 
@@ -260,20 +259,20 @@ def test_every_comes_round_after_each_interval_and_never_for_zero(interval, step
 
 
 def test_a_tiny_model_learns_four_sequences_by_heart():
-    """From the loss of a uniform guess, ln 37 + 1/2 for logits of unit variance, to almost nothing in 150 steps."""
+    """From the loss of a uniform guess, ln 37 + 1/2 for logits of unit variance, to almost nothing in 60 steps."""
     config = base.get_config()
     config.model.update(
-        num_layers=2, embed_dim=48, num_heads=4, num_kv_heads=2, mlp_dim=96, vocab_size=37, max_length=29,
+        num_layers=1, embed_dim=48, num_heads=4, num_kv_heads=2, mlp_dim=96, vocab_size=37, max_length=29,
         dtype="float32", layer_loop="scan",
     )  # fmt: skip
     config.mesh.fsdp = 1
-    config.train.update(steps=150, global_batch=4, sequence_length=29)
-    config.optimizer.update(learning_rate=5e-3, warmup_steps=10)
+    config.train.update(steps=60, global_batch=4, sequence_length=29)
+    config.optimizer.update(learning_rate=1e-2, warmup_steps=5)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     batch, losses = jax.device_put(packed_batch([[29]] * 4, 29, 37)), []
     with mesh_context(run.mesh):
         state = run.init()
-        for _ in range(150):
+        for _ in range(60):
             state, scalars = run.train_step(state, batch)
             losses.append(scalars["loss"])
     assert abs(float(losses[0]) - (np.log(37) + 0.5)) < 0.3
