@@ -17,7 +17,7 @@ from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
 
 RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
-STEPS = 150
+STEPS = 200  # more than are taken before it is stopped
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
 
 
@@ -249,7 +249,7 @@ def end_in_the_pause(pod: LocalPod, supervising: subprocess.Popen, restart: int,
 
 def test_the_life_of_a_run_of_real_processes(pod, tmp_path):
     """Launched, looked at, stopped; taken up again, one of two killed while supervised; it reaches its last step."""
-    flags = small_run(tmp_path, train__steps=STEPS, train__save_every=25)
+    flags = small_run(tmp_path, train__steps=STEPS, train__save_every=50)
     assert pod.run("launch_optimized", *flags, DTYPE="f32").status == 0
     wait_until(pod.steps, "a step")
     looks = []
