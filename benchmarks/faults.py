@@ -237,10 +237,10 @@ def flip_a_bit_of_the_newest(workdir: pathlib.Path) -> None:
     victim.write_bytes(content)
 
 
-def hang(phase: str) -> Case:
-    """Return the case of process 2 of 4 that stops for good in a phase."""
-    named = rf"no step ended for {HANG_SECONDS} s: process 2 \({HOST}\) is in {phase} of step \d+ for [\d.]+ s"
-    return Case(f"hang_{phase}_of_4", f"hang:{phase}:2@{STRIKE}", "no step ended", named, count=4)
+def hang(phase: str, process: int = 2, count: int = 4) -> Case:
+    """Return the case of a process that stops for good in a phase."""
+    named = rf"no step ended for {HANG_SECONDS} s: process {process} \({HOST}\) is in {phase} of step \d+ for [\d.]+ s"
+    return Case(f"hang_{phase}_of_{count}", f"hang:{phase}:{process}@{STRIKE}", "no step ended", named, count=count)
 
 
 PHASES = ("data", "step", "evaluation", "save")

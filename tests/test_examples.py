@@ -4,14 +4,12 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 from configs.base import get_config
 from examples import conversations, plot_run
 from input_pipeline.corpus import prepare
+from tests import warm
 from tests.pods.local_pods import LocalPod, wait_until
-from tests.support import ROOT
 
 MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
 
@@ -20,14 +18,13 @@ def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment |= {"TPU_MESH_CONFIG": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
-    command = [sys.executable, "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=5"]
-    done = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    program = "import runpy; runpy.run_module('examples.tpu_v4_32_training', run_name='__main__', alter_sys=True)"
+    process = warm.start(["-c", program, "--synthetic", "--steps=5", f"--workdir={tmp_path / 'run'}"], environment)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
     lines = ("Local devices: 16", "Global devices: 16", "Process index: 0", "Process count: 1")
-    assert all(line in done.stdout for line in lines) and "Mesh: data=4 * model=2 * fsdp=2" in done.stdout
-    measured = [tuple(float(text.replace(",", "")) for text in found) for found in MEASURED.findall(done.stdout)]
+    assert all(line in out for line in lines) and "Mesh: data=4 * model=2 * fsdp=2" in out
+    measured = [tuple(float(text.replace(",", "")) for text in found) for found in MEASURED.findall(out)]
     steps, losses, milliseconds, speeds = zip(*measured, strict=True)
     assert steps == (1, 2, 3, 4, 5)
     assert list(losses) == sorted(set(losses), reverse=True)

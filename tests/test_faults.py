@@ -34,19 +34,19 @@ def place(faults, tmp_path):
 
 def test_a_killed_run_goes_on_by_itself_and_ends_as_if_it_had_not_been(faults, place):
     changes = {"train__steps": 70, "data__tokenizer": "byte"}  # it is not killed while a tokenizer is trained
-    found = faults.kill_again_and_again(place, 2, moments=("save", "step"), **changes)
-    assert found["kills"] == 2 and found["identical"]
+    found = faults.kill_again_and_again(place, 1, moments=("save",), **changes)  # at each moment in the benchmark
+    assert found["kills"] == 1 and found["identical"]
 
 
-def test_all_others_name_the_one_that_hangs_and_in_what(faults, place, monkeypatch):
+def test_the_other_names_the_one_that_hangs_and_in_what(faults, place, monkeypatch):
+    """Of two; of four in the benchmark."""
     monkeypatch.setattr(faults, "HANG_SECONDS", HANG_SECONDS)
-    case, changes = faults.hang("data"), {"train__eval_every": 0, "train__hang_seconds": HANG_SECONDS}
-    processes = faults.started(place, case.name, count=case.count, faults=case.faults, **changes)
+    case, changes = faults.hang("data", 1, 2), {"train__eval_every": 0, "train__hang_seconds": HANG_SECONDS}
+    process, _ = processes = faults.started(place, case.name, count=case.count, faults=case.faults, **changes)
     faults.until_ended(processes)
-    for process in (processes[number] for number in (0, 1, 3)):
-        assert process.status == 1 and re.search(case.culprit, process.last_line), process.last_line
-        log = place / case.name / "logs" / f"train_worker_{processes.index(process)}.out"
-        assert "most recent call first" in log.read_text() or "this process was here:" in log.read_text()
+    assert process.status == 1 and re.search(case.culprit, process.last_line), process.last_line
+    log = (place / case.name / "logs" / "train_worker_0.out").read_text()
+    assert "most recent call first" in log or "this process was here:" in log
 
 
 def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, place):

@@ -16,12 +16,14 @@ from tests import groups
 from tests.test_train import RISING, SMALL, lines_of
 
 OF_A_GROUP = SMALL | RISING | {
-    "model.dtype": "float32",
-    "mesh.data": 2, "mesh.fsdp": 4, "model.embed_dim": 32, "train.steps": 6, "train.eval_every": 2,
-    "train.save_every": 2, "evaluation.sample_tokens": 0, "evaluation.batches": 3, "logging.tensorboard": False,
+    "model.dtype": "float32", "mesh.data": 2, "mesh.fsdp": 4, "model.embed_dim": 32, "train.steps": 6,
+    "train.eval_every": 2, "train.save_every": 2, "checkpoint.keep": 99, "evaluation.sample_tokens": 0,
+    "evaluation.batches": 23, "logging.tensorboard": False,  # all that is held out, the last batch not full
 }  # fmt: skip
-ENDLESS = {"train.steps": 100_000, "train.eval_every": 50, "train.save_every": 0}
-KILLED_SECONDS = 30  # in which the others must end
+ENDLESS = {"train.steps": 100_000}
+SIXTH = '"kind": "eval", "step": 6'
+HANG_SECONDS = 12  # longer than it takes to compile for the third mesh
+KILLED, KILLED_SECONDS = 2, 30  # who, and in which the others must end
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +51,36 @@ def start(place: pathlib.Path, workdir: str, count: int, changes: dict | None = 
     return groups.start(arguments, count=count, cache=place / "cache", **how)
 
 
-def train(place: pathlib.Path, workdir: str, count: int, changes: dict | None = None) -> list[tuple[int, str, str]]:
-    ended = groups.finish(start(place, workdir, count, changes))
-    assert [status for status, _, _ in ended] == [0] * count, ended
-    return ended
-
-
-def losses(place: pathlib.Path, workdir: str) -> dict[str, list]:
+def losses(place: pathlib.Path, workdir: str, after: int = 0) -> dict[str, dict]:
+    """Return what steps up to the sixth came to; what an endless run did after it is left out."""
     trained, evaluated = (lines_of(place / workdir, kind) for kind in ("train", "eval"))
+    steps = range(after + 1, 7)
     return {
-        "loss": [trained[step]["loss"] for step in sorted(trained)],
-        "gradient_norm": [trained[step]["gradient_norm"] for step in sorted(trained)],
-        "eval_loss": [(evaluated[step]["eval_loss"], evaluated[step]["eval_tokens"]) for step in sorted(evaluated)],
+        "trained": {step: (trained[step]["loss"], trained[step]["gradient_norm"]) for step in steps},
+        "evaluated": {step: (evaluated[step]["eval_loss"], evaluated[step]["eval_tokens"]) for step in steps[1::2]},
     }
 
 
-def wait_for_step(place: pathlib.Path, workdir: str, processes: list[subprocess.Popen], step: int = 3) -> None:
+def go_on(place: pathlib.Path, workdir: str, after: int) -> str:
+    """Make a workdir of what four processes had saved by a step."""
+    copy = place / workdir
+    shutil.copytree(place / "four", copy, ignore=shutil.ignore_patterns("metrics.jsonl", "summary.txt"))
+    for folder in (copy / "checkpoints").iterdir():
+        if folder.name != str(after):
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    return workdir
+
+
+def start_of(place: pathlib.Path, workdir: str) -> int:
+    """Return the step that a run went on from."""
+    lines = map(json.loads, (place / workdir / "metrics.jsonl").read_text().splitlines())
+    return next(line["step"] for line in lines if line.get("event") == "start")
+
+
+def wait_for(place: pathlib.Path, workdir: str, line: str, processes: list[subprocess.Popen]) -> None:
+    """Return when the metrics have a line that begins so."""
     deadline, path = time.monotonic() + groups.SECONDS, place / workdir / "metrics.jsonl"
-    while not path.exists() or not re.search(rf'"kind": "train", "step": {step},', path.read_text()):
+    while not path.exists() or not re.search(line + r",.*\n", path.read_text()):
         dead = [process for process in processes if process.poll() is not None]
         assert time.monotonic() < deadline and not dead, dead and dead[0].stderr.read()
         time.sleep(0.05)
@@ -74,93 +88,106 @@ def wait_for_step(place: pathlib.Path, workdir: str, processes: list[subprocess.
 
 @pytest.fixture(scope="module")
 def of_four(place) -> list[tuple[int, str, str]]:
-    """What a run of 4 processes in `place`/four printed."""
-    return train(place, "four", 4)
-
-
-def test_losses_are_bit_identical_between_one_two_and_four_processes(place, of_four):
-    """One process goes through the same collectives: it too is initialised as a group."""
-    train(place, "one", 1)
-    train(place, "two", 2)
-    assert losses(place, "one") == losses(place, "two") == losses(place, "four")
-    assert len(losses(place, "four")["loss"]) == 6 and len(losses(place, "four")["eval_loss"]) == 3
-
-
-def test_process_0_reports_and_every_one_keeps_a_log_and_a_sign_of_life(place, of_four):
-    assert "step 6/6" in of_four[0][1]
-    for number, (_, out, _) in enumerate(of_four):
-        for line in (f"Process index: {number}", "Process count: 4", "Local devices: 2", "Global devices: 8"):
-            assert line in out
-        assert number == 0 or "step 6/6" not in out
-        assert "step 6/6" in (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
-        sign = json.loads((place / "four" / "workers" / f"{number}.json").read_text())
-        assert (sign["process"], sign["step"], sign["phase"]) == (number, 6, "finished")
-        assert sign["host_memory_gib"] > 0 and len(sign["code"]) == 12
-
-
-@pytest.mark.parametrize(("count", "restore"), [(1, "read"), (2, "broadcast")])
-def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_four, count, restore):
-    """Bit for bit; by broadcast one of the two reads, for the other too."""
-    copy = place / f"from-four-{count}"
-    shutil.copytree(place / "four", copy, ignore=shutil.ignore_patterns("metrics.jsonl", "summary.txt"))
-    shutil.rmtree(copy / "checkpoints" / "6")
-    train(place, copy.name, count, {"checkpoint.restore": restore})
-    assert losses(place, copy.name)["loss"] == losses(place, "four")["loss"][4:]
-
-
-@pytest.mark.parametrize(
-    ("count", "devices", "mesh"),
-    [
-        (1, 1, {"mesh.data": 1, "mesh.fsdp": 1}),
-        (4, 8, {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2, "layout.changes": "5: data=8"}),
-    ],
-)
-def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_four, count, devices, mesh):
-    """With the same examples, so that the losses are the same but for rounding; on a third mesh while it runs."""
-    copy = place / f"elastic-{count}"
-    shutil.copytree(place / "four", copy, ignore=shutil.ignore_patterns("metrics.jsonl", "summary.txt"))
-    shutil.rmtree(copy / "checkpoints" / "6")
-    ended = groups.finish(start(place, copy.name, count, mesh, devices=devices))
-    assert [status for status, _, _ in ended] == [0] * count, ended
-    assert losses(place, copy.name)["loss"] == pytest.approx(losses(place, "four")["loss"][4:], rel=1e-5)
-
-
-def test_a_killed_process_ends_the_others_who_name_it(place):
-    workdir, count, killed = "killed", 4, 2
-    processes = start(place, workdir, count, ENDLESS)
-    wait_for_step(place, workdir, processes)
-    processes[killed].kill()
+    """What 4 processes printed that trained in `place`/four until number 2 was killed, some steps after the sixth."""
+    processes = start(place, "four", 4, ENDLESS)
+    wait_for(place, "four", SIXTH, processes)
+    processes[KILLED].kill()
     began = time.monotonic()
     ended = groups.finish(processes)
     assert time.monotonic() - began < KILLED_SECONDS
-    for number, (status, _, err) in enumerate(ended):
-        if number != killed:
-            assert status == 1
-            assert err.strip().splitlines()[-1] == f"error: process {killed} of {count} ({socket.gethostname()}) died"
-            log = (place / workdir / "logs" / f"train_worker_{number}.out").read_text()
-            assert "this process was here:" in log and "train.py" in log
+    return ended
 
 
-def test_a_signal_to_one_stops_all_at_the_same_step_saved(place):
-    processes = start(place, "stopped", 2, ENDLESS)
-    wait_for_step(place, "stopped", processes)
+@pytest.fixture(scope="module")
+def of_two(place, of_four) -> list[tuple[int, str, str]]:
+    """What 2 processes printed that went on in `place`/two, one reading for both, until number 1 had a SIGTERM."""
+    processes = start(place, go_on(place, "two", 2), 2, ENDLESS | {"checkpoint.restore": "broadcast"})
+    wait_for(place, "two", SIXTH, processes)
     processes[1].send_signal(signal.SIGTERM)
-    ended = groups.finish(processes)
-    last = {err.strip().splitlines()[-1] for _, _, err in ended}
-    assert [status for status, _, _ in ended] == [75] * 2, ended
-    (line,) = last
+    return groups.finish(processes)
+
+
+def test_losses_are_bit_identical_between_one_two_and_four_processes(place, of_four, of_two):
+    """One process goes through the same collectives: it too is initialised as a group."""
+    ended = groups.finish(start(place, "one", 1))
+    assert [status for status, _, _ in ended] == [0], ended
+    assert losses(place, "one") == losses(place, "four")
+    assert losses(place, "two", after=2) == losses(place, "four", after=2)
+    assert losses(place, "one")["evaluated"][6][1] % (8 * 32) > 0
+
+
+def test_process_0_reports_and_every_one_keeps_a_log_and_a_sign_of_life(place, of_four, of_two):
+    assert "step      6/100000" in of_four[0][1]
+    for number, (_, out, _) in enumerate(of_four):
+        for line in (f"Process index: {number}", "Process count: 4", "Local devices: 2", "Global devices: 8"):
+            assert line in out
+        assert number == 0 or "step      6/" not in out
+        assert "step      6/100000" in (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
+        sign = json.loads((place / "four" / "workers" / f"{number}.json").read_text())
+        assert sign["process"] == number and sign["host_memory_gib"] > 0 and len(sign["code"]) == 12
+    last = int(re.search(r"saved at step (\d+)", of_two[0][2])[1])
+    for number in range(2):
+        sign = json.loads((place / "two" / "workers" / f"{number}.json").read_text())
+        assert (sign["process"], sign["step"], sign["phase"]) == (number, last, "stopped")
+
+
+def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
+    for number, (status, _, err) in enumerate(of_four):
+        if number != KILLED:
+            assert status == 1
+            assert err.strip().splitlines()[-1] == f"error: process {KILLED} of 4 ({socket.gethostname()}) died"
+            log = (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
+            assert "this process was here:" in log
+            assert (
+                "train.py" in log or "in _end_with_one_line" in log
+            )  # where a collective had failed before it was told
+
+
+def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
+    """Bit for bit, by one of the two that reads for the other too."""
+    assert start_of(place, "two") == 2
+    assert losses(place, "two", after=2) == losses(place, "four", after=2)
+
+
+def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
+    assert [status for status, _, _ in of_two] == [75] * 2, of_two
+    (line,) = {err.strip().splitlines()[-1] for _, _, err in of_two}
     step = re.fullmatch(r"saved at step (\d+); run the same command to go on", line).group(1)
-    assert (place / "stopped" / "checkpoints" / step).is_dir()
+    assert (place / "two" / "checkpoints" / step).is_dir()
 
 
-def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place):
-    processes = start(place, "hung", 2, ENDLESS | {"train.hang_seconds": 6})
-    wait_for_step(place, "hung", processes)
+@pytest.fixture(scope="module")
+def of_other_meshes(place, of_four) -> tuple[int, str]:
+    """How the first of 2 processes ended that went on in `place`/hung, until the other one was stopped dead.
+
+    On another mesh, and on a third while they run.
+    """
+    changes = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2, "layout.changes": "5: data=8", "train.eval_every": 0}
+    processes = start(place, go_on(place, "hung", 4), 2, ENDLESS | changes | {"train.hang_seconds": HANG_SECONDS})
+    wait_for(place, "hung", '"kind": "train", "step": 7', processes)
     processes[1].send_signal(signal.SIGSTOP)
-    _, err = processes[0].communicate(timeout=60)
-    assert processes[0].returncode == 1
-    said = rf"error: no step ended for 6 s: process 1 \({socket.gethostname()}\) gives no sign of life for \S+ s; "
-    assert re.match(said + r"it was in .+; where every thread was is in ", err.strip().splitlines()[-1]), err
+    _, err = processes[0].communicate(timeout=groups.SECONDS)
+    return processes[0].returncode, err
+
+
+def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_other_meshes):
+    """With the same examples, so that the losses are the same but for rounding."""
+    ended = groups.finish(start(place, go_on(place, "alone", 4), 1, {"mesh.data": 1, "mesh.fsdp": 1}, devices=1))
+    assert [status for status, _, _ in ended] == [0], ended
+    four = [loss for loss, _ in losses(place, "four", after=4)["trained"].values()]
+    for workdir in ("alone", "hung"):
+        assert start_of(place, workdir) == 4
+        trained = lines_of(place / workdir, "train")
+        assert [trained[step]["loss"] for step in (5, 6)] == pytest.approx(four, rel=1e-5)
+
+
+def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place, of_other_meshes):
+    status, err = of_other_meshes
+    assert status == 1
+    said = (
+        f"error: no step ended for {HANG_SECONDS} s: " + rf"process 1 \({socket.gethostname()}\) gives no sign of life "
+    )
+    assert re.match(said + r"for \S+ s; it was in .+; where every thread was is in ", err.strip().splitlines()[-1]), err
     log = (place / "hung" / "logs" / "train_worker_0.out").read_text()
     assert "most recent call first" in log and "in train_from" in log
 

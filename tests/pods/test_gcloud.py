@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from pods import deploy, hosts, life, recipes, settings
+from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
 from pods.transports import PodError, check_worker, selected
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
@@ -179,8 +179,9 @@ def test_a_repository_url_with_a_password_is_refused(gcloud):
 
 
 @pytest.mark.parametrize("num_hosts", [1, 8])
-def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts):
+def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts, monkeypatch):
     """By the real shell commands, on folders that play the hosts."""
+    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.5)
     codes = [gcloud.folder / f"worker-{i}" / "torus" for i in range(num_hosts)]
     for code in codes:
         code.mkdir(parents=True)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run is kept going: what a look comes to, and a real one of four processes of which one is killed."""
+"""A run is kept going: what a look comes to, and a real one of processes of which one is killed."""
 
+import itertools
 import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -15,6 +17,7 @@ from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
 
 RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
+STEPS = 200  # more than are taken before it is stopped
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
 
 
@@ -203,78 +206,82 @@ def test_alerts_go_to_the_command_and_its_failure_ends_nothing(looks, tmp_path, 
     assert "--alert=false failed: 1" in capfd.readouterr().err
 
 
-def test_a_real_pod_that_was_taken_away_comes_back_as_it_was(tmp_path):
+@pytest.fixture
+def pod(tmp_path):
+    """A pod of two workers, two simulated chips each."""
     pod = LocalPod(tmp_path)
     assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
+    yield pod
+    pod.end()
+
+
+def test_a_real_pod_that_was_taken_away_comes_back_and_what_the_user_ends_does_not(pod, monkeypatch):
+    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
     assert pod.run("launch", "--", "sleep", "600").status == 0
     before, description = pod.groups(), pod.folder / "pod.json"
-    supervising = pod.start("supervise")
+    supervising = pod.start("supervise", "--poll_seconds=0.2")
     assert supervising.stdout.readline().startswith("supervising mine")
     description.write_text(description.read_text().replace("READY", "PREEMPTED"))
     wait_until(lambda: len(pod.groups()) == 2 and not set(pod.groups()) & set(before), "another launch")
     assert not any(map(alive, before)) and all(map(alive, pod.groups()))
     made = json.loads(description.read_text())
     assert (made["state"], made["acceleratorType"], made["workers"]) == ("READY", "v4-8", 2)
-    assert pod.run("stop").status == 0
-    said, _ = supervising.communicate(timeout=60)
-    assert supervising.returncode == 75 and "ALERT: mine: the pod is PREEMPTED; restart 1 of 10" in said, said
+    assert end_in_the_pause(pod, supervising, 2, "stop").startswith(
+        "ALERT: mine: the pod is PREEMPTED; restart 1 of 10"
+    )
 
-
-@pytest.mark.parametrize("words", [["stop"], ["delete"]])
-def test_what_the_user_ends_in_the_pause_is_not_started_again(tmp_path, words):
-    pod = LocalPod(tmp_path)
-    assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
     assert pod.run("launch", "--", "sleep", "600").status == 0
-    supervising = pod.start("supervise")
-    assert supervising.stdout.readline().startswith("supervising mine")
+    supervising = pod.start("supervise", "--poll_seconds=0.2")
+    end_in_the_pause(pod, supervising, 1, "delete")
+
+
+def end_in_the_pause(pod: LocalPod, supervising: subprocess.Popen, restart: int, word: str) -> str:
+    """Kill a worker, and before it is started again `stop` or `delete`; return what `supervise` said before that."""
     os.killpg(pod.groups()[1], signal.SIGKILL)
-    assert "restart 1 of 10" in supervising.stdout.readline()
+    said = list(itertools.takewhile(lambda line: f"restart {restart} of 10" not in line, supervising.stdout))
     groups = pod.groups()
-    assert pod.run(*words).status == 0
-    said, _ = supervising.communicate(timeout=60)
-    assert supervising.returncode == 75 and f"by `{words[0]}`; not started again" in said, said
+    assert pod.run(word).status == 0
+    rest, _ = supervising.communicate(timeout=60)
+    assert supervising.returncode == 75 and f"by `{word}`; not started again" in rest, rest
     assert pod.groups() == [] and not any(map(alive, groups))
+    return "".join(said)
 
 
-@pytest.fixture
-def four(tmp_path):
-    """A pod of four workers, one simulated chip each."""
-    pod = LocalPod(tmp_path)
-    assert pod.run("create", "--workers=4", ACCEL="v4-8").status == 0
-    yield pod
-    pod.end()
+def test_the_life_of_a_run_of_real_processes(pod, tmp_path):
+    """Launched, looked at, stopped; taken up again, one of two killed while supervised; it reaches its last step."""
+    flags = small_run(tmp_path, train__steps=STEPS, train__save_every=50)
+    assert pod.run("launch_optimized", *flags, DTYPE="f32").status == 0
+    wait_until(pod.steps, "a step")
+    looks = []
 
+    def all_beat() -> bool:
+        looks.append(pod.status())
+        return all((worker["heartbeat"] or {}).get("step") for worker in looks[-1]["workers"])
 
-def test_the_life_of_a_run_of_four_processes(four, tmp_path):
-    """Launched, looked at, stopped, taken up again; one of four killed while supervised; it reaches its last step."""
-    flags = small_run(tmp_path, train__steps=40, train__save_every=5)
-    assert four.run("launch_optimized", *flags, DTYPE="f32").status == 0
-    wait_until(lambda: len(four.steps()) >= 3, "three steps")
-    wait_until(lambda: all((w["heartbeat"] or {}).get("step") for w in four.status()["workers"]), "heartbeats")
-    state = four.status()
+    wait_until(all_beat, "heartbeats of steps")
+    state = looks[-1]
     assert state["problems"] == [] and {worker["process"] for worker in state["workers"]} == {"training"}
     assert state["launched"]["switches"]["on"] == ["ENABLE_TPU_OPT"]
-    assert "train.py" in four.run("tail", "--worker=3", "--worker=2-3", "--lines=500").stdout
 
-    groups = four.groups()
-    stopped = four.run("stop")
-    assert stopped.status == 0 and stopped.stdout.count("exit status 75") == 4 and not any(map(alive, groups))
-    last = four.steps()[-1]
-    checkpoints = four.folder / "shared" / "tiny" / "checkpoints"
-    assert (checkpoints / str(last)).is_dir()
-    assert four.run("status").status == 0
+    groups = pod.groups()
+    stopped = pod.run("stop")
+    assert stopped.status == 0 and stopped.stdout.count("exit status 75") == 2 and not any(map(alive, groups))
+    last = pod.steps()[-1]
+    checkpoints = pod.folder / "shared" / "tiny" / "checkpoints"
+    assert last < STEPS and (checkpoints / str(last)).is_dir()
+    assert pod.run("status").status == 0
+    assert "train.py" in pod.run("tail", "--worker=0-1", "--lines=500").stdout
 
-    assert four.run("restart").status == 0
-    supervising = four.start("supervise", f"--alert=echo >> {tmp_path}/alerts")
-    wait_until(lambda: any(int(p.name) > last for p in checkpoints.iterdir() if p.name.isdigit()), "a checkpoint")
-    assert four.steps()[last] == last + 1  # it went on from there
-    os.killpg(four.groups()[2], signal.SIGKILL)
+    assert pod.run("restart").status == 0
+    supervising = pod.start("supervise", f"--alert=echo >> {tmp_path}/alerts")
+    assert supervising.stdout.readline().startswith("supervising mine")
+    os.killpg(pod.groups()[1], signal.SIGKILL)
     said, _ = supervising.communicate(timeout=180)
     assert supervising.returncode == 0, said
-    assert "worker 2 died and left no exit status; restart 1 of 10" in (tmp_path / "alerts").read_text()
-    assert four.steps()[-1] == 40 and (checkpoints / "40").is_dir()
-    starts = [line["step"] for line in four.metrics() if line.get("event") == "start"]
-    assert starts[:2] == [0, last] and starts[2] > last  # not from nothing again
-    assert {worker["process"] for worker in four.status()["workers"]} == {"finished"}
-    assert four.run("metrics", "--json").status == 0
-    assert time.time() - four.metrics()[-1]["time"] < 60
+    assert "worker 1 died and left no exit status; restart 1 of 10" in (tmp_path / "alerts").read_text()
+    assert pod.steps()[last:] == [*range(last + 1, STEPS + 1)] and (checkpoints / str(STEPS)).is_dir()
+    starts = [line["step"] for line in pod.metrics() if line.get("event") == "start"]
+    assert starts == [0, last]  # not from nothing again
+    assert {worker["process"] for worker in pod.status()["workers"]} == {"finished"}
+    assert pod.run("metrics", "--json").status == 0
+    assert time.time() - pod.metrics()[-1]["time"] < 60

@@ -4,9 +4,9 @@
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import time
+from unittest import mock
 
 import pytest
 
@@ -120,25 +120,41 @@ def test_a_worker_that_knows_nothing_of_the_launch_is_a_problem():
     ]
 
 
-@pytest.fixture
-def running(tmp_path, monkeypatch):
-    """A pod of four whose workers sleep, and whose heartbeats are written by hand."""
-    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
-    pod = LocalPod(tmp_path, ACCEL="v4-32")
+def launched(folder) -> LocalPod:
+    """Return a pod of four whose workers sleep."""
+    pod = LocalPod(folder, ACCEL="v4-32")
     assert pod.run("create").status == 0
-    assert pod.run("launch", "--", "sleep", "600").status == 0
+    with mock.patch.object(launch, "LOOK_AFTER_SECONDS", 0.2):
+        assert pod.run("launch", "--", "sleep", "600").status == 0
     asked, _ = settings.read([], pod.variables)
     workdir = pod.folder / "shared" / "tiny"
     record = records.read(asked) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "not_yet": []}}
     records.write(asked, record)
     (workdir / "workers").mkdir(parents=True)
-    for worker in range(4):
-        line = beat(step=40 + worker, time=time.time(), host_memory_gib=1.25, device_memory_gib=[2.0, 3.0])
-        (workdir / "workers" / f"{worker}.json").write_text(json.dumps(line))
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in RUN) + '{"kind": "train", "st')
     (workdir / "config.json").write_text('{"train.steps": 100}')
+    return pod
+
+
+@pytest.fixture(scope="module")
+def sleeping(tmp_path_factory):
+    """A pod that stays as it is."""
+    pod = launched(tmp_path_factory.mktemp("sleeping"))
     yield pod
     pod.end()
+
+
+def beats(pod: LocalPod) -> LocalPod:
+    """Write the heartbeats by hand."""
+    for worker in range(4):
+        line = beat(step=40 + worker, time=time.time(), host_memory_gib=1.25, device_memory_gib=[2.0, 3.0])
+        (pod.folder / "shared" / "tiny" / "workers" / f"{worker}.json").write_text(json.dumps(line))
+    return pod
+
+
+@pytest.fixture
+def running(sleeping):
+    return beats(sleeping)
 
 
 def test_status_shows_every_worker_and_what_is_on(running):
@@ -154,14 +170,24 @@ def test_status_shows_every_worker_and_what_is_on(running):
     assert [worker["heartbeat"]["step"] for worker in running.status()["workers"]] == [40, 41, 42, 43]
 
 
-def test_a_dead_and_an_unreachable_worker_hide_no_other(running):
-    os.killpg(running.groups()[2], signal.SIGKILL)
-    shutil.rmtree(running.folder / "worker-1" / "torus")
-    done = running.run("status")
+@pytest.fixture
+def broken(tmp_path):
+    """One of whose workers was killed, and another one's folder taken away."""
+    pod = beats(launched(tmp_path))
+    os.killpg(pod.groups()[2], signal.SIGKILL)
+    folder, away = pod.folder / "worker-1" / "torus", tmp_path / "away"
+    folder.rename(away)
+    yield pod
+    away.rename(folder)
+    pod.end()
+
+
+def test_a_dead_and_an_unreachable_worker_hide_no_other(broken):
+    done = broken.run("status")
     assert done.status == 1
     assert "PROBLEM: worker 1 is unreachable: " in done.stdout and "there is no ~/torus here" in done.stdout
     assert "PROBLEM: worker 2 died and left no exit status" in done.stdout
-    assert [w["process"] for w in running.status()["workers"]] == ["training", "unreachable", "died", "training"]
+    assert [w["process"] for w in broken.status()["workers"]] == ["training", "unreachable", "died", "training"]
 
 
 def test_of_a_run_in_a_bucket_the_copy_of_the_host_is_read():
