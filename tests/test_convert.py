@@ -86,7 +86,8 @@ def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_eval
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["import", "--trm=PLACE/theirs.safetensors", "--config=configs/trm/sudoku_mini.py"], "but the model needs ["),
+        (["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--config.model.mlp_dim=96"], "but the model needs ["),
+        (["import", "--trm=PLACE/theirs.safetensors", "--config=configs/trm/sudoku_mini.py"], "set the model to what"),
         (
             ["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--workdir=PLACE/imported"],
             "has checkpoint 0 already",

@@ -138,9 +138,8 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             assert err.strip().splitlines()[-1] == f"error: process {KILLED} of 4 ({socket.gethostname()}) died"
             log = (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
             assert "this process was here:" in log
-            assert (
-                "train.py" in log or "in _end_with_one_line" in log
-            )  # where a collective had failed before it was told
+            # In the loop, or at the end that a collective brought which failed before this process was told.
+            assert "train.py" in log or "in _end_with_one_line" in log
 
 
 def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
