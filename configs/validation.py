@@ -62,6 +62,7 @@ RANGES = (  # what is right, the rule in words, and of which keys; the others, w
     (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
     (lambda value: 0 <= value < 2**32, "be 0 or greater and less than 2^32", ("train.seed",)),
 )
+RANGE_OF = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
 NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "be 0 or greater")
 
 
@@ -114,9 +115,8 @@ def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> Co
 def _check_values(values: dict[str, object]) -> None:
     for key, choices in (CHOICES | _names()).items():
         one_of(key, values[key], choices)
-    ranges = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
     for key, value in values.items():
-        is_right, rule = ranges.get(key, NOT_NEGATIVE)
+        is_right, rule = RANGE_OF.get(key, NOT_NEGATIVE)
         if isinstance(value, int | float) and not key.startswith("mesh.") and not is_right(value):
             raise ConfigError(f"{key}={value} must {rule}")
     lengths = ("train.steps", "train.tokens", "train.epochs")

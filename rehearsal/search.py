@@ -103,9 +103,12 @@ def _batches(config, shards: int, any_batch: bool) -> list[dict]:
 
 
 def _candidate(loaded, topology, keys: dict) -> Candidate | None:
+    typed = flat(loaded.config)  # what was typed holds
+    if any(value != typed[key] for key, value in keys.items() if key in loaded.typed):
+        return None
     config = changed(loaded.config, keys, topology.chips)
-    if config is None or any(flat(config)[key] != flat(loaded.config)[key] for key in keys if key in loaded.typed):
-        return None  # what was typed holds
+    if config is None:
+        return None
     mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
     rows = config.train.global_batch // (mesh[0] * mesh[1] * config.train.gradient_accumulation)
     features = (("mesh", mesh), ("remat", keys["model.remat"]), ("rows", rows))
@@ -259,8 +262,9 @@ def _depths(config) -> list[dict]:
 def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
     """Return the largest of growing sizes that is found to fit: predicted, compiled, and the prediction corrected."""
     base = {"train.sequence_length": length, "model.max_length": max(length, loaded.config.model.max_length)}
-    configs = [changed(loaded.config, base | size, topology.chips) for size in sizes]
-    configs = [c for c in configs if c and c.model.embed_dim % topology.chips == 0]  # which fsdp may split
+    width = loaded.config.model.embed_dim
+    sizes = [size for size in sizes if size.get("model.embed_dim", width) % topology.chips == 0]  # which fsdp may split
+    configs = [c for c in (changed(loaded.config, base | size, topology.chips) for size in sizes) if c]
     predicted = [sizing.predict(config).total for config in configs]
     factor, best, fitting, too_large = 1.0, None, -1, len(configs)
     for _ in range(TRIES):

@@ -34,14 +34,21 @@ def scaled(recipe: str, topology: str, **typed: str):
 
 
 @functools.cache
-def check_every_weight_divides(mesh: tuple, **model) -> None:
-    """Build the model abstractly and lay its weights out on a mesh of devices that need not exist."""
+def axes_of(**model) -> dict:
+    """Return what the weights of a model declare; they are built abstractly."""
     config = loading.load("configs/tiny.py", "", {}).config.model
     config.update(model)
     module = importlib.import_module(f"models.{config.name}")
-    state = nnx.state(nnx.eval_shape(lambda: module.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0))))
-    names, sizes = zip(*mesh, strict=True)
-    weight_shardings(declared_axes(state), AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names)))
+    return declared_axes(
+        nnx.state(nnx.eval_shape(lambda: module.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0))))
+    )
+
+
+def check_every_weight_divides(config) -> None:
+    """Lay the weights of a configuration's model out on a mesh of devices that need not exist."""
+    names, sizes = zip(*config.mesh.items(), strict=True)
+    mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    weight_shardings(axes_of(**config.model.to_dict()), mesh)
 
 
 @pytest.mark.parametrize("topology", ["v4-8", "v4-16", "v4-32", "v4-64"])
@@ -52,7 +59,7 @@ def test_every_recipe_runs_on_every_simulated_slice_and_only_sizes_shrink(recipe
     assert all(new <= old for key, (old, new) in changes.items() if key not in GROW)
     assert config.train.global_batch % config.mesh.fsdp == 0
     assert config.model.num_layers * config.model.embed_dim**2 < 1e5 and 0 < config.train.steps <= 200
-    check_every_weight_divides(tuple(config.mesh.items()), **config.model.to_dict())
+    check_every_weight_divides(config)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -60,7 +67,7 @@ def test_every_recipe_runs_as_it_is_on_eight_cpu_devices(recipe):
     batch = {"train.global_batch": "16"} if recipe == "char" else {}  # its own is nanoGPT's 12
     config = loading.load(f"configs/{recipe}.py", "cpu-8", batch).config
     validation.validate(config, 8)
-    check_every_weight_divides(tuple(config.mesh.items()), **config.model.to_dict())
+    check_every_weight_divides(config)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,7 @@ def test_sizes_shrink_no_further_than_the_mesh_divides_and_the_mesh_stays(mesh):
     config, _ = scaled("llama3_8b", "v4-32", **mesh)
     for key, size in mesh.items():
         assert size in (str(config.mesh[key.removeprefix("mesh__")]), "-1")
-    check_every_weight_divides(tuple(config.mesh.items()), **config.model.to_dict())
+    check_every_weight_divides(config)
 
 
 @pytest.mark.parametrize(("recipe", "grouped"), [("llama3_8b", True), ("llama2_7b", False)])
