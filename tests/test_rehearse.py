@@ -15,18 +15,14 @@ import assembly
 import train
 from configs import base, loading, topologies, validation
 from configs.base import ConfigError
-from rehearsal import compilation, compiler, hlo
+from rehearsal import compilation, compiler, hlo, record
 from tests.support import ROOT
 
 CONTRACT = {
     "fits", "hbm_gib", "step_seconds", "mfu", "tokens_per_second", "tokens_per_second_per_device", "collectives",
     "exposed_communication_seconds", "flops_model", "flops_hardware", "cost_per_billion_tokens", "advice",
 }  # fmt: skip
-SMALL = (
-    "--config=configs/tiny.py", "--config.model.num_layers=2", "--config.model.embed_dim=256",
-    "--config.model.num_heads=2", "--config.model.num_kv_heads=2", "--config.model.mlp_dim=512",
-    "--config.model.vocab_size=512", "--config.train.sequence_length=128", "--config.train.global_batch=8",
-)  # fmt: skip
+SMALL = ("--config=configs/tiny.py", *(f"--config.{key}={value}" for key, value in record.SMALL.items()))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +75,7 @@ def test_the_report_keeps_its_contract(rehearsed):
     assert hbm["parameters"] == pytest.approx(4 * report["num_parameters"] / 4 / 2**30, rel=0.01)  # float32 on 4 chips
     assert 0 < report["mfu"] <= report["hardware_utilisation"] < 1
     assert report["flops_model"] / report["step_seconds"] / 275e12 == pytest.approx(report["mfu"])
-    assert report["tokens_per_second"] == pytest.approx(8 * 128 / report["step_seconds"])
+    assert report["tokens_per_second"] == pytest.approx(64 * 128 / report["step_seconds"])
     dollars = 4 * 3.22 / 3600 * 1e9 / report["tokens_per_second"]
     assert report["cost_per_billion_tokens"] == pytest.approx(dollars)
     assert {c["axes"] for c in report["collectives"]} == {"fsdp"}
@@ -89,6 +85,14 @@ def test_the_report_keeps_its_contract(rehearsed):
 def test_all_time_is_accounted_for(rehearsed):
     report = json.loads((rehearsed[0] / "r.json").read_text())
     assert sum(report["seconds_by_category"].values()) == pytest.approx(report["step_seconds"], rel=1e-6)
+
+
+def test_a_small_step_costs_what_is_recorded(rehearsed):
+    """So that a change that makes steps dearer is seen; tests/rehearsal/test_record.py has what is caught."""
+    recorded = json.loads((record.FOLDER / "tiny_remat_v4-8.json").read_text())
+    now = record.figures(json.loads((rehearsed[0] / "r.json").read_text()))
+    other = record.other_versions(recorded, compiler.versions())
+    assert record.changes(recorded["figures"], now) == [], other or "python benchmarks/record.py"
 
 
 def test_the_program_is_the_scheduled_one_with_the_attention_kernel(rehearsed):

@@ -11,7 +11,7 @@ import train
 from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 
-STEPS, SETTLED = 450, 150
+STEPS, SETTLED = 210, 70
 
 
 @pytest.fixture(scope="module")

@@ -121,7 +121,9 @@ def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluat
     assert len(calm.waited) == 12 and set(calm.waited) <= set(OF_STEPS), calm.waited
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(texts, tmp_path, monkeypatch, capsys):
+def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
+    single_device, texts, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=5, train__save_every=1, checkpoint__keep=9)
     trained = run(config, tmp_path, "nan@4,nan@40")
@@ -156,7 +158,9 @@ def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_the
     assert_same(*saved_states(config, (tmp_path / "back", 12), (tmp_path / "given", 12)))
 
 
-def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_names_its_documents(texts, tmp_path):
+def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_names_its_documents(
+    single_device, texts, tmp_path
+):
     config = on_texts(
         texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, train__save_every=1,
         optimizer__learning_rate=1e30, optimizer__clip_norm=0.0,
@@ -173,7 +177,7 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
-def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(texts, tmp_path):
+def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(single_device, texts, tmp_path):
     """One command finds it: --explain_step with the step whose update was not taken."""
     shutil.copytree(texts / "texts", tmp_path / "texts")
     noise = random.Random(0)
@@ -182,7 +186,6 @@ def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(te
         texts, train__steps=120, train__spike_deviations=4.0, train__save_every=60, train__log_every=40,
         data__holdout_fraction=0.05, optimizer__name="adamw", train__seed=4,  # which has it in steps 48, 103 and 119
     )  # fmt: skip
-    config.mesh.update(data=8, fsdp=1)
     config.data.path = f"{tmp_path}/texts/*.txt"
     run(config, tmp_path / "run")
     skipped = [event["step"] for event in events(tmp_path / "run", "update_not_taken")]
