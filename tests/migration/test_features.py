@@ -12,14 +12,12 @@ from jax.extend import core
 
 import assembly
 import train
-from pods import deploy, life, settings
+from pods import deploy, life, readiness, settings
 from pods.transports import Result
 from tests.pods.local_pods import committed_clone, small_run
 from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 from training import preflight
-
-ONE_PROGRAM = {"optimizer__name": "sgd", "optimizer__schedule": "constant"}  # for runs of any length, quickly compiled
 
 
 def products(jaxpr):
@@ -111,11 +109,12 @@ def clone(tmp_path):
 def test_validation_before_there_is_a_pod(clone, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ENABLE_")}
     environment |= {"ACCEL": "v4-8", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path, **ONE_PROGRAM)]
+    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path)]
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "# validation is ready" in (clone / "runs" / "READINESS.md").read_text()
-    (clone / "train.py").write_text("import nothing_of_the_kind\n")
+    page = (clone / "runs" / "READINESS.md").read_text()
+    assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS)
+    (clone / "scripts" / "check_host.py").write_text("import nothing_of_the_kind\n")
     done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and "NOT ready" in (clone / "runs" / "READINESS.md").read_text()
     assert "error: validation is not ready: " in done.stderr
