@@ -13,8 +13,9 @@ from tests.pods.local_pods import LocalPod, wait_until
 
 MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
 QUICKLY_COMPILED = (
-    "--config.model.remat=none", "--config.optimizer.name=sgd", "--config.optimizer.schedule=constant",
-    "--config.optimizer.learning_rate=0.1", "--config.optimizer.clip_norm=0",
+    "--config.model.num_layers=1", "--config.model.remat=none", "--config.train.loss_chunk_tokens=0",
+    "--config.optimizer.name=sgd", "--config.optimizer.schedule=constant", "--config.optimizer.clip_norm=0",
+    "--config.optimizer.learning_rate=0.1",
 )  # fmt: skip
 
 
