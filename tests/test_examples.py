@@ -12,6 +12,11 @@ from tests import warm
 from tests.pods.local_pods import LocalPod, wait_until
 
 MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
+QUICKLY_COMPILED = (
+    "--config.model.num_layers=1", "--config.model.remat=none", "--config.train.loss_chunk_tokens=0",
+    "--config.optimizer.name=sgd", "--config.optimizer.schedule=constant", "--config.optimizer.clip_norm=0",
+    "--config.optimizer.learning_rate=0.1",
+)  # fmt: skip
 
 
 def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
@@ -40,7 +45,7 @@ def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
         assert pod.run("create", "--workers=2").status == 0
         workdir = f"--workdir={pod.folder}/shared/example"
         example = ("python", "-m", "examples.tpu_v4_32_training", "--synthetic", "--steps=3", workdir)
-        assert pod.run("launch", "--", *example).status == 0
+        assert pod.run("launch", "--", *example, *QUICKLY_COMPILED).status == 0
         codes = [pod.code_of(worker) for worker in range(2)]
         wait_until(lambda: all((code / "run.status").exists() for code in codes), "the example to end", 240)
     finally:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the earlier systems promised of a step, and their validation script, where no other test shows it."""
+"""What the earlier systems promised of a step, and of `setup`, where no other test shows it."""
 
 import logging
-import os
-import subprocess
 
 import jax
 import numpy as np
@@ -14,12 +12,8 @@ import assembly
 import train
 from pods import deploy, life, settings
 from pods.transports import Result
-from tests.pods.local_pods import committed_clone, small_run
-from tests.support import ROOT
 from tests.test_train import in_process, own_batches
 from training import preflight
-
-ONE_PROGRAM = {"optimizer__name": "sgd", "optimizer__schedule": "constant"}  # for runs of any length, quickly compiled
 
 
 def products(jaxpr):
@@ -98,24 +92,3 @@ def test_setup_ends_with_the_deployment(monkeypatch):
     asked, _ = settings.read(["--zone=z", "--project=p"], {})
     assert life.setup(asked, Transport(), []) == 7
     assert done == ["code", "devices", "deployment"]
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """A clone of this code in which everything is committed, with the packages of this one."""
-    code = committed_clone(tmp_path)
-    (code / ".venv").symlink_to(ROOT / ".venv")
-    return code
-
-
-def test_validation_before_there_is_a_pod(clone, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENABLE_")}
-    environment |= {"ACCEL": "v4-8", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ["bash", "scripts/validate_optimizations.sh", *small_run(tmp_path, **ONE_PROGRAM)]
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "# validation is ready" in (clone / "runs" / "READINESS.md").read_text()
-    (clone / "train.py").write_text("import nothing_of_the_kind\n")
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "NOT ready" in (clone / "runs" / "READINESS.md").read_text()
-    assert "error: validation is not ready: " in done.stderr

@@ -20,7 +20,8 @@ SECONDS = 120  # for anything that is waited for
 SMALL = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
-    "train.log_every": 1, "train.eval_every": 0, "optimizer.warmup_steps": 2, "evaluation.sample_tokens": 0,
+    "train.log_every": 1, "train.eval_every": 0, "evaluation.sample_tokens": 0,
+    "optimizer.name": "sgd", "optimizer.schedule": "constant", "optimizer.warmup_steps": 2, "optimizer.clip_norm": 0.0,
     "data.tokenizer": "byte", "data.holdout_fraction": 0.2, "logging.tensorboard": "false",
 }  # fmt: skip
 

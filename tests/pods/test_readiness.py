@@ -73,6 +73,7 @@ def pair(tmp_path_factory):
     """A pod of two workers of a clone without uncommitted changes, with a data set of their own."""
     folder = tmp_path_factory.mktemp("pair")
     pod = LocalPod(folder, code=committed_clone(folder), ENABLE_CAUSAL="false", ENABLE_EVOLUTION="true")
+    (pod.code / ".venv").symlink_to(ROOT / ".venv")
     assert pod.run("create", "--workers=2", ACCEL="v4-8").status == 0
     yield pod
     pod.end()
@@ -97,19 +98,27 @@ def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_swit
 
 
 def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair, tmp_path):
+    """By the script, on a pod of its own; then on one of which a host has other code; then where it cannot start."""
     flags = small_run(tmp_path)
-    done = pair.run("validate", *flags)
-    assert done.status == 0, done.stdout + done.stderr
-    page = (pair.folder / "READINESS.md").read_text()
-    assert page.startswith("# mine is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
+    script = ["bash", "scripts/validate_optimizations.sh", "--accel=v4-8", "--workers=2", *flags]
+    scripted = {"cwd": pair.code, "env": pair.environment, "capture_output": True, "text": True}
+    (tmp_path / "runs").mkdir()
+    done = subprocess.run([*script, f"--workdir={tmp_path}/runs/mine"], **scripted)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (pair.code / "runs" / "READINESS.md").read_text()
+    assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
     assert "2 processes, each sees 4 devices" in page and "restored, went on to step 4" in page
-    assert list((pair.folder / "shared").iterdir()) == []  # nothing of it stays
+    assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
     with (pair.code_of(1) / "assembly.py").open("a") as file:
         file.write("# changed\n")
     done = pair.run("validate", *flags)
     assert done.status == 1 and len(done.stderr.splitlines()) == 1
     assert "code: worker 1 has 1 changed files" in done.last_line and "assembly.py" in done.last_line
     assert "| **no** |" in (pair.folder / "READINESS.md").read_text()
+    (pair.code / "scripts" / "check_host.py").write_text("import nothing_of_the_kind\n")
+    done = subprocess.run(script, **scripted)
+    assert done.returncode == 1 and "error: validation is not ready: " in done.stderr
+    assert "validation is NOT ready" in (pair.code / "runs" / "READINESS.md").read_text()
 
 
 CHECK = {

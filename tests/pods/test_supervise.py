@@ -17,7 +17,6 @@ from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
 
 RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
-STEPS = 200  # more than are taken before it is stopped
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
 
 
@@ -247,10 +246,14 @@ def end_in_the_pause(pod: LocalPod, supervising: subprocess.Popen, restart: int,
     return "".join(said)
 
 
-def test_the_life_of_a_run_of_real_processes(pod, tmp_path):
+def test_the_life_of_a_run_of_real_processes(pod, tmp_path, monkeypatch):
     """Launched, looked at, stopped; taken up again, one of two killed while supervised; it reaches its last step."""
-    flags = small_run(tmp_path, train__steps=STEPS, train__save_every=50)
-    assert pod.run("launch_optimized", *flags, DTYPE="f32").status == 0
+    monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
+
+    def begin(steps: int) -> int:
+        return pod.run("launch_optimized", *small_run(tmp_path, train__steps=steps), DTYPE="f32").status
+
+    assert begin(1000) == 0  # more steps than are taken before it is stopped
     wait_until(pod.steps, "a step")
     looks = []
 
@@ -268,18 +271,19 @@ def test_the_life_of_a_run_of_real_processes(pod, tmp_path):
     assert stopped.status == 0 and stopped.stdout.count("exit status 75") == 2 and not any(map(alive, groups))
     last = pod.steps()[-1]
     checkpoints = pod.folder / "shared" / "tiny" / "checkpoints"
-    assert last < STEPS and (checkpoints / str(last)).is_dir()
+    assert last < 1000 and (checkpoints / str(last)).is_dir()
     assert pod.run("status").status == 0
     assert "train.py" in pod.run("tail", "--worker=0-1", "--lines=500").stdout
 
-    assert pod.run("restart").status == 0
+    end = last + 3
+    assert begin(end) == 0
     supervising = pod.start("supervise", f"--alert=echo >> {tmp_path}/alerts")
     assert supervising.stdout.readline().startswith("supervising mine")
     os.killpg(pod.groups()[1], signal.SIGKILL)
     said, _ = supervising.communicate(timeout=180)
     assert supervising.returncode == 0, said
     assert "worker 1 died and left no exit status; restart 1 of 10" in (tmp_path / "alerts").read_text()
-    assert pod.steps()[last:] == [*range(last + 1, STEPS + 1)] and (checkpoints / str(STEPS)).is_dir()
+    assert pod.steps()[last:] == [*range(last + 1, end + 1)] and (checkpoints / str(end)).is_dir()
     starts = [line["step"] for line in pod.metrics() if line.get("event") == "start"]
     assert starts == [0, last]  # not from nothing again
     assert {worker["process"] for worker in pod.status()["workers"]} == {"finished"}
