@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes train one model: real ones, on this machine, with eight simulated devices between them."""
+"""Several processes train one model: real ones, on this machine, with four simulated devices between them."""
 
 import json
 import pathlib
@@ -16,11 +16,12 @@ from tests import groups
 from tests.test_train import RISING, SMALL, lines_of
 
 OF_A_GROUP = SMALL | RISING | {
-    "model.dtype": "float32", "mesh.data": 2, "mesh.fsdp": 4, "model.embed_dim": 32, "train.steps": 6,
+    "model.dtype": "float32", "mesh.data": 2, "mesh.fsdp": 2, "optimizer.name": "sgd", "train.steps": 6,
     "train.eval_every": 2, "train.save_every": 2, "checkpoint.keep": 99, "evaluation.sample_tokens": 0,
     "evaluation.batches": 23, "logging.tensorboard": False,  # all that is held out, the last batch not full
 }  # fmt: skip
 ENDLESS = {"train.steps": 100_000}
+DEVICES = 4
 SIXTH = '"kind": "eval", "step": 6'
 HANG_SECONDS = 12  # longer than it takes to compile for the third mesh
 KILLED, KILLED_SECONDS = 2, 30  # who, and in which the others must end
@@ -48,7 +49,7 @@ def start(place: pathlib.Path, workdir: str, count: int, changes: dict | None = 
     values = OF_A_GROUP | {"data.path": f"{place}/texts/*.txt"} | (changes or {})
     keys = [f"--config.{key}={value}" for key, value in values.items()]
     arguments = ["train.py", f"--workdir={place / workdir}", *flags, *keys]
-    return groups.start(arguments, count=count, cache=place / "cache", **how)
+    return groups.start(arguments, count=count, cache=place / "cache", **{"devices": DEVICES} | how)
 
 
 def losses(place: pathlib.Path, workdir: str, after: int = 0) -> dict[str, dict]:
@@ -119,7 +120,7 @@ def test_losses_are_bit_identical_between_one_two_and_four_processes(place, of_f
 def test_process_0_reports_and_every_one_keeps_a_log_and_a_sign_of_life(place, of_four, of_two):
     assert "step      6/100000" in of_four[0][1]
     for number, (_, out, _) in enumerate(of_four):
-        for line in (f"Process index: {number}", "Process count: 4", "Local devices: 2", "Global devices: 8"):
+        for line in (f"Process index: {number}", "Process count: 4", "Local devices: 1", f"Global devices: {DEVICES}"):
             assert line in out
         assert number == 0 or "step      6/" not in out
         assert "step      6/100000" in (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
@@ -161,7 +162,7 @@ def of_other_meshes(place, of_four) -> tuple[int, str]:
 
     On another mesh, and on a third while they run.
     """
-    changes = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.model": 2, "layout.changes": "5: data=8", "train.eval_every": 0}
+    changes = {"mesh.data": 1, "mesh.fsdp": 2, "mesh.model": 2, "layout.changes": "5: data=4", "train.eval_every": 0}
     processes = start(place, go_on(place, "hung", 4), 2, ENDLESS | changes | {"train.hang_seconds": HANG_SECONDS})
     wait_for(place, "hung", '"kind": "train", "step": 7', processes)
     processes[1].send_signal(signal.SIGSTOP)
