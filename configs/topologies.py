@@ -10,18 +10,24 @@ H200 data sheets (dense bfloat16, int8 and fp8); to the host's memory: jax-ml.gi
 import dataclasses
 import difflib
 import re
+from importlib import metadata
 
 from configs.base import ConfigError
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9]\d+)x(?P<slice>v\d.*)")
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
+# From jaxlib 0.11.1 on XLA has a mode of pipelining for each collective, where it had an option to turn it on.
+if tuple(map(int, re.findall(r"\d+", metadata.version("jaxlib"))[:3])) < (0, 11, 1):
+    PIPELINE, ON = "xla_gpu_enable_pipelined_", True
+else:
+    PIPELINE, ON = "xla_gpu_pipeline_", "COLLECTIVE_PIPELINING_MODE_ON"
 COMPILER_OPTIONS = {  # by accelerator; nothing that the compiler does anyway
     "cpu": {},
     # As NVIDIA advises; each changes a program for eight H100s, and neither was measured. The latency-hiding scheduler,
     # which is advised first, is on by itself: with its option programs stay the same.
     "gpu": {
-        "xla_gpu_enable_pipelined_all_gather": True,  # in a scan, a layer's weights come while the one before computes
-        "xla_gpu_enable_pipelined_all_reduce": True,  # and its sums are made while the one after does
+        PIPELINE + "all_gather": ON,  # in a scan, a layer's weights come while the one before computes
+        PIPELINE + "all_reduce": ON,  # and its sums are made while the one after does
     },
     "tpu": {
         "xla_enable_async_all_gather": "true",  # beside products
