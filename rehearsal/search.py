@@ -80,6 +80,7 @@ def _progress(tried: int, compiler) -> str:
 def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
     """Return every mesh over data, fsdp and model, microbatch and remat policy that is consistent."""
     found = []
+    held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # what was typed holds
     fixed = loaded.config.mesh.dcn_data * loaded.config.mesh.context * loaded.config.mesh.expert
     free = topology.chips // fixed
     for model in _divisors(free):
@@ -87,10 +88,9 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
             mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
             shards = topology.chips // model // loaded.config.mesh.context
             for batch in _batches(loaded.config, shards, any_batch):
-                found += [
-                    _candidate(loaded, topology, mesh | batch | {"model.remat": remat})
-                    for remat in CHOICES["model.remat"]
-                ]
+                tried = [mesh | batch | {"model.remat": remat} for remat in CHOICES["model.remat"]]
+                holding = (keys for keys in tried if all(held.get(key, value) == value for key, value in keys.items()))
+                found += [_candidate(loaded, topology, keys) for keys in holding]
     return [candidate for candidate in found if candidate]
 
 
@@ -103,9 +103,6 @@ def _batches(config, shards: int, any_batch: bool) -> list[dict]:
 
 
 def _candidate(loaded, topology, keys: dict) -> Candidate | None:
-    typed = flat(loaded.config)  # what was typed holds
-    if any(value != typed[key] for key, value in keys.items() if key in loaded.typed):
-        return None
     config = changed(loaded.config, keys, topology.chips)
     if config is None:
         return None
