@@ -76,7 +76,7 @@ rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started. One
 # file needs no second process: .venv/bin/python -m pytest tests/...
 test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
-	$(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)

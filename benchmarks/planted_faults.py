@@ -360,7 +360,7 @@ def template_in(tree: pathlib.Path, cache: pathlib.Path) -> warm.Template:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }  # fmt: skip
     tensorflow()  # sets the variables by which it says nothing while it is imported
-    return warm.template(tree)
+    return warm.template(tree, workspace=())
 
 
 def main() -> None:

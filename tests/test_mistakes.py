@@ -18,11 +18,6 @@ from configs import loading
 from tests import warm
 from tests.support import ROOT
 
-IMPORTED = (  # by the commands: what a mistake is answered after
-    "assembly", "command_line", "evaluation", "inspection", "job", "input_pipeline.corpus", "migration.hugging_face",
-    "migration.logits", "migration.peft", "migration.trm_reference", "reasoning.pictures", "reasoning.sampling",
-    "reasoning.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search", "pods.transports",
-)  # fmt: skip
 RECIPE = """from configs import char
 def get_config():
     config = char.get_config()
@@ -166,13 +161,6 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """Start a command in a process that has imported all of the workspace but the command itself."""
-    with warm.knowing(IMPORTED, tmp_path_factory.mktemp("warm") / "socket") as start:
-        yield start
-
-
 @pytest.fixture
 def here(tmp_path):
     """A folder with a recipe of a small model, and what a language model and a recursive one leave, without weights."""
@@ -185,18 +173,18 @@ def here(tmp_path):
 
 
 @pytest.mark.parametrize(("typed", "files", "says"), MISTAKES, ids=[typed for typed, _, _ in MISTAKES])
-def test_a_mistake_is_one_line_and_leaves_nothing(start, here, typed, files, says):
+def test_a_mistake_is_one_line_and_leaves_nothing(here, typed, files, says):
     for name, content in files.items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_bytes(content.encode() if isinstance(content, str) else content)
     there = sorted(here.rglob("*"))
-    status, err = answered(start, typed.replace("HERE", str(here)), here / "cache")
+    status, err = answered(typed.replace("HERE", str(here)), here / "cache")
     assert status == 2 and says.replace("HERE", str(here)) in err.splitlines()[-1], err
     assert len(err.splitlines()) == 1 or "examples/" in typed, err  # which tells its usage first
     assert [path for path in sorted(here.rglob("*")) if here / "cache" not in (path, *path.parents)] == there
 
 
-def answered(start, typed: str, cache: pathlib.Path) -> tuple[int, str]:
+def answered(typed: str, cache: pathlib.Path) -> tuple[int, str]:
     """Return the status and what stands on stderr of a command line on a machine of one CPU device."""
     words = shlex.split(typed)
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
@@ -208,7 +196,7 @@ def answered(start, typed: str, cache: pathlib.Path) -> tuple[int, str]:
     if words[0] == "make":
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
         return done.returncode, done.stderr
-    process = start(words, environment)
+    process = warm.start(words, environment)
     _, err = process.communicate(timeout=120)
     return process.returncode, err
 

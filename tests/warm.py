@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts Python programs in processes that have imported TensorFlow, JAX and their like already, which takes seconds.
+"""Starts Python programs in processes that have imported what they will, which takes seconds.
 
-A template, one for each worker of pytest, imports them and waits; each program runs in a fork of it, with the command
-line, environment, signals and end that it would have anyway, and imports this workspace itself. Where nobody asked for
-a template, as in most benchmarks, and in tests of starting itself, programs are started in the ordinary way.
+A template, one for each worker of pytest, imports TensorFlow, JAX, their like and this workspace, and waits; each
+program runs in a fork of it, with the command line, environment, signals and end that it would have anyway. Where
+nobody asked for a template, as in most benchmarks, and in tests of starting itself, programs are started in the
+ordinary way.
 """
 
 import contextlib
@@ -20,13 +21,19 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # read as it is imported
-IMPORTED = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
+LIBRARIES = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
+WORKSPACE = (  # what commands import, but for command_line, which notes when its process began
+    "assembly", "evaluation", "inspection", "job", "input_pipeline.corpus", "migration.hugging_face",
+    "migration.logits", "migration.peft", "migration.trm_reference", "reasoning.pictures", "reasoning.sampling",
+    "reasoning.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search", "pods.transports",
+    *(f"models.{name}" for name in ("decoder_lm", "trm")),
+    *(f"objectives.{name}" for name in ("language_modeling", "recursive")),
+)  # fmt: skip
 MESSAGE_BYTES = 1 << 18
-SECONDS = 120  # for a template to have imported what it is to know
 _allowed = False
 
 
@@ -90,7 +97,7 @@ class Process:
 class Template:
     """A process that forks on demand."""
 
-    def __init__(self, process: subprocess.Popen | Process, channel: socket.socket):
+    def __init__(self, process: subprocess.Popen, channel: socket.socket):
         """Take over the process, and what it is asked by."""
         self.process, self.socket = process, channel
 
@@ -126,14 +133,14 @@ def end() -> None:
 
 
 @functools.cache
-def template(root: pathlib.Path = ROOT) -> Template:
-    """Return the template of this process for a workspace, started now; it ends with it."""
+def template(root: pathlib.Path = ROOT, workspace: Sequence[str] = WORKSPACE) -> Template:
+    """Return the template of this process for the workspace at `root`, started now; it ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, root / "tests" / "warm.py", str(theirs.fileno())], cwd=root, env=environment,
-            stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            [sys.executable, root / "tests" / "warm.py", str(theirs.fileno()), *LIBRARIES, *workspace],
+            cwd=root, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
     return Template(process, ours)
 
@@ -146,37 +153,6 @@ def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool =
         [sys.executable, *arguments], cwd=ROOT, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def knowing(modules: Sequence[str], address: pathlib.Path) -> Iterator[Callable]:
-    """Yield what `start` is, by a template that has imported these modules of the workspace, too.
-
-    Args:
-      address: a path at which there is nothing yet.
-    """
-    if not _allowed:
-        yield start
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(address))
-        listener.listen()
-        listener.settimeout(SECONDS)
-        code = "import sys; from tests import warm; warm.connect(*sys.argv[1:])"
-        process = start(["-c", code, str(address), *modules], dict(os.environ))
-        channel, _ = listener.accept()
-    second = Template(process, channel)
-    try:
-        yield second.fork
-    finally:
-        second.close()
-
-
-def connect(address: str, *modules: str) -> None:
-    """Be a template that was started by another."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel.connect(address)
-    stand_by(channel, modules)
 
 
 def stand_by(channel: socket.socket, modules: Sequence[str]) -> None:
@@ -248,4 +224,5 @@ def run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    stand_by(socket.socket(fileno=int(sys.argv[1])), IMPORTED)
+    sys.path[0] = str(ROOT)
+    stand_by(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
