@@ -53,7 +53,7 @@ def write_tasks(folder, copied: str = "") -> None:
 def small_config(place, **train_changes):
     config = sudoku_mini.get_config()
     config.model.update(
-        embed_dim=16, mlp_dim=24, num_heads=2, num_kv_heads=2, layer_loop="scan", dtype="float32", vocab_size=12,
+        embed_dim=16, mlp_dim=24, num_heads=1, num_kv_heads=1, layer_loop="scan", dtype="float32", vocab_size=12,
         max_length=900, puzzle_dim=16, prefix_length=1, num_puzzles=32, mixer="attention", low_cycles=1, high_cycles=1,
         num_layers=1,
     )  # fmt: skip
