@@ -19,6 +19,8 @@ from training.state import TrainState
 
 FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
+# Bytes of a copied array that each holder writes a part of; of less one writes all, without a program to cut it.
+SMALLEST_PART = 1 << 20
 
 
 class Folder:
@@ -85,7 +87,10 @@ class Folder:
             primary_host=processes.index(), active_processes={processes.index()},
             barrier_sync_key_prefix=f"process-{processes.index()}",
         )  # fmt: skip
-        arrays = type_handlers.ArrayHandler(primary_host=processes.index(), array_metadata_store=None)
+        arrays = type_handlers.ArrayHandler(
+            primary_host=processes.index(), array_metadata_store=None,
+            min_slice_bytes_for_replica_parallel=SMALLEST_PART,
+        )  # fmt: skip
         handler = ocp.PyTreeCheckpointHandler(
             use_ocdbt=False, multiprocessing_options=alone,
             type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, arrays)),

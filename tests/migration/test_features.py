@@ -69,6 +69,10 @@ def test_a_run_compiles_its_step_once(watched):
     assert len(compiled) == 1
 
 
+def test_a_save_of_small_arrays_compiles_no_program_to_cut_them(watched):
+    assert not [text for text in watched[0] if text.startswith("Finished XLA compilation of jit(slice)")]
+
+
 def test_a_step_moves_nothing_between_host_and_devices(watched):
     """Its batch was put on the devices before; what it returns stays there until the next step is under way."""
     assert watched[1] == [1, 2, 3, 4]
