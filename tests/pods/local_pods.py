@@ -3,10 +3,12 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +127,10 @@ def small_run(folder: pathlib.Path, **changes) -> list[str]:
 
 
 def committed_clone(folder: pathlib.Path) -> pathlib.Path:
-    """Return a clone of this code whose present state, with what is not committed yet, is a commit."""
+    """Return a clone of this code whose present state, with what is not committed yet, is a commit.
+
+    Its locks name the versions that are installed, whichever these are.
+    """
     code = folder / "code"
     git = ["git", "-C", str(code), "-c", "user.name=test", "-c", "user.email=test@localhost"]
     subprocess.run(["git", "clone", "--quiet", "--local", str(ROOT), str(code)], check=True)
@@ -136,6 +141,10 @@ def committed_clone(folder: pathlib.Path) -> pathlib.Path:
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
             (code / name).write_bytes((ROOT / name).read_bytes())
+    installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    for lock in code.glob("requirements*.lock"):
+        named = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
+        lock.write_text(named.sub(lambda line: f"{line[1]}=={installed.get(line[1], line[2])}", lock.read_text()))
     (code / ".git" / "info" / "exclude").write_text(".venv\n")
     subprocess.run([*git, "add", "--all"], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=as it stands"], check=True)
