@@ -157,11 +157,15 @@ def collectives(text: str) -> dict[str, float]:
     return runs
 
 
-@pytest.mark.parametrize("topology", ["v4-8", "v5e-8"])
-def test_no_collective_is_overlooked(rehearse, rehearsed, tmp_path, topology):
+@pytest.mark.parametrize(
+    ("topology", "changes"),
+    [("v4-8", ()), ("v5e-8", ("--config.optimizer.name=sgd", "--config.train.global_batch=8"))],  # not compiled before
+    ids=["v4-8", "v5e-8"],
+)
+def test_no_collective_is_overlooked(rehearse, rehearsed, tmp_path, topology, changes):
     """Whatever the compiler makes of them: alone, asynchronous, in a fusion, or in a chain of fusions."""
     files = [f"--{name}={tmp_path}/r.{name}" for name in ("json", "hlo")]
-    status, _, err = rehearse(*SMALL, f"--topology={topology}", "--advice_seconds=0", *files)
+    status, _, err = rehearse(*SMALL, *changes, f"--topology={topology}", "--advice_seconds=0", *files)
     assert status == 0, err
     report = json.loads((tmp_path / "r.json").read_text())
     runs = collectives((tmp_path / "r.hlo").read_text())
