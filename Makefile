@@ -73,8 +73,9 @@ train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/m
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
 
-# One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started. One
-# file needs no second process: .venv/bin/python -m pytest tests/...
+# One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
+# These would each compile the workspace's Python where the environment asks for no bytecode. One file needs no second
+# process: .venv/bin/python -m pytest tests/...
 test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
 	PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal $(ARGS)
 

@@ -30,8 +30,7 @@ WORKSPACE = (  # what commands import, but for command_line, which notes when it
     "assembly", "evaluation", "inspection", "job", "input_pipeline.corpus", "migration.hugging_face",
     "migration.logits", "migration.peft", "migration.trm_reference", "reasoning.pictures", "reasoning.sampling",
     "reasoning.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search", "pods.transports",
-    *(f"models.{name}" for name in ("decoder_lm", "trm")),
-    *(f"objectives.{name}" for name in ("language_modeling", "recursive")),
+    "models.decoder_lm", "models.trm", "objectives.language_modeling", "objectives.recursive",
 )  # fmt: skip
 MESSAGE_BYTES = 1 << 18
 _allowed = False

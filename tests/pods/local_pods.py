@@ -143,8 +143,9 @@ def committed_clone(folder: pathlib.Path) -> pathlib.Path:
             (code / name).write_bytes((ROOT / name).read_bytes())
     installed = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     for lock in code.glob("requirements*.lock"):
-        named = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
-        lock.write_text(named.sub(lambda line: f"{line[1]}=={installed.get(line[1], line[2])}", lock.read_text()))
+        lock.write_text(
+            re.sub(r"(?m)^([\w.-]+)==([^\s;]+)", lambda at: f"{at[1]}=={installed.get(at[1], at[2])}", lock.read_text())
+        )
     (code / ".git" / "info" / "exclude").write_text(".venv\n")
     subprocess.run([*git, "add", "--all"], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=as it stands"], check=True)
