@@ -323,7 +323,11 @@ def _listen(host: str, port: int) -> socket.socket:
 def _connect(host: str, port: int, deadline: float, seconds: float) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((host, port), timeout=max(RETRY_SECONDS, deadline - time.monotonic()))
+            connection = socket.create_connection((host, port), timeout=max(RETRY_SECONDS, deadline - time.monotonic()))
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            # Nobody listens yet, and the kernel gave this end the port that it asks for: TCP connects it to itself.
+            connection.close()
         except OSError as error:
             if time.monotonic() > deadline:
                 raise RunError(

@@ -180,6 +180,26 @@ def test_without_process_0_the_others_name_it():
         Line("localhost", port, index=1, count=2, join_seconds=0.3, on_end=print)
 
 
+def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
+    """As the kernel does by chance, once in some 10,000 tries, for a port of those that it gives out."""
+    port, reached = free_ports(), []
+
+    def connect(address, timeout):
+        if reached:
+            return genuine(address, timeout)
+        reached.append(socket.socket())
+        reached[0].bind(address)
+        reached[0].connect(address)
+        assert reached[0].getsockname() == reached[0].getpeername()
+        return reached[0]
+
+    genuine = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(RunError, match="process 0 did not come up"):
+        Line("localhost", port, index=1, count=2, join_seconds=0.5, on_end=print)
+    assert reached[0].fileno() == -1  # closed: process 0 may have its port
+
+
 def test_a_taken_port_is_told():
     port = free_ports()
     Hub("localhost", port, 2, 5)
