@@ -48,10 +48,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Look for garbage rarely, and not in what was imported: tracing makes many objects, few of them in cycles."""
+    """Look for garbage in nothing that was imported."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
