@@ -220,7 +220,7 @@ def test_a_real_pod_that_was_taken_away_comes_back_and_what_the_user_ends_does_n
     before, description = pod.groups(), pod.folder / "pod.json"
     supervising = pod.start("supervise", "--poll_seconds=0.2")
     assert supervising.stdout.readline().startswith("supervising mine")
-    description.write_text(description.read_text().replace("READY", "PREEMPTED"))
+    records.write_json(description, json.loads(description.read_text()) | {"state": "PREEMPTED"})  # is read meanwhile
     wait_until(lambda: len(pod.groups()) == 2 and not set(pod.groups()) & set(before), "another launch")
     assert not any(map(alive, before)) and all(map(alive, pod.groups()))
     made = json.loads(description.read_text())
