@@ -40,7 +40,10 @@ class MetricsWriter:
             with contextlib.suppress(OSError):  # a log on the same disk, say; what ends the run is not to be hidden
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         if self.events:
-            self.events.close()
+            import tensorflow as tf
+
+            with contextlib.suppress(tf.errors.OpError):
+                self.events.close()
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; numbers that are not finite become null."""
@@ -71,10 +74,13 @@ class MetricsWriter:
         """Write the numbers of a line as scalars kind/name, in one record: each takes TensorFlow half a millisecond."""
         import tensorflow as tf  # only when there is something to write
 
-        self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
         scalars = tf.compat.v1.Summary()
         for name, value in line.items():
             if isinstance(value, int | float) and name not in ("step", "time"):
                 scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
-        with self.events.as_default():
-            tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
+        try:
+            self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
+            with self.events.as_default():
+                tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
+        except tf.errors.OpError:  # no room, or no folder; a later line begins another file
+            self.events = None

@@ -73,6 +73,23 @@ def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
+def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+        writer.write("train", step=1, loss=3.0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        try:
+            for step in range(2, 40):  # TensorFlow notices after some
+                writer.write("train", step=step, loss=3.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for step in range(40, 60):
+            writer.write("train", step=step, loss=3.0)
+    assert [line["step"] for line in lines(tmp_path)] == [*range(1, 60)]
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert accumulator.Scalars("train/loss")[-1].step == 59
+
+
 def test_what_could_never_be_written_is_told_in_the_end(tmp_path, capfd):
     write(tmp_path / "gone", "train", step=1)
     assert capfd.readouterr().err == f"{tmp_path}/gone/metrics.jsonl: 1 lines could not be written\n"
