@@ -56,7 +56,8 @@ class Interruption:
     def _stop(self, line: str) -> None:
         self.requested = True
         processes.ask_to_stop()
-        os.write(2, f"\n{line}\n".encode())  # print may be what a signal interrupts, and cannot be entered twice
+        with contextlib.suppress(OSError):  # no room, or a pipe whose reader the same Ctrl-C has ended
+            os.write(2, f"\n{line}\n".encode())  # print may be what a signal interrupts, and cannot be entered twice
 
     def agreed(self) -> bool:
         """Pass a boundary, after a step or before a batch is evaluated; return whether all processes stop here."""

@@ -2,6 +2,7 @@
 """A first signal asks for a stop, a second one does not ask."""
 
 import itertools
+import os
 import signal
 import threading
 
@@ -50,6 +51,22 @@ def test_another_thread_asks_and_the_signal_that_follows_lets_the_run_save(no_ec
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert capfd.readouterr().err.splitlines()[1] == "stopping: the machine is about to end"
+
+
+def test_a_signal_that_has_ended_the_reader_of_what_is_said_lets_the_run_save():
+    """Ctrl-C of `train.py 2>&1 | tee log` ends both."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        with interruption() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert signals.agreed()
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(writer)
 
 
 def test_where_nothing_is_left_to_save_the_first_signal_ends_at_once():
