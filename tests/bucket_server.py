@@ -39,8 +39,24 @@ def conditional(usual):
     return answer
 
 
+def of_a_generation(usual):
+    """Find, as Google does and the emulator does not, nothing where a content is asked for that is no more."""
+
+    def answer(request, response, storage, *rest, **more):
+        (wanted,) = request.query.get("generation", [None])
+        if wanted and wanted != generation(request, storage):
+            response.status = HTTPStatus.NOT_FOUND
+            return
+        usual(request, response, storage, *rest, **more)
+
+    return answer
+
+
 objects_download = objects.download
-REPLACED = {objects.download: download, **{usual: conditional(usual) for usual in (objects.insert, objects.delete)}}
+REPLACED = {
+    objects.get: of_a_generation(objects.get), objects.download: of_a_generation(download),
+    **{usual: conditional(usual) for usual in (objects.insert, objects.delete)},
+}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -127,12 +127,13 @@ class Lease:
         """Return who holds the lease, and the object's generation; (None, 0) where nobody does."""
         from google.api_core.exceptions import NotFound
 
+        newest = self.blob.bucket.blob(self.blob.name)  # what was written here is asked for by its generation
         try:
-            self.blob.reload(**self.patience)
-            content = self.blob.download_as_bytes(if_generation_match=self.blob.generation, **self.patience)
+            newest.reload(**self.patience)
+            content = newest.download_as_bytes(if_generation_match=newest.generation, **self.patience)
         except NotFound:
             return None, 0
-        return json.loads(content), self.blob.generation
+        return json.loads(content), newest.generation
 
     def _write(self, generation: int) -> None:
         """Put this run's name in place of that generation of the object; 0: of none."""
