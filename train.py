@@ -118,7 +118,7 @@ def train(
         try:
             run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
         except (Interrupted, NonFinite):
-            with contextlib.suppress(OSError):  # the bucket does not answer; what ends the run is told
+            with contextlib.suppress(*checkpoints.files.failures):  # of the bucket; what ends the run is told
                 send()
             raise
         send()

@@ -5,10 +5,13 @@ import json
 import os
 
 import pytest
+from gcsfs.retry import HttpError
 
+import train
 from tests.bucket_server import empty_bucket
-from tests.test_train import RISING, arguments, command, finish
+from tests.test_train import RISING, arguments, command, finish, in_process
 from training.bucket import Bucket
+from training.interruption import Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +61,19 @@ def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):
     status, _, err = finish(process)
     assert status == 2
     assert err.strip().splitlines()[-1].startswith("error: --workdir=gs://nothing/mine: there is no such bucket")
+
+
+def test_a_run_that_was_stopped_says_so_where_the_bucket_answers_no_more(bucket, tmp_path, monkeypatch):
+    """The last copies fail with what gcsfs raises, no OSError; the state is saved, and status 75 stays."""
+
+    def stopped(*unused):
+        monkeypatch.setattr(Bucket, "send", unavailable)
+        raise Interrupted(5)
+
+    def unavailable(*unused, **more):
+        raise HttpError({"code": 503, "message": "unavailable"})
+
+    monkeypatch.setattr(train, "run_to_the_end", stopped)
+    copy = Bucket("gs://runs/stopped", tmp_path)
+    with pytest.raises(Interrupted):
+        train.train(in_process(), copy.folder, batches=iter([]), bucket=copy)
