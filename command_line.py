@@ -8,6 +8,7 @@ Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite
 on; 1 anything else. Every other than 0 ends with one line on stderr.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import faulthandler
@@ -40,6 +41,7 @@ FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
+LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
 
 flags.DEFINE_string(
@@ -308,20 +310,27 @@ def _end_if_interrupted(usual: Callable, unraisable) -> None:
 def _end_with_the_others(line: str, status: int) -> None:
     """Another process has died or failed: keep where this one was, and end as the other did."""
     processes.settle()
-    for file in _log_files():
-        with file.open("a") as log:
-            log.write(f"{line}; this process was here:\n")
-            log.flush()
-            faulthandler.dump_traceback(log, all_threads=True)
+    with contextlib.suppress(OSError):  # a full disk
+        for file in _log_files():
+            with file.open("a") as log:
+                log.write(f"{line}; this process was here:\n")
+                log.flush()
+                faulthandler.dump_traceback(log, all_threads=True)
     _end(line if status == INTERRUPTED else f"error: {line.removeprefix('error: ')}", status)
 
 
 def _end(line: str, status: int) -> None:
     _ending.acquire()  # for good: one line is the last
-    sys.stdout.flush()
-    print(line, file=sys.stderr, flush=True)
-    logging.shutdown()
+    speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORD_SECONDS)  # nobody may read the pipe
     os._exit(status)  # without waiting for threads that the failure may have left hanging
+
+
+def _say_last(line: str) -> None:
+    for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that is gone, a stream that is closed
+            say()
 
 
 def _log_files() -> list[pathlib.Path]:

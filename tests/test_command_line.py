@@ -230,6 +230,23 @@ def test_every_other_end_is_one_last_line_too(statement, status, line):
     assert ended.stderr.splitlines()[-1].startswith(line)
 
 
+@pytest.mark.parametrize("thread", ["main", "another"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_process_ends_with_its_status_where_there_is_no_room_for_its_last_line(stream, thread):
+    """A thread that cannot speak must not keep the process, nor be waited for by all that would end it after it."""
+    end = "command_line._end('error: what happened', 3)"
+    if thread == "another":
+        end = f"t = __import__('threading').Thread(target=lambda: {end}); t.start(); t.join(); {end}"
+    with open("/dev/full", "w") as full:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
+        environment = os.environ | {"PYTHONUNBUFFERED": ""}  # what was said before is written at the end
+        code = f"import command_line\nprint('said before')\n{end}"
+        command = [sys.executable, "-c", code]
+        ended = subprocess.run(command, cwd=ROOT, timeout=60, text=True, env=environment, **pipes)
+    assert ended.returncode == 3
+    assert ended.stderr in (None, "error: what happened\n")
+
+
 def test_a_right_command_goes_on_with_its_configuration():
     code = "import command_line\nc = command_line.parse('doc')\nprint(c.num_devices, c.config.train.steps)"
     ended = run(code, "--topology=v4-32", "--config.train.steps=7")
