@@ -196,7 +196,7 @@ class Line:
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
         self.to_blame: str | None = None
-        self.sending = threading.RLock()  # a signal's handler may speak while its thread does
+        self.sending, self.stop_asked = threading.Lock(), False
         self.on_end, self.leaving = on_end, False
         self.address, self.join_seconds = f"{host}:{port}", join_seconds
         self.deadline = time.monotonic() + join_seconds
@@ -222,8 +222,9 @@ class Line:
             return self.values.pop(topic)
 
     def ask_to_stop(self) -> None:
-        """Have all processes stop at a boundary soon."""
-        self._say(kind="stop", passed=self.passed)
+        """Have all processes stop at a boundary soon; from a signal's handler too, whose thread may be speaking."""
+        self.stop_asked = True
+        self._say_stop()
 
     def boundary(self) -> bool:
         """Pass a boundary; return whether all processes stop here."""
@@ -246,8 +247,10 @@ class Line:
 
     def fail(self, line: str, status: int) -> None:
         """Say why this process ends; the others end too."""
-        with contextlib.suppress(OSError):  # nobody is left to be told
-            self._say(kind="failed", line=line, status=status)
+        if self.sending.acquire(timeout=LEAVE_SECONDS):  # not where this very thread was speaking
+            with contextlib.suppress(OSError):  # nobody is left to be told
+                _send(self.connection, {"kind": "failed", "line": line, "status": status})
+            self.sending.release()
 
     def leave(self) -> None:
         """Part in peace, once all are done."""
@@ -258,6 +261,17 @@ class Line:
     def _say(self, **message) -> None:
         with self.sending:
             _send(self.connection, message)
+        self._say_stop()
+
+    def _say_stop(self) -> None:
+        """Say that a stop is asked for, unless a message is on its way: whoever sends that one says it after it."""
+        while self.stop_asked and self.sending.acquire(blocking=False):
+            try:
+                if self.stop_asked:
+                    self.stop_asked = False
+                    _send(self.connection, {"kind": "stop", "passed": self.passed})
+            finally:
+                self.sending.release()
 
     def _say_at_once(self, **message) -> None:
         """Say what is short, or nothing where that would have to wait: for a hub that is frozen and reads no more."""
@@ -269,6 +283,7 @@ class Line:
                     _send(self.connection, message)
         finally:
             self.sending.release()
+        self._say_stop()
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):

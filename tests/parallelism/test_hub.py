@@ -4,6 +4,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import json
 import re
 import signal
 import socket
@@ -15,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from parallelism import blame
+from parallelism import blame, hub
 from parallelism.blame import Sign
 from parallelism.hub import Hub, Line, RunError
 from tests.groups import free_ports
@@ -151,6 +152,29 @@ def test_all_stop_at_the_same_boundary_however_far_apart_they_are(seed):
 
     stopped = together(group, run)
     assert len(set(stopped)) == 1 and 20 < stopped[0] < 60
+
+
+def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
+    """A signal's handler runs in the thread that speaks, between the parts of a long message."""
+    group, genuine = members(2), hub._send
+
+    def in_two_parts(connection, message):
+        if message["kind"] != "value" or connection is not group[0].line.connection:
+            return genuine(connection, message)
+        text = json.dumps(message).encode() + b"\n"
+        connection.sendall(text[:5])
+        group[0].line.ask_to_stop()
+        connection.sendall(text[5:])
+
+    monkeypatch.setattr(hub, "_send", in_two_parts)
+    values, deadline, stopped = [], time.monotonic() + 5, []
+    for member in group:
+        threading.Thread(target=lambda line=member.line: values.append(line.gather("topic", 0)), daemon=True).start()
+    while len(values) < 2:
+        assert not any(member.ended.wait(0.01) for member in group) and time.monotonic() < deadline
+    while not any(stopped) and time.monotonic() < deadline:
+        stopped = together(group, lambda member: member.line.boundary())
+    assert stopped == [True, True]
 
 
 def test_who_is_late_is_named_and_who_came_too():
