@@ -6,6 +6,7 @@
     run.status   how it ended: the exit status (75: saved)
     run.stopped  there where `pod.py stop` was called since
     run.boot     the boot it was launched in, since numbers of processes are given anew after each
+    run.lock     held while it is launched
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
 
@@ -76,7 +77,7 @@ def launch(
 ) -> str:
     """Start a program that survives the terminal, and return at once.
 
-    Where the same runs already it says so and succeeds, where another does it fails.
+    Where the same runs already it says so and succeeds, where another does it fails, also of two that begin at once.
 
     Args:
       words: the program and its arguments.
@@ -96,7 +97,7 @@ def launch(
         f"printf '%s\\n' {fingerprint} > run.command && "
         f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output} || {unwritable}; '
         f"if [ -f {ENV_FILE} ]; then chmod 600 {ENV_FILE}; set -a; . ./{ENV_FILE}; set +a; fi; "
-        f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null & "
+        f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null 9>&- & "
         f'echo $! > run.pid && echo "worker $W: launched, process group $(cat run.pid), log {output}"'
     )
     same = f'[ "$(cat run.command)" = {fingerprint} ]'
@@ -104,7 +105,10 @@ def launch(
         f'if {same}; then echo "worker $W: runs already, process group $(cat run.pid)"; '
         'else echo "worker $W: another run is under way, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
     )
-    return in_environment(settings, f"{ALIVE}; if alive; then {running}; else {start}; fi")
+    one_at_a_time = (
+        f"{{ flock 9 2>/dev/null; if alive; then {running}; else {start}; fi; }} 9> run.lock || {unwritable}"
+    )
+    return in_environment(settings, f"{ALIVE}; {one_at_a_time}")
 
 
 def stop(settings: Settings, *, for_good: bool = True) -> str:

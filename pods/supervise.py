@@ -51,7 +51,9 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     try:
         return supervisor.run()
     except KeyboardInterrupt:
-        print("no longer supervised; the run goes on, `stop` ends it", file=sys.stderr)
+        goes_on = "the run goes on, `stop` ends it"
+        what = "amid a restart; `restart` starts the run again" if supervisor.recovering else goes_on
+        print(f"no longer supervised; {what}", file=sys.stderr)
         return 130
 
 
@@ -62,6 +64,7 @@ class Supervisor:
         self.settings, self.transport, self.record = settings, transport, record
         self.restarts, self.furthest, self.unreachable, self.blind = 0, 0, 0, 0
         self.mixed_since: float | None = None
+        self.recovering = False
         given = settings.given("poll_seconds") or settings.transport != "local"
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
 
@@ -79,8 +82,10 @@ class Supervisor:
                     self.stop()
                 print(f"the run has ended with status {verdict.end}", flush=True)
                 return verdict.end
+            self.recovering = bool(verdict.trouble)
             if verdict.trouble and not self.recover(verdict):
                 return 1
+            self.recovering = False
             time.sleep(self.poll_seconds)
 
     def look(self) -> Verdict:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of the hosts, run by a shell in a folder that plays a host's home."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -51,6 +52,15 @@ def host(tmp_path):
     host = Host(tmp_path)
     yield host
     host.run(hosts.stop(host.settings))
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_of_two_that_launch_at_once_one_does(host, shell):
+    """The user's `restart` beside that of `supervise`; `stop` knows of one process group."""
+    command = hosts.launch(host.settings, ["bash", "-c", SAVES])
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first, second = sorted(threads.map(lambda _: host.run(command, shell).stdout.split(",")[0], range(2)))
+    assert (first, second) == ("worker 3: launched", "worker 3: runs already")
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])

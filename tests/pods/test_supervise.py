@@ -195,6 +195,22 @@ def test_a_restart_that_fails_is_tried_again(looks, monkeypatch, capfd):
     assert "restart failed: no capacity" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("found_first", "says"),
+    [(workers(), "the run goes on, `stop` ends it"), (workers(**ended(1)), "amid a restart; `restart` starts")],
+)
+def test_who_ends_it_is_told_whether_anything_runs(found_first, says, looks, monkeypatch, capfd):
+    def interrupted(*unused):
+        raise KeyboardInterrupt
+
+    looks[0].append(found_first)
+    monkeypatch.setattr(time, "sleep", interrupted)  # between two looks, or before a restart
+    monkeypatch.setattr(supervise, "connect", lambda _: Pod())
+    monkeypatch.setattr(records, "read", lambda _: RECORD | {"accelerator": "v4-8"})
+    assert supervise.supervise(supervisor().settings, Pod(), []) == 130
+    assert says in capfd.readouterr().err
+
+
 def test_alerts_go_to_the_command_and_its_failure_ends_nothing(looks, tmp_path, capfd):
     found, _ = looks
     found += [workers(**ended(1)), FINISHED]
