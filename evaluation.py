@@ -133,13 +133,13 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
 
 
 def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
-    """Return what the model writes after a short prompt."""
+    """Return a short prompt with what the model writes after it."""
     room = run.config.model.max_length - len(tokenizer.encode(SAMPLE_PROMPT)) - 1
     text = continue_texts(
         run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
-    lines = (SAMPLE_PROMPT + text).rstrip().split("\n")
+    lines = text.rstrip().split("\n")
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
 
 

@@ -67,7 +67,6 @@ def continue_prompts(flags, config, address) -> None:
             texts = [answer(run, params, tokenizer, flags.message, **how)]
         else:
             texts = continue_texts(run, params, tokenizer, flags.prompt, **how)
-            texts = [prompt + text for prompt, text in zip(flags.prompt, texts, strict=True)]
     print("\n---\n".join(texts))
 
 

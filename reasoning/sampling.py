@@ -9,7 +9,9 @@ from reasoning import decoding
 
 
 def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, **sampling) -> list[str]:
-    """Return for each prompt what the model writes after it; `sampling` as in reasoning/decoding.py.
+    """Return each prompt with what the model writes after it; `sampling` as in reasoning/decoding.py.
+
+    The prompt reads as the tokenizer gives it back: one that normalises may change its spaces and accents.
 
     A prompt seldom ends where a token of a longer text would: "def " is "def" and " ", but in a text " f" may be one
     token. So the prompt's last token is drawn anew, from those that begin with it.
@@ -23,8 +25,7 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
         run, params, tokenizer, rows, max_tokens=max_tokens, ends=[tokenizer.end_of_document],
         first_BV=np.stack(allowed), **sampling,
     )  # fmt: skip
-    whole = [tokenizer.decode([*tokens, *output]) for tokens, output in zip(encoded, outputs, strict=True)]
-    return [text[len(prompt) :] for text, prompt in zip(whole, prompts, strict=True)]
+    return [tokenizer.decode([*tokens, *output]) for tokens, output in zip(encoded, outputs, strict=True)]
 
 
 def answer(run, params: dict, tokenizer, message: str, *, max_tokens: int, **sampling) -> str:

@@ -4,6 +4,7 @@
 import types
 
 import pytest
+import sentencepiece
 
 from configs.base import ConfigError, get_config
 from input_pipeline.tokenization import open_tokenizer
@@ -42,8 +43,42 @@ def test_a_text_begins_and_ends_as_documents_do(monkeypatch):
 
     monkeypatch.setattr(decoding, "generate", generate)
     run = types.SimpleNamespace(config=get_config(), graph=None)
-    assert continue_texts(run, {}, open_tokenizer("byte"), ["ab", ""], max_tokens=8) == ["c", "!"]
+    assert continue_texts(run, {}, open_tokenizer("byte"), ["ab", ""], max_tokens=8) == ["abc", "!"]
     assert asked["prompts"] == [[0, *b"ab"], [0]] and asked["ends"] == [0]
+
+
+@pytest.fixture
+def normalising(tmp_path):
+    """The file of a tokenizer as SentencePiece trains it by itself: without white space at the ends, and composing."""
+    sentences = ["define the class classes of the café", "defer the classic café"] * 20
+    prefix = f"{tmp_path}/trained"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_prefix=prefix, vocab_size=60, hard_vocab_limit=False, minloglevel=2
+    )
+    return f"{prefix}.model"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "written"),
+    [
+        ("class ", "classes of"),
+        ("class ", "class of the"),
+        ("def ", "define the class"),
+        (" the  class", "the class of"),
+        ("cafe\u0301 ", "café class"),
+        ("cafe\u0301 of", "café of the"),
+        ("", "the class"),
+    ],
+)
+def test_a_prompt_that_the_tokenizer_changes_costs_no_letter_of_what_follows(monkeypatch, normalising, prompt, written):
+    tokenizer = open_tokenizer(normalising)
+
+    def generate(graph, params, prompts, **how):
+        return [tokenizer.encode(written)[len(prompts[0]) - 1 :]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert continue_texts(run, {}, tokenizer, [prompt], max_tokens=8) == [written]
 
 
 def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa: F811
