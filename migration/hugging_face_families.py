@@ -212,10 +212,12 @@ def nearest(model: dict) -> str:
 
 def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
     """Yield a config.json of each family for a model, and the keys of the model that would be others by it."""
+    model = model | {"query_scalar": model["query_scalar"] or model["head_dim"]}
     for kind, family in FAMILIES.items():
         values = _values(kind, family, model)
         with contextlib.suppress(ConfigError):
             found = model_section(values)
+            found["query_scalar"] = found["query_scalar"] or found["head_dim"]
             yield values, {key: value for key, value in found.items() if model[key] != value}
 
 
@@ -223,6 +225,8 @@ def _values(kind: str, family: Family, model: dict) -> dict:
     values = {"architectures": [family.architecture], "model_type": kind, "torch_dtype": "float32"}
     values |= {theirs: model[ours] for theirs, ours in KEYS.items()}
     values |= {theirs: model[ours] or None for theirs, ours in family.keys.items()}
+    if "query_pre_attn_scalar" in values:  # which transformers refuses where it is not whole
+        values["query_pre_attn_scalar"] = round(model["query_scalar"])
     values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}
     values |= family.required
     window, every, size = model["sliding_window"], model["global_every"], model["num_layers"]

@@ -96,6 +96,16 @@ def test_a_model_is_described_by_its_family_as_it_was(case):
     ]
 
 
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+@pytest.mark.parametrize(("scalar", "written"), [(16.0, "16"), (0.0, "8"), (12.5, "null")])
+def test_what_scores_are_divided_by_goes_out_as_a_whole_number_or_not_at_all(case, scalar, written):
+    """Transformers takes neither a float nor null; our 0 is the head's width."""
+    model = dict(base.get_config().model) | families.model_section(hugging_face.read_config(FOLDER / case))
+    model["query_scalar"] = scalar
+    assert json.dumps((families.config_json(model) or {}).get("query_pre_attn_scalar")) == written
+    assert written != "null" or families.nearest(model).endswith("which has model.query_scalar=12")
+
+
 def test_files_are_cut_at_a_size_and_told_by_an_index(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 15_000)
     cases.export(*runs(SHARDED), tmp_path / "out")

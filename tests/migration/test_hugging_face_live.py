@@ -20,6 +20,9 @@ def test_transformers_computes_the_same_before_and_after(tmp_path, case):
     assert np.abs(cases.logits_of(config, tmp_path / "run", tokens) - wanted).max() < TOLERANCE
     cases.export(config, tmp_path / "run", tmp_path / "ours")
     assert np.abs(by_transformers(tmp_path / "ours", tokens) - wanted).max() < TOLERANCE
+    config.model.max_length = 64  # another than it came with, so its config.json is written anew
+    cases.export(config, tmp_path / "run", tmp_path / "anew")
+    assert np.abs(by_transformers(tmp_path / "anew", tokens) - wanted).max() < TOLERANCE
 
 
 def by_transformers(folder, tokens: np.ndarray) -> np.ndarray:
