@@ -139,7 +139,8 @@ FAMILIES = {  # by model_type
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
         keys=CAPS | {"rope_local_base_freq": "local_rope_theta"},
         activation="hidden_activation",
-        required=NO_BIASES | {"use_bidirectional_attention": False},
+        # A cap on scores is kept there, and not computed.
+        required=NO_BIASES | {"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
     ),
     "mixtral": Family(
@@ -149,6 +150,8 @@ FAMILIES = {  # by model_type
             "tie_word_embeddings": False, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
             "sliding_window": None,
         },
+        # Read by nothing there: the window is of all layers.
+        required={"layer_types": None, "sliding_window_pattern": None},
         # The gate of one expert alone is 1 there, and its score here (layers/experts.py).
         least={"num_local_experts": 2, "num_experts_per_tok": 2},
         settings={"optimizer.bias_step": 0.0},  # a bias that moves could not go out again
@@ -229,7 +232,8 @@ def _values(kind: str, family: Family, model: dict) -> dict:
         values["query_pre_attn_scalar"] = round(model["query_scalar"])
     values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}
     values |= family.required
-    window, every, size = model["sliding_window"], model["global_every"], model["num_layers"]
+    window, size = model["sliding_window"], model["num_layers"]
+    every = 0 if "layer_types" in family.required else model["global_every"]
     if window or "sliding_window" in family.defaults:
         values["sliding_window"] = window or None
     if every:

@@ -106,7 +106,8 @@ class _Reader:
         k_TNH, v_TNH = (np.repeat(a, heads // kv_heads, axis=1) for a in (k_TKH, v_TKH))
         scale = (config.get("query_pre_attn_scalar") or width) ** -0.5
         scores = np.einsum("tnh,snh->nts", q_TNH, k_TNH) * np.float32(scale)
-        scores = _capped(scores, config.get("attn_logit_softcapping"))
+        if config["model_type"] == "gemma2":  # another that has the key does not read it
+            scores = _capped(scores, config.get("attn_logit_softcapping"))
         back = np.arange(length)[:, None] - np.arange(length)[None]
         seen = (back >= 0) & (back < config["sliding_window"] if is_local else True)
         scores = np.where(seen, scores, -np.inf)
@@ -117,7 +118,7 @@ class _Reader:
     def is_local(self, number: int) -> bool:
         """Whether a layer has the sliding window."""
         config = self.config
-        if config.get("layer_types"):
+        if config.get("layer_types") and config["model_type"] != "mixtral":
             return config["layer_types"][number] == "sliding_attention"
         if config["model_type"].startswith("qwen"):
             return bool(config.get("use_sliding_window")) and number >= config["max_window_layers"]

@@ -106,6 +106,27 @@ def test_what_scores_are_divided_by_goes_out_as_a_whole_number_or_not_at_all(cas
     assert written != "null" or families.nearest(model).endswith("which has model.query_scalar=12")
 
 
+@pytest.mark.parametrize(
+    ("case", "ours", "theirs", "says"),
+    [
+        ("gemma3", {"attention_soft_cap": 2.0}, {"attn_logit_softcapping": 2.0}, "attention_soft_cap=0"),
+        ("mixtral", {"global_every": 2}, {"layer_types": ["sliding_attention", "full_attention"]}, "global_every=0"),
+        ("mixtral", {"global_every": 2}, {"sliding_window_pattern": 2}, "global_every=0"),
+    ],
+)
+def test_a_key_that_transformers_does_not_compute_is_neither_written_nor_read(tmp_path, case, ours, theirs, says):
+    published = hugging_face.read_config(FOLDER / case)
+    model = dict(base.get_config().model) | families.model_section(published) | ours
+    assert families.config_json(model) is None
+    assert families.nearest(model) == f"nearest: {published['model_type']}, which has model.{says}"
+    with pytest.raises(ConfigError, match=f"is not supported for {published['model_type']}, only None"):
+        families.model_section(published | theirs)
+    shutil.copytree(FOLDER / case, tmp_path / "theirs")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(published | theirs))
+    tokens, wanted = expected(case)
+    assert np.abs(hugging_face_reader.logits(tmp_path / "theirs", tokens) - wanted).max() < TOLERANCE
+
+
 def test_files_are_cut_at_a_size_and_told_by_an_index(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors_files, "SHARD_BYTES", 15_000)
     cases.export(*runs(SHARDED), tmp_path / "out")
