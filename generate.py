@@ -11,7 +11,7 @@ import command_line
 command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be given several times")
 command_line.flags.DEFINE_string("message", "", "what a user says to a model of conversations, for an answer")
 command_line.flags.DEFINE_integer("max_tokens", 64, "longest continuation in tokens", lower_bound=1)
-command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", lower_bound=0)
+command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", 0.0, 1e30)
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws")
@@ -104,9 +104,10 @@ def check_kind(flags, config, address) -> None:
 
 
 def check_prompts(flags) -> None:
-    """Raise ConfigError for a prompt that is no text or beside a message, or a temperature that is no number."""
-    if math.isnan(flags.temperature):
-        raise ConfigError("--temperature=nan must be 0 or greater")
+    """Raise ConfigError for a prompt that is no text or beside a message, or what is no number and should be."""
+    for name in ("temperature", "top_p"):
+        if math.isnan(flags[name].value):  # which absl finds in every range
+            raise ConfigError(f"--{name}=nan is no number")
     if flags.message and flags["prompt"].present:
         raise ConfigError("--prompt is a text to go on with, and --message one to answer; give one of them")
     for name, text in [("message", flags.message), *(("prompt", prompt) for prompt in flags.prompt)]:

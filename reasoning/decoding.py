@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+COLDEST = 1e-30  # over less, logits leave float32; long before that the likeliest token is certain
+
 
 def choose(
     logits_BV: jax.Array, key: jax.Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
@@ -22,11 +24,11 @@ def choose(
     Args:
       logits_BV: float32.
       key: random key.
-      temperature: 0 takes the likeliest.
+      temperature: 0, or less than COLDEST, takes the likeliest.
       top_k: only the k likeliest; 0: all.
       top_p: only the likeliest whose probabilities sum to at least p, the first always (arXiv:1904.09751).
     """
-    if temperature == 0:
+    if temperature < COLDEST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     logits_BV = logits_BV / temperature
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)

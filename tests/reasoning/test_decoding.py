@@ -23,8 +23,9 @@ def drawn(probabilities, seed=0, count=4000, **sampling):
     return jnp.bincount(tokens, length=len(probabilities)) / count
 
 
-def test_temperature_zero_takes_the_likeliest():
-    np.testing.assert_array_equal(drawn(PROBABILITIES, temperature=0), [0, 1, 0, 0, 0])
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-40, 1e-30])  # two are 0 in float32
+def test_no_temperature_takes_the_likeliest(temperature):
+    np.testing.assert_array_equal(drawn(PROBABILITIES, temperature=temperature), [0, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
