@@ -170,6 +170,8 @@ class HuggingFaceTokenizer(Pieces):
         eos = self.special_tokens.get("eos_token")
         self._tokenizer = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
         self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
+        self._tokenizer.no_truncation()  # nor are these two asked for: texts are encoded whole, and as they are
+        self._tokenizer.no_padding()
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
@@ -179,6 +181,8 @@ class HuggingFaceTokenizer(Pieces):
         self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
         self.vocab_size = max(self._tokens) + 1
         self.digest = digest(b"\0".join(self.files.values()))
+        if model.get("truncation") or model.get("padding"):
+            self.digest += "-whole"  # what was once encoded cut or padded is in caches under the digest alone
 
     def _chat_template(self, file: Path, config: dict) -> str | None:
         """Return the chat template; a file of its own is one of the tokenizer's too."""

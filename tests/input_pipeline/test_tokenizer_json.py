@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import open_tokenizer
 from training.workdir import open_workdir
@@ -38,6 +39,20 @@ def test_texts_go_in_and_come_back_and_documents_have_an_end(tmp_path):
     batch = tokenizer.encode_batch([TEXT, "", "def"])
     assert [tokens.tolist() for tokens in batch] == [tokenizer.encode(text) for text in (TEXT, "", "def")]
     assert {tokens.dtype for tokens in batch} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("section", ["truncation", "padding"])
+def test_texts_are_encoded_whole_whatever_the_file_says_of_training_its_model(tmp_path, section):
+    name, texts = write(tmp_path), [TEXT, "a"]
+    plain, asking = open_tokenizer(name), tokenizers.Tokenizer.from_file(name)
+    asking.enable_truncation(8) if section == "truncation" else asking.enable_padding()
+    asking.save(name)
+    tokenizer = open_tokenizer(name)
+    assert [tokens.tolist() for tokens in tokenizer.encode_batch(texts)] == [plain.encode(text) for text in texts]
+    assert [tokens.tolist() for tokens, _ in tokenizer.encode_spans(texts)] == [plain.encode(text) for text in texts]
+    assert tokenizer.encode(TEXT) == plain.encode(TEXT)
+    of_files = [digest(b"\0".join(one.files.values())) for one in (plain, tokenizer)]
+    assert [plain.digest, tokenizer.digest] == [of_files[0], f"{of_files[1]}-whole"]  # others' shards go on being used
 
 
 def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path):
