@@ -204,8 +204,9 @@ class HuggingFaceTokenizer(Pieces):
 
     @cached_property
     def texts(self) -> list[str | None]:
-        special = self._tokenizer.get_added_tokens_decoder()
-        return [None if number in special else self._tokens.get(number) for number in range(self.vocab_size)]
+        marks = {number for number, token in self._tokens.items() if re.fullmatch("<0x[0-9A-F]{2}>", token)}
+        marks.update(self._tokenizer.get_added_tokens_decoder())
+        return [None if number in marks else self._tokens.get(number) for number in range(self.vocab_size)]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""

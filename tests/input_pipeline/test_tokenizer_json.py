@@ -64,6 +64,22 @@ def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path)
     assert all(tokenizer.decode([number]).startswith(last) for number in np.flatnonzero(allowed))
 
 
+def test_a_byte_is_no_token_that_begins_with_the_last_one_of_a_prompt(tmp_path):
+    """It is written as text in the file: <0x0A> begins with "<", and stands for a line's end."""
+    write(tmp_path)
+    pieces = ["<unk>", END, *(f"<0x{byte:02X}>" for byte in range(256)), "a", "<", "/", "</"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    model = models.BPE(vocab=vocabulary, merges=[("<", "/")], unk_token="<unk>", byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    made.add_special_tokens(["<unk>", END])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
+    tokens, allowed = tokenizer.encode_open("a<")
+    assert tokens == [vocabulary["a"]] and [pieces[number] for number in np.flatnonzero(allowed)] == ["<", "</"]
+    tokens, allowed = tokenizer.encode_open("a\n")
+    assert tokens == [vocabulary["a"], vocabulary["<0x0A>"]] and allowed.all()
+
+
 def test_a_run_keeps_what_opens_it_again(tmp_path):
     tokenizer = open_tokenizer(write(tmp_path))
     (tmp_path / "run").mkdir()
