@@ -165,10 +165,10 @@ class HuggingFaceTokenizer(Pieces):
                 raise ValueError("its model is no object")
             self.special_tokens = _special_tokens(config)
             self.chat_template = self._chat_template(path.with_name("chat_template.jinja"), config)
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])  # ValueError where broken
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
         eos = self.special_tokens.get("eos_token")
-        self._tokenizer = tokenizers.Tokenizer.from_str(self.files["tokenizer.json"].decode())
         self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
         self._tokenizer.no_truncation()  # nor are these two asked for: texts are encoded whole, and as they are
         self._tokenizer.no_padding()

@@ -101,6 +101,14 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
         ),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer ('model')"),
         (lambda folder: (folder / "tokenizer.json").write_text("["), "is no tokenizer (Expecting value"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text('{"model": {"type": "BPE"}}'),
+            "is no tokenizer (Cannot instantiate Tokenizer from buffer: Missing vocab/merges",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text('{"model": {}}', "utf-16"),
+            "is no tokenizer (Cannot ins",
+        ),
     ],
 )
 def test_one_that_cannot_be_used_is_told_in_a_line(tmp_path, break_it, message):
