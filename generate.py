@@ -14,7 +14,7 @@ command_line.flags.DEFINE_integer("max_tokens", 64, "longest continuation in tok
 command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", 0.0, 1e30)
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
-command_line.flags.DEFINE_integer("seed", 0, "of the draws")
+command_line.flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=-(2**63), upper_bound=2**63 - 1)
 command_line.flags.DEFINE_string(
     "puzzle", "", "text file with a Sudoku or a maze to solve, see reasoning/puzzle_file.py"
 )

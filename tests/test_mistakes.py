@@ -54,6 +54,7 @@ MISTAKES = [
     ("generate.py --workdir=HERE/decoder --temperature=nan", {}, "--temperature=nan is no number"),
     ("generate.py --workdir=HERE/run --temperature=inf", {}, "inf is not a number in the range [0.0, 1e+30]"),
     ("generate.py --workdir=HERE/run --temperature=-1", {}, "-1.0 is not a number in the range [0.0, 1e+30]"),
+    ("generate.py --workdir=HERE/run --seed=9223372036854775808", {}, "08 is not an integer in the range [-922337203"),
     ("generate.py --workdir=HERE/run --promt=x", {}, "--promt is no flag; nearest: --prompt"),
     ("convert.py imprt --hf=x --workdir=HERE/run", {}, "convert.py imprt: import, export or logits? Name one of them"),
     ("convert.py --trm=x", {}, "import, export or logits?"),
