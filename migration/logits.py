@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import zipfile
 from collections.abc import Callable, Iterator
 
 import jax
@@ -59,7 +60,7 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
         tokens_BT = np.asarray(np.load(file, allow_pickle=False))
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
-    except (ValueError, EOFError):
+    except (ValueError, EOFError, zipfile.BadZipFile):  # that last of what begins like an .npz file
         raise ConfigError(f"--tokens={file}: is no .npy file of numbers; write one by numpy.save") from None
     if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
