@@ -29,9 +29,10 @@ LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 def open_decompressed(path: Path) -> BinaryIO:
     """Open a file for reading, through what its suffix says it is compressed with."""
-    if path.suffix == ".zst":
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
         return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 20)
-    return OPENERS.get(path.suffix, open)(path, "rb")
+    return OPENERS.get(suffix, open)(path, "rb")
 
 
 class JsonLines(RecordFile):
@@ -61,7 +62,8 @@ class JsonLines(RecordFile):
         except UnicodeDecodeError as error:
             raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
         except json.JSONDecodeError as error:
-            whole = ", and data.source=text reads the file as it is" if Path(self.path).suffix == ".json" else ""
+            is_json = Path(self.path).suffix.lower() == ".json"
+            whole = ", and data.source=text reads the file as it is" if is_json else ""
             raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
         except RecursionError as error:
             raise BadDocument(name, "not JSON", " (nested too deeply)") from error
@@ -75,7 +77,7 @@ class Csv(RecordFile):
     def values(self) -> Iterator[tuple[int, tuple[list[str] | csv.Error, int, int]]]:
         """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
         csv.field_size_limit(LONGEST_CELL)
-        dialect = "excel-tab" if ".tsv" in self.path.suffixes else "excel"
+        dialect = "excel-tab" if ".tsv" in map(str.lower, self.path.suffixes) else "excel"
         with open_decompressed(self.path) as lines:
             texts = (line.decode("utf-8", "surrogateescape") for line in lines)
             texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
@@ -150,7 +152,7 @@ class TFRecord(RecordFile):
 
     def values(self) -> Iterator[tuple[int, bytes]]:
         tf = tensorflow()
-        compression = "GZIP" if self.path.suffix == ".gz" else ""
+        compression = "GZIP" if self.path.suffix.lower() == ".gz" else ""
         records = tf.data.TFRecordDataset(str(self.path), compression_type=compression, buffer_size=1 << 20)
         try:
             batches = records.batch(ROWS).as_numpy_iterator()  # record by record takes ten times as long

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from input_pipeline import formats, sources
+from input_pipeline import sources
 from input_pipeline.documents import check_unchanged, scan
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.sources import read_source
@@ -228,19 +228,26 @@ def test_a_row_that_is_no_csv_is_left_out_alone_and_a_mark_of_byte_order_is_none
     assert contents(read(tmp_path / "a.csv", bad_documents="skip", announce=list)) == ["good", "fine"]
 
 
-def test_suffixes_are_read_in_either_case_and_compressed_text_is_refused(tmp_path):
-    assert sources.format_of(Path("A.JSONL")) is sources.format_of(Path("a.json.GZ")) is formats.JsonLines
+@pytest.mark.parametrize("name", NAMES)
+def test_suffixes_are_read_in_either_case(read, tmp_path, name):
+    path = write(tmp_path, name, ["one\ttwo, three\n", "four"])
+    spans = read(path.rename(path.with_name(name.upper())))
+    assert contents(spans) == ["one\ttwo, three\n", "four"]
+
+
+def test_other_suffixes_are_text_and_compressed_text_is_refused():
     assert sources.format_of(Path("a.md")) is None
     with pytest.raises(DataError, match=r"a\.txt\.gz: compressed text is not read; decompress it"):
         sources.format_of(Path("a.txt.gz"))
 
 
-def test_a_json_document_of_many_lines_is_told_how_to_be_read(read, tmp_path):
-    (tmp_path / "a.json").write_text('{\n  "text": "x"\n}\n')
+@pytest.mark.parametrize("name", ["a.json", "A.JSON"])
+def test_a_json_document_of_many_lines_is_told_how_to_be_read(read, tmp_path, name):
+    (tmp_path / name).write_text('{\n  "text": "x"\n}\n')
     with pytest.raises(
-        BadDocument, match=r"a\.json:1: not JSON at column 2 .* data\.source=text reads the file as it is"
+        BadDocument, match=rf"{name}:1: not JSON at column 2 .* data\.source=text reads the file as it is"
     ):
-        read(tmp_path / "a.json")
+        read(tmp_path / name)
 
 
 def test_what_is_no_file_in_a_folder_is_left_out(read, tmp_path):
