@@ -8,7 +8,8 @@ import io
 import itertools
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,8 +21,8 @@ from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.records import RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
-OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-COMPRESSED = (*OPENERS, ".zst")
+STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
+COMPRESSED = (".gz", ".zst", *STREAMS)
 ROWS = 32  # that are decoded at once: few, as a document may be large
 ADVICE = ": data.field names it"  # where there is another column or key
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
@@ -30,9 +31,42 @@ LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 def open_decompressed(path: Path) -> BinaryIO:
     """Open a file for reading, through what its suffix says it is compressed with."""
     suffix = path.suffix.lower()
+    if suffix in STREAMS:
+        return io.BufferedReader(Streams(path, STREAMS[suffix]), 1 << 20)
     if suffix == ".zst":
         return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 20)
-    return OPENERS.get(suffix, open)(path, "rb")
+    return (gzip.open if suffix == ".gz" else open)(path, "rb")
+
+
+class Streams(io.RawIOBase):
+    """Compressed streams one after the other; bz2.open and lzma.open leave out a later one with a damaged front."""
+
+    def __init__(self, path: Path, new_stream: Callable):
+        self._file, self._new_stream, self._stream = io.FileIO(path), new_stream, new_stream()
+        self._parts = iter(partial(self._file.read, io.DEFAULT_BUFFER_SIZE), b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        content = b""
+        while not content:
+            part = b""
+            if self._stream.eof:
+                parts = itertools.chain([self._stream.unused_data], self._parts)
+                part = next(filter(None, (part.lstrip(b"\0") for part in parts)), b"")  # zeros pad streams of .xz
+                if not part:
+                    return 0
+                self._stream = self._new_stream()
+            elif self._stream.needs_input and not (part := next(self._parts, b"")):
+                raise EOFError("it ends within a compressed stream")
+            content = self._stream.decompress(part, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class JsonLines(RecordFile):

@@ -116,6 +116,15 @@ def test_every_format_holds_the_documents_of_text_files(read, tmp_path, name):
     check_unchanged(spans)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_file_of_several_compressed_streams_is_read_to_its_end(read, tmp_path, suffix):
+    texts = ["one", "a longer one\n" * 100_000, "three"]
+    padding = bytes(20_000) if suffix == ".xz" else b""
+    parts = [write(tmp_path, f"a.jsonl{suffix}", [text]).read_bytes() for text in texts]
+    (tmp_path / f"all.jsonl{suffix}").write_bytes(b"".join(part + padding for part in parts))
+    assert contents(read(tmp_path / f"all.jsonl{suffix}")) == texts
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.tfrecord", "a.jsonl.zst"])
 def test_a_corpus_is_the_same_from_any_format(corpus, tmp_path, name):
     (tmp_path / "files").mkdir()
@@ -309,6 +318,7 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         ("3.jsonl.bz2", b"plain", "3.jsonl.bz2: cannot be read from its beginning on: Invalid data stream"),
         ("4.jsonl.xz", b"plain", "4.jsonl.xz: cannot be read from its beginning on: Input format not supported"),
         ("5.jsonl.zst", b"plain", "5.jsonl.zst: cannot be read from its beginning on: "),
+        ("6.jsonl.bz2", b"", "6.jsonl.bz2: cannot be read from its beginning on: it ends within a compressed stream"),
         ("1.parquet", b"plain", "1.parquet: cannot be read from its beginning on: "),
         ("2.parquet", table.getvalue(), "2.parquet: column 'text' holds int64, not text; name another with data.field"),
         ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from its beginning on: "),
@@ -319,6 +329,16 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
             read(path, bad_documents=bad_documents)
         assert str(caught.value).startswith(f"{path.parent}/{message}".replace("PATH", str(path))), caught.value
         assert "\n" not in str(caught.value) and not isinstance(caught.value, BadDocument)
+
+
+@pytest.mark.parametrize(("module", "suffix"), [(gzip, ".gz"), (bz2, ".bz2"), (lzma, ".xz")])
+def test_what_is_wrong_with_a_later_compressed_stream_is_an_error_too(read, tmp_path, module, suffix):
+    path = tmp_path / f"a.jsonl{suffix}"
+    good = module.compress(b'{"text": "good"}\n')
+    for later in (good[:1] + b"?" + good[2:], good[:12] + b"?" + good[13:], good[:-1], good + b"junk"):
+        damaged(path, good + later)
+        with pytest.raises(DataError, match=rf"^{path}: cannot be read after {path}:[12]: .*; mend or remove it$"):
+            read(path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
