@@ -305,7 +305,7 @@ def damaged(path, content):
 
 @pytest.mark.parametrize("bad_documents", ["error", "skip"])
 def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_documents):
-    lines = b"".join(b'{"text": "good %d"}\n' % number for number in range(30_000))
+    lines = b"".join(b'{"text": "good %d"}\n' % number for number in range(6_000))
     records = tmp_path / "good.tfrecord"
     write_tfrecord(records, ["good"] * 40)
     table = io.BytesIO()
@@ -313,7 +313,7 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
     for name, content, message in [
         ("1.csv", b"id,body\n1,x\n", "1.csv:1: no column 'text', but 'id', 'body'; name one of them with data.field"),
         ("2.csv", b'id,text\n1,good\n2,"open\n', "2.csv: a quote is never closed; mend the file"),
-        ("1.jsonl.gz", gzip.compress(lines)[:-9000], "1.jsonl.gz: cannot be read after PATH:"),
+        ("1.jsonl.gz", gzip.compress(lines)[:-900], "1.jsonl.gz: cannot be read after PATH:"),
         ("2.jsonl.gz", b"plain", "2.jsonl.gz: cannot be read from its beginning on: Not a gzipped file (b'pl')"),
         ("3.jsonl.bz2", b"plain", "3.jsonl.bz2: cannot be read from its beginning on: Invalid data stream"),
         ("4.jsonl.xz", b"plain", "4.jsonl.xz: cannot be read from its beginning on: Input format not supported"),
