@@ -24,7 +24,7 @@ GOOGLE_PCI_VENDOR = "0x1ae0"
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
 ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is read, not by TensorFlow
 # Importing and tracing make millions of objects and hardly a cycle. Looked for as often as Python does by itself, they
-# take a fifth of the start, and of a step now and then a part of a second, on one host of all.
+# take a good part of the start, and of a step now and then, on one host of all, a tenth of a second.
 RARE_COLLECTIONS = (100_000, 20, 20)
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {

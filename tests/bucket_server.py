@@ -26,26 +26,13 @@ def generation(request, storage) -> str:
     return "0"
 
 
-def conditional(usual):
-    """Refuse, as Google does and the emulator does not, where the content is not the one that is to be replaced."""
+def checked(usual, parameter: str, status: HTTPStatus):
+    """Refuse, as Google does and the emulator does not, where a request names another content than is there."""
 
     def answer(request, response, storage, *rest, **more):
-        (wanted,) = request.query.get("ifGenerationMatch", [None])
+        (wanted,) = request.query.get(parameter, [None])
         if wanted and wanted != generation(request, storage):
-            response.status = HTTPStatus.PRECONDITION_FAILED
-            return
-        usual(request, response, storage, *rest, **more)
-
-    return answer
-
-
-def of_a_generation(usual):
-    """Find, as Google does and the emulator does not, nothing where a content is asked for that is no more."""
-
-    def answer(request, response, storage, *rest, **more):
-        (wanted,) = request.query.get("generation", [None])
-        if wanted and wanted != generation(request, storage):
-            response.status = HTTPStatus.NOT_FOUND
+            response.status = status
             return
         usual(request, response, storage, *rest, **more)
 
@@ -54,9 +41,11 @@ def of_a_generation(usual):
 
 objects_download = objects.download
 REPLACED = {
-    objects.get: of_a_generation(objects.get), objects.download: of_a_generation(download),
-    **{usual: conditional(usual) for usual in (objects.insert, objects.delete)},
-}  # fmt: skip
+    objects.get: checked(objects.get, "generation", HTTPStatus.NOT_FOUND),
+    objects.download: checked(download, "generation", HTTPStatus.NOT_FOUND),
+    objects.insert: checked(objects.insert, "ifGenerationMatch", HTTPStatus.PRECONDITION_FAILED),
+    objects.delete: checked(objects.delete, "ifGenerationMatch", HTTPStatus.PRECONDITION_FAILED),
+}
 
 
 @contextlib.contextmanager
