@@ -22,6 +22,7 @@ from input_pipeline.records import RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
 STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
+FRAME_BYTES = 16  # around a record of a TFRecord file: its length and two checksums
 COMPRESSED = (".gz", ".zst", *STREAMS)
 ROWS = 32  # that are decoded at once: few, as a document may be large
 ADVICE = ": data.field names it"  # where there is another column or key
@@ -190,9 +191,14 @@ class TFRecord(RecordFile):
         records = tf.data.TFRecordDataset(str(self.path), compression_type=compression, buffer_size=1 << 20)
         try:
             batches = records.batch(ROWS).as_numpy_iterator()  # record by record takes ten times as long
-            yield from enumerate((record for batch in batches for record in batch), start=1)
+            size = 0
+            for number, record in enumerate((record for batch in batches for record in batch), start=1):
+                size += len(record) + FRAME_BYTES
+                yield number, record
         except tf.errors.OpError as error:
             raise OSError(error.message) from error
+        if not compression and size != self.path.stat().st_size:  # which TensorFlow takes for its end
+            raise OSError("it ends within the length of a record")
 
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)

@@ -323,6 +323,16 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         ("2.parquet", table.getvalue(), "2.parquet: column 'text' holds int64, not text; name another with data.field"),
         ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from its beginning on: "),
         ("2.tfrecord", records.read_bytes()[:-20], "2.tfrecord: cannot be read after PATH, record 32: "),
+        (
+            "3.tfrecord",
+            records.read_bytes() + b"5678",
+            "3.tfrecord: cannot be read after PATH, record 40: it ends within ",
+        ),
+        (
+            "4.tfrecord",
+            b"5678",
+            "4.tfrecord: cannot be read from its beginning on: it ends within the length of a record",
+        ),
     ]:
         path = damaged(tmp_path / name, content)
         with pytest.raises(DataError) as caught:
