@@ -22,7 +22,7 @@ from training.throughput import device_memory_gib, host_memory_gib
 from training.workdir import write_atomically
 
 INTERVAL_SECONDS = 1.0
-START_SECONDS = 900.0  # at least, before the first step has ended: restoring and compiling
+START_SECONDS = 900.0  # at least, before the first step has begun: restoring and compiling
 IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
     "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
     "save": "training", "evaluation": "evaluating",
@@ -33,7 +33,7 @@ IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "traini
 def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
     """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
 
-    Before the first step has ended START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
+    Before the first step has begun START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
     are written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
     excepthook is to end the process.
     """
