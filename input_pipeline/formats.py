@@ -117,8 +117,8 @@ class Csv(RecordFile):
             texts = (line.decode("utf-8", "surrogateescape") for line in lines)
             texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
             rows = csv.reader(texts, dialect, strict=True)
-            header = next(rows, [])
-            check_column(f"{self.path}:1", self.field, header or [self.field])
+            header = next(filter(None, rows), [])
+            check_column(f"{self.path}:{max(1, rows.line_num)}", self.field, header or [self.field])
             begins = rows.line_num + 1
             while (row := self._next(rows)) is not None:
                 if row:

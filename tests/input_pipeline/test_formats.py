@@ -303,6 +303,12 @@ def damaged(path, content):
     return path
 
 
+def test_blank_lines_before_the_header_of_a_table_are_blank_as_any(read, tmp_path):
+    assert contents(read(damaged(tmp_path / "a.csv", b"\n\r\nid,text\n\n1,good\n"))) == ["good"]
+    with pytest.raises(DataError, match=r"a.csv:3: no column 'body', but 'id', 'text'"):
+        read(tmp_path / "a.csv", field="body")
+
+
 @pytest.mark.parametrize("bad_documents", ["error", "skip"])
 def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_documents):
     lines = b"".join(b'{"text": "good %d"}\n' % number for number in range(6_000))
