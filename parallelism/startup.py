@@ -23,8 +23,8 @@ GOOGLE_PCI_VENDOR = "0x1ae0"
 # It reads data and writes events. Without its own Keras, which is not read either, it is imported in less time.
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
 ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is read, not by TensorFlow
-# Importing and tracing make millions of objects and hardly a cycle. Looked for as often as Python does by itself, they
-# take a good part of the start, and of a step now and then, on one host of all, a tenth of a second.
+# Importing and tracing make millions of objects and hardly a cycle. Looking for cycles as often as Python does by
+# itself takes a part of the start, and holds up a step now and then, on one host of all.
 RARE_COLLECTIONS = (100_000, 20, 20)
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {

@@ -157,7 +157,6 @@ def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool =
 def stand_by(channel: socket.socket, modules: Sequence[str]) -> None:
     """Import these, and then be whatever program is asked for."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the forks
-    gc.disable()  # until a program sets how it is looked for
     for module in modules:
         importlib.import_module(module)
     gc.collect()
