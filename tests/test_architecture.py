@@ -16,16 +16,17 @@ from tests.shape_check import SUFFIX
 from tests.support import ROOT
 
 ROOMS = {  # of ours that a room may import, beside itself
-    "configs": set(),
+    "files": set(),
+    "configs": {"files"},
     "layers": set(),
     "models": {"layers"},
     "objectives": {"layers"},
-    "input_pipeline": set(),
-    "parallelism": {"configs"},
-    "training": {"configs", "layers", "objectives", "parallelism"},
+    "input_pipeline": {"files"},
+    "parallelism": {"configs", "files"},
+    "training": {"configs", "files", "layers", "objectives", "parallelism"},
 }
 LOWER = set(ROOMS)
-ROOMS["pods"] = {"configs", "training"}  # of training the one file that imports no jax
+ROOMS["pods"] = {"configs", "files", "training"}  # of training the one file that imports no jax
 ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 ROOMS["inspection"] = LOWER | {"assembly"}
@@ -33,7 +34,7 @@ ROOMS["evaluation"] = LOWER | {"assembly", "reasoning"}
 ROOMS["job"] = LOWER | {"assembly", "inspection", "evaluation"}
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
-    "command_line": {"configs", "input_pipeline", "parallelism", "training"},
+    "command_line": {"configs", "files", "input_pipeline", "parallelism", "training"},
     "migration": LOWER | {"train", "assembly", "command_line"},
     "examples": LOWER | {"train", "command_line"},
     "scripts": LOWER | {"train", "assembly", "command_line", "pods"},
@@ -41,6 +42,7 @@ OTHERS = {
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported
+    "files": {"pydantic", "typing_extensions"},
     "configs": {"ml_collections"},
     "layers": {"jax", "flax", "qwix"},
     "models": {"jax", "flax"},

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read JSON that this process did not write: limited in size and depth, and checked against a schema.
+
+A schema is a type that pydantic understands, usually a `TypedDict`; the result is then an ordinary dictionary.
+Every mistake becomes one line that names the source, the key and what was expected.
+"""
+
+import codecs
+import functools
+import pathlib
+from typing import TypeVar
+
+import pydantic
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+
+MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
+SHOWN_CHARACTERS = 60  # of a wrong value in a message
+Schema = TypeVar("Schema")
+Scalar = bool | int | float | str | None
+
+
+class JsonError(ValueError):
+    """JSON that cannot be used: one line with the source, the key and what is wrong with it."""
+
+    exit_status = 2
+
+
+class Object(TypedDict):
+    """A JSON object with any keys. A schema that inherits from it keeps the keys that it does not name, unchecked."""
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="allow", strict=True)
+
+
+def read_json(path: pathlib.Path, schema: type[Schema], *, max_bytes: int = MAX_BYTES) -> Schema:
+    """Return the content of a file as `schema` describes it.
+
+    Raises:
+      JsonError: the file is larger than `max_bytes`, is not JSON, is nested too deeply or does not match the schema.
+      OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        return parse_json(file.read(max_bytes + 1), schema, str(path), max_bytes=max_bytes)
+
+
+def parse_json(content: bytes | str, schema: type[Schema], source: str, *, max_bytes: int = MAX_BYTES) -> Schema:
+    """Return JSON text as `schema` describes it; see `read_json`. Messages call the text `source`."""
+    if len(content) > max_bytes:
+        raise JsonError(f"{source}: is larger than {max_bytes:,} bytes, the limit for such a file")
+    if isinstance(content, bytes):
+        content = content.removeprefix(codecs.BOM_UTF8)
+    try:
+        return _adapter(schema).validate_json(content)
+    except pydantic.ValidationError as errors:
+        raise JsonError(f"{source}: {_first_line(errors)}") from None
+
+
+@functools.cache
+def _adapter(schema: type) -> pydantic.TypeAdapter:
+    return pydantic.TypeAdapter(schema)
+
+
+def _first_line(errors: pydantic.ValidationError) -> str:
+    """Return the first mistake as a part of a line."""
+    first = errors.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    match first["type"]:
+        case "json_invalid":
+            return f"is not valid JSON ({first['ctx']['error']})"
+        case "missing":
+            return f"{key} is missing"
+    value = repr(first["input"])
+    shown = value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "..."
+    where = f"{key}: " if key else ""
+    return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {shown}"
