@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every reader of foreign data against ten thousand mutations of good contents, each reader in a process of its own.
+
+Asserts that none raises anything but a one-line error of ours, takes over 10 s or over 1 GiB for a case.
+"""
+
+import json
+import subprocess
+import sys
+
+import support
+
+from tests.fuzz.run import load_readers
+
+CASES = 300 if support.QUICK else 10_000
+
+
+def main() -> None:
+    """Fuzz every reader and print what came of it."""
+    figures, failed = {}, []
+    for name in load_readers():
+        command = [sys.executable, "tests/fuzz/run.py", str(CASES), "1", name]
+        done = subprocess.run(command, cwd=support.ROOT, text=True, capture_output=True)
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failures": [done.stderr[-500:]]}
+        failed += [f"{name}: {failure}" for failure in found["failures"]]
+        figures[name] = {
+            key: found.get(key) for key in ("cases", "accepted", "refused", "slowest_seconds", "memory_gib")
+        } | {"failures": len(found["failures"])}
+        print(f"{name}: {figures[name]}", flush=True)
+    for failure in failed:
+        print(failure, file=sys.stderr)
+    support.finish("fuzz", figures)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
