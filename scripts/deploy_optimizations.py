@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the train step that the enabled switches make, on this host, run it three times, and report what it costs.
 
-    python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--model-size=medium]
-        [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+    python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--config=configs/large.py]
+        [--model-size=medium] [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+
+A JSON file holds switches, and sizes; it is data and runs nothing. A recipe is code, so it is typed.
 
 `pod.py setup_optimizations` runs it on all hosts of a pod as one process group. Each writes its
 optimization_deployment_report.json: the switches as given, and measured seconds, tokens/s and memory.
