@@ -12,7 +12,9 @@ from ml_collections import ConfigDict
 from configs import architecture, fine_tuning, layouts, ramp, together, topologies
 from configs.architecture import divisible, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
-from configs.loading import ROOT, Loaded, assign, flat, one_of
+from configs.keys import assign, flat, one_of
+from configs.loading import ROOT
+from configs.resolving import Loaded
 
 CHOICES = {
     "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from absl import flags
 
 from configs import loading, topologies
-from configs.loading import ROOT, nearest
+from configs.keys import nearest
+from configs.loading import ROOT
 from pods.transports import check_worker, usage_error
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)

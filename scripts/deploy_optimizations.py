@@ -28,14 +28,14 @@ if __name__ == "__main__":
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
     sys.argv[1:] = ARGUMENTS
-    COMMAND = command_line.parse(__doc__)
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.IGNORE)
 
 import jax
 import numpy as np
 
 import assembly
 from configs import validation
-from configs.loading import flat
+from configs.keys import flat
 from parallelism import identity, processes
 from parallelism.mesh import mesh_context
 from training import preflight

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
-from configs import loading
+from configs import loading, stored_config
 from configs.base import ConfigError
 from layers.adapters import INPUTS
 from parallelism import processes
@@ -40,7 +40,7 @@ class OtherRun:
         """Return its configuration; ConfigError where there is none."""
         if self.name.endswith(".py"):
             return loading.load(self.name, "", {}).config
-        return loading.load_stored(self.folder(), {}).config
+        return stored_config.load_to_read(self.folder(), {}).config
 
     def folder(self):
         """Return its folder; ConfigError where it is a recipe, which has no weights."""
@@ -48,7 +48,7 @@ class OtherRun:
             raise ConfigError(
                 f"{self.key}={self.name} is a recipe, without weights: that can be rehearsed, not trained"
             )
-        return loading.run_folder(self.key, self.name, path_of)
+        return stored_config.run_folder(self.key, self.name, path_of)
 
     def check_begins(self, config: ConfigDict, tokenizer) -> None:
         """Raise ConfigError where a run of `config`, with this tokenizer or None, cannot begin with its weights."""
