@@ -52,6 +52,7 @@ MISTAKES = [
     ("train.py --explain_step=1 --evaluate_only", {}, "--evaluate_only and --explain_step ask different questions"),
     ("generate.py --workdir=HERE/run --top_p=2", {}, "--top_p=2: 2.0 is not a number in the range [0.0, 1.0]"),
     ("generate.py --workdir=HERE/decoder --top_p=nan", {}, "--top_p=nan is no number"),
+    ("generate.py --workdir=HERE/decoder --message=hi", {}, "was not trained on conversations, and its tokenizer has"),
     ("generate.py --workdir=HERE/decoder --temperature=nan", {}, "--temperature=nan is no number"),
     ("generate.py --workdir=HERE/run --temperature=inf", {}, "inf is not a number in the range [0.0, 1e+30]"),
     ("generate.py --workdir=HERE/run --temperature=-1", {}, "-1.0 is not a number in the range [0.0, 1e+30]"),
