@@ -87,8 +87,12 @@ def solve_puzzle(flags, config, address) -> None:
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
-        cells, halts = zip(*answers, strict=True)
-        board = pictures.Board(puzzle.kind, puzzle.tokens.shape, puzzle.tokens, cells, halts)
+        size, (cells, halts) = puzzle.tokens.shape, zip(*answers, strict=True)
+        board = pictures.Board(
+            puzzle.kind, size, puzzle.tokens, cells, halts,
+            wrong=[solving.mistakes(puzzle, answer.reshape(size)) for answer in cells],
+            verdict=solving.verdict(puzzle, cells[-1].reshape(size)),
+        )  # fmt: skip
         page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
         try:
             write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
