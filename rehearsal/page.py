@@ -23,6 +23,7 @@ STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
 }  # fmt: skip
 INCH = 72  # a unit of an SVG is a point
+LABELLED_RANGE = 3000  # up to this ratio of its ends, a logarithmic axis has a label at 2 and 5 too
 WIDE = 10.6  # inches; the page is 1100 units wide
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # directions
 CSS = """
@@ -71,7 +72,7 @@ def _section(section: sections.Section, report: dict) -> str:
         f"<table>{''.join(bars)}</table>" if bars else "",
         _said(section.lines),
         *(PLOTS[name](report) for name in section.plots),
-        *(_table(table) for table in section.tables),
+        *(_table(table, numbered="roofline" in section.plots) for table in section.tables),
     ])  # fmt: skip
 
 
@@ -100,7 +101,8 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
         (total, f"{_short(total)} GiB in all", "--", 0.005, "left"),
     ):
         axes.axhline(at, color=INK, linewidth=1.2, linestyle=dashes)
-        up = 1 if at == max(capacity, total) else -1
+        largest = max(capacity, total)
+        up = 1 if at == largest or at < 0.15 * largest else -1  # below a low line stands the axis
         axes.annotate(said, (x, at), (0, 3 * up), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                       ha=side, va="bottom" if up > 0 else "top")  # fmt: skip
     axes.set(xlim=(0.0, max(times) or 1.0), ylim=(0.0, 1.12 * max(total, capacity)), ylabel="GiB")
@@ -110,8 +112,9 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
 
 
 def _roofline(report: dict) -> str:
-    said = """Each disc is an operation of the table, its area its share of the step; those without FLOPs have none. One
-above the roof reads less from main memory than its operands' sizes tell, for they are on the chip already."""
+    said = """Each disc is the operation of that number in the table, and its area is the share of the step. Operations
+without FLOPs have no disc. A disc above the roof reads less from main memory than the sizes of its operands, since they
+are on the chip already."""
     return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure>{_said([said])}"
 
 
@@ -121,7 +124,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
     ridge = peak / bandwidth
     met = [o["intensity"] for _, o in points] + ([ridge] if ridge else [])
     x, lowest = (min(met) / 2, max(met) * 2), min(o["flops_per_second"] for _, o in points)
-    axes = figure.add_axes([0.06, 0.12, 0.93, 0.86])
+    axes = figure.add_axes([0.06, 0.12, 0.91, 0.86])
     axes.set(xscale="log", yscale="log", xlim=x, ylim=(lowest / 1.5e12, 1.4 * peak / 1e12))
     roof = [x[0], max(x[0], ridge), x[1]]
     axes.plot(roof, [min(peak, at * bandwidth) / 1e12 for at in roof], color=INK, linewidth=1.5)
@@ -140,9 +143,10 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
         line = {"arrowstyle": "-", "linewidth": 0.5, "color": INK} if far else None
         axes.annotate(text, place, label, xycoords="axes points", textcoords="axes points", ha="center", va="center",
                       zorder=4, arrowprops=line)  # fmt: skip
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        labelled = "125" if high < LABELLED_RANGE * low else "1"  # of a long axis more labels would run together
+        for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
+            set_formatter(lambda value, _, digits=labelled: _tick(value) if f"{value:e}"[0] in digits else "")
     axes.set(xlabel="FLOP/byte", ylabel="TFLOP/s a chip")
     axes.grid()
 
@@ -227,14 +231,25 @@ def _figure(draw, report: dict, name: str, height: float) -> str:
     return text
 
 
-def _table(table: sections.Table) -> str:
-    """Return a table, everything in it escaped."""
-    kinds = [' class="number"' if name[0].isupper() else "" for name in table.columns]
+def _table(table: sections.Table, *, numbered: bool) -> str:
+    """Return a table, everything in it escaped; `numbered` puts the number of each row in front, as in the plot."""
+    columns, body = table.columns, table.rows
+    if numbered:
+        columns, body = ("No.", *columns), [(str(number), *row) for number, row in enumerate(body, 1)]
+    kinds = [' class="number"' if name[0].isupper() else "" for name in columns]
     rows = [
         "".join(f"<{cell}{kind}>{html.escape(text)}</{cell}>" for kind, text in zip(kinds, row, strict=True))
-        for cell, row in (("th", table.columns), *(("td", row) for row in table.rows))
+        for cell, row in (("th", columns), *(("td", row) for row in body))
     ]
     return f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
+
+
+def _tick(value: float) -> str:
+    """Return 0.5, 200, 50k or 1M."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= 10_000 and value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
 
 
 def _short(value: float) -> str:

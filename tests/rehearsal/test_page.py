@@ -180,6 +180,24 @@ def test_seconds_have_three_figures(seconds, text):
     assert sections.seconds_text(seconds) == text
 
 
+def test_the_rows_of_the_table_have_the_numbers_of_the_discs():
+    text = page.page(fitting())
+    rows = re.findall(r'<tr><td class="number">(\d+)</td><td>([^<]*)</td>', text)
+    assert [int(number) for number, _ in rows] == [1, 2, 3, 4]
+    discs = re.findall(r"<title>(\d): (BTF,FD-&gt;BTD|twin|near|add), ", text)
+    assert len(discs) == 3 and set(discs) <= set(rows)
+
+
+@pytest.mark.parametrize(("lowest", "labelled"), [(50.0, {"200", "500", "1000"}), (0.05, {"10", "1000"})])
+def test_labels_of_an_axis_do_not_run_together(lowest, labelled):
+    """Of an axis over many decades only the powers of ten are labelled."""
+    assert [page._tick(value) for value in (0.5, 200, 5000, 50_000, 2e6)] == ["0.5", "200", "5000", "50k", "2M"]
+    report = fitting()
+    report["operations"][0]["intensity"] = lowest
+    (roofline,) = plots(page._roofline(report))
+    assert labelled <= set(said(roofline)) and ("500" in said(roofline)) == ("500" in labelled)
+
+
 def test_numbers_in_the_roofline_lie_on_no_disc_and_no_other_number():
     discs = [(str(n), 100.0 + 7 * n, 100.0 + 3 * (n % 3), 6.0) for n in range(9)]
     roof = (0.0, 120.0, 400.0, 132.0)
