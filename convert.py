@@ -95,6 +95,8 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
         f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "
         f"in {command.workdir}; train.py --workdir={command.workdir} goes on from there"
     )
+    if not published.tokenizer:
+        print(f"{name} has no tokenizer; training and generating need --config.data.tokenizer=FILE, the model's own")
 
 
 def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:

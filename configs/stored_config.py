@@ -155,14 +155,15 @@ def load_to_read(
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
     free = FREE_TO_READ + (LENGTHS if stored["model.name"] == "decoder_lm" else ())
-    fixed = [key for key in overrides if key in stored and (key == "data.tokenizer" or not key.startswith(free))]
+    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # of an import without one it has to be typed
+    fixed = [key for key in overrides if key in stored and (key in own or not key.startswith(free))]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
     values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
     if stored["train.objective"] in base.OF_TWO_MODELS:  # the other model is needed to train only
         values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     values |= {"lora.rank": 0}  # adapters are merged with the weights when they are read, see training/other_run.py
-    if stored["data.tokenizer"] != "byte":
+    if stored["data.tokenizer"] not in ("byte", ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
     typed = parse_typed(overrides, values)

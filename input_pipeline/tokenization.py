@@ -245,7 +245,12 @@ def make_tokenizer(
 
 
 def open_tokenizer(name: str) -> AnyTokenizer:
-    """Return `byte`, or the tokenizer in a .model file or a tokenizer.json; DataError where there is none."""
+    """Return `byte`, or the tokenizer in a .model file or a tokenizer.json; DataError if there is none."""
+    if not name:
+        raise DataError(
+            "the model was imported without a tokenizer; name the one that it was trained with: "
+            "--config.data.tokenizer=FILE, a tokenizer.json or a .model file"
+        )
     if name == "byte":
         return ByteTokenizer()
     if name.endswith(".json"):

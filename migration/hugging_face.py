@@ -69,8 +69,7 @@ class Published:
         except (ConfigError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise ConfigError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
-        if self.tokenizer:
-            self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer)
+        self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer) if self.tokenizer else ""
         run = assembly.assemble(self.config, devices=jax.devices()[:1])
         self.params, self.num_parameters = run.abstract_state.params, run.num_parameters
         self.tensors = tensors_of(self.family, self.params)

@@ -296,7 +296,10 @@ def test_the_commands_convert_and_say_so(tmp_path):
     np.save(tmp_path / "tokens.npy", tokens)
     given = [f"--workdir={run}"]
     for arguments, message in (
-        (["import", f"--hf={theirs}", *given], "are the checkpoint of step 0 in"),
+        (
+            ["import", f"--hf={theirs}", *given],
+            f"{theirs} has no tokenizer; training and generating need --config.data.",
+        ),
         (["logits", f"--tokens={tmp_path}/tokens.npy", f"--out={tmp_path}/logits.npy", *given], "logits of step 0 of"),
         (["export", f"--hf={tmp_path}/ours", *given], f"step 0 of {run} is in"),
         (["--print_config", *given], "model.qk_norm = True"),  # train.py takes the configuration that the import stored
@@ -304,6 +307,10 @@ def test_the_commands_convert_and_say_so(tmp_path):
         script = "convert.py" if arguments[0].isalpha() else "train.py"
         status, out, err = finish(command(script, *arguments, cache=tmp_path))
         assert status == 0 and message in out, err
+    (tmp_path / "text.txt").write_text("some text of my own, and more\n" * 200)
+    for script, *more in (("train.py", f"--config.data.path={tmp_path}/text.txt"), ("generate.py", "--prompt=a")):
+        status, _, err = finish(command(script, *given, *more, cache=tmp_path))
+        assert status == 2 and "error: the model was imported without a tokenizer; name the one" in err
     found = np.load(tmp_path / "logits.npy")
     assert found.dtype == np.float32 and np.abs(found - wanted).max() < TOLERANCE
     assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)
