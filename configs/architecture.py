@@ -5,6 +5,8 @@ from ml_collections import ConfigDict
 
 from configs.base import ConfigError
 
+MOST_UNROLLED = 64  # layers; what assembling them takes grows with the cube of their number, 15 s for 100
+
 
 def check(config: ConfigDict) -> None:
     """Raise ConfigError where the sizes of a model, and of a recursive one its length, do not go together."""
@@ -32,6 +34,11 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_recursion(model: ConfigDict, length: int) -> None:
+    if model.num_layers > MOST_UNROLLED:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} must be at most {MOST_UNROLLED} with model.name=trm, whose layers "
+            "are compiled one by one; recursion is what makes it deep"
+        )
     if length != model.max_length:
         raise ConfigError(
             f"train.sequence_length={length} must be model.max_length={model.max_length}: the cells of a puzzle"

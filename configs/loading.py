@@ -3,8 +3,8 @@
 
 import dataclasses
 import difflib
+import functools
 import importlib.util
-import json
 import math
 import pathlib
 import re
@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from configs import base, topologies
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES, ConfigError, shown
+from files.json_reader import JsonError, object_of, read_json
 
 EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
 WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16, which up to that are brought whole as other weights are
@@ -24,10 +25,13 @@ FREE_OF_STORED = (
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
+OF_ITS_DEVICES = ("mesh.", "layout.", "batch.")  # sections of a run that whoever reads it does not take over
 LENGTHS = ("train.sequence_length", "model.max_length")  # free too where no weight knows them
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # one of them typed is all that is evaluated
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
+LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
 OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # what goes with it, beside its section
+ALWAYS_STORED = ("model.name", "model.max_length", "train.objective", "data.tokenizer")  # by every version
 OF_THE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that change how data is read, not what
 NAMES_ELSEWHERE = {  # what other programs call some keys
     "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
@@ -134,17 +138,19 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
     """
     sizes, names = (environment.get(name, "").strip() for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"))
     if not sizes and names:
-        raise ConfigError(f"TPU_AXIS_NAMES={names} without TPU_MESH_CONFIG, a number of devices for each; set both")
+        raise ConfigError(
+            f"TPU_AXIS_NAMES={shown(names)} without TPU_MESH_CONFIG, a number of devices for each; set both"
+        )
     if not sizes:
         return {}
     numbers = [part.strip() for part in sizes.split(",")]
     if not names and len(numbers) != len(EARLIER_AXES) and all(number.isdigit() for number in numbers):
         raise ConfigError(
-            f"TPU_MESH_CONFIG={sizes} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
+            f"TPU_MESH_CONFIG={shown(sizes)} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
             f"only three numbers go without, as {','.join(EARLIER_AXES)}"
         )
     axes = [name.strip() for name in names.split(",")] if names else EARLIER_AXES
-    said = f"TPU_MESH_CONFIG={sizes}" + (f" TPU_AXIS_NAMES={names}" if names else "")
+    said = f"TPU_MESH_CONFIG={shown(sizes)}" + (f" TPU_AXIS_NAMES={shown(names)}" if names else "")
     if "dcn_data" in axes[1:]:
         raise ConfigError(f"{said}: dcn_data, the network between slices, changes slowest; name it first")
     return mesh_sizes(axes, numbers, said)
@@ -152,18 +158,21 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
 
 def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[str, int]:
     """Return {axis: devices} of text; ConfigError, which begins with what was said, where it is no mesh."""
-    wrong = [number for number in numbers if not re.fullmatch("[0-9]*[1-9][0-9]*", number)]
+    sizes = [int(number) if re.fullmatch("[0-9]{1,20}", number) else 0 for number in numbers]
+    wrong = [shown(number) for number, size in zip(numbers, sizes, strict=True) if not 1 <= size <= LARGEST_AXIS]
     unknown = [axis for axis in axes if axis not in MESH_AXES]
     if wrong:
-        raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0, as in 4,4,2")
+        limit = f", and at most {LARGEST_AXIS:,}" if wrong[0].isdigit() else ""
+        raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0{limit}, as in 4,4,2")
     if unknown:
-        near = nearest(unknown[0], MESH_AXES)
-        raise ConfigError(f"{said}: {unknown[0]!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
+        unknown = shown(unknown[0])
+        near = nearest(unknown, MESH_AXES)
+        raise ConfigError(f"{said}: {unknown!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
     if len(set(axes)) < len(axes):
         raise ConfigError(f"{said}: {max(axes, key=axes.count)} is named more than once; name each axis once")
     if len(axes) != len(numbers):
         raise ConfigError(f"{said}: {len(numbers)} numbers, but {len(axes)} names; give a name for each number")
-    return {axis: int(number) for axis, number in zip(axes, numbers, strict=True)}
+    return dict(zip(axes, sizes, strict=True))
 
 
 def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
@@ -175,21 +184,13 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     path = workdir / "config.json"
     if not path.is_file():
         raise ConfigError(f"--workdir={workdir} holds no run (no config.json there); train first, or name another")
-    config = base.get_config()
-    try:
-        stored = json.loads(path.read_text())
-    except ValueError as error:
-        copy = "each checkpoint's record.json has a copy, as `config`"
-        raise ConfigError(f"{path}: is no JSON ({error}); bring it back, {copy}") from None
-    unknown = stored.keys() - flat(config).keys()
-    if unknown:
-        raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
-    free = [key for key in stored if key.startswith(FREE_OF_STORED) and key != "data.tokenizer"]
-    free += LENGTHS if stored["model.name"] == "decoder_lm" else ()
-    fixed = [key for key in overrides if key in stored and key not in free]
+    config, kept = base.get_config(), _read_stored(path)
+    free = [key for key in kept if key.startswith(FREE_OF_STORED) and key != "data.tokenizer"]
+    free += LENGTHS if kept["model.name"] == "decoder_lm" else ()
+    fixed = [key for key in overrides if key in kept and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {workdir}; leave it out")
-    stored |= {key: value for key, value in flat(config).items() if key.startswith(("mesh.", "layout.", "batch."))}
+    stored = flat(config) | {key: value for key, value in kept.items() if not key.startswith(OF_ITS_DEVICES)}
     if stored["train.objective"] in base.OF_TWO_MODELS:  # a teacher is needed to train alone
         stored |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     stored |= {"lora.rank": 0}  # adapters are merged where they are read, see training/other_run.py
@@ -204,8 +205,29 @@ def load_stored(workdir: pathlib.Path, overrides: dict[str, str]) -> Loaded:
     stored["model.max_length"] = max(stored["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in (stored | typed).items():
         assign(config, key, value)
-    origins = dict.fromkeys(stored, str(path)) | dict.fromkeys(typed, "command line")
+    origins = dict.fromkeys(kept, str(path)) | dict.fromkeys(typed, "command line")
     return Loaded(config, workdir.name, str(path), None, typed, origins)
+
+
+@functools.cache
+def stored_schema() -> type:
+    """Return the schema of a flat configuration: of each key the type of its default."""
+    kinds = {key: type(value) for key, value in flat(base.get_config()).items()}
+    return object_of(kinds, required=ALWAYS_STORED)
+
+
+def _read_stored(path: pathlib.Path) -> dict[str, object]:
+    """Return the flat configuration in a run's config.json; a key that an older version did not have is missing."""
+    try:
+        stored = read_json(path, stored_schema())
+    except JsonError as error:
+        raise ConfigError(f"{error}; bring it back, each checkpoint's record.json has a copy, as `config`") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
+    if unknown := stored.keys() - flat(base.get_config()).keys():
+        first = shown(min(unknown))
+        raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")
+    return stored
 
 
 def run_folder(key: str, name: str, path: Callable = pathlib.Path):
@@ -231,7 +253,7 @@ def parse_value(key: str, text: str, current: dict[str, object]):
         return kind(text)
     except (ValueError, KeyError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise ConfigError(f"--config.{key}={text} is not {wanted} (now {current[key]})") from None
+        raise ConfigError(f"--config.{key}={shown(text)} is not {wanted} (now {current[key]})") from None
 
 
 def _refuse_empty(typed: dict, current: dict) -> None:
@@ -263,7 +285,8 @@ def nearest_keys(name: str, keys) -> list[str]:
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError where the value of a key is none of the choices."""
     if value not in choices:
-        raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
+        near = nearest(shown(value), list(map(str, choices)))
+        raise ConfigError(f"{key}={shown(value)} is unknown; nearest: {near} (all: {', '.join(map(str, choices))})")
 
 
 def recipe_names() -> list[str]:
