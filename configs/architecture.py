@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 
 from configs.base import ConfigError
 
+MOST_EXPERTS = 1_000_000  # of all layers
 MOST_UNROLLED = 64  # layers; what assembling them takes grows with the cube of their number, 15 s for 100
 
 
@@ -29,6 +30,11 @@ def check(config: ConfigDict) -> None:
     if model.num_experts and model.experts_per_token > model.num_experts:
         most = model.num_experts
         raise ConfigError(f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={most}")
+    if model.num_layers * model.num_experts > MOST_EXPERTS:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} each have more than "
+            f"{MOST_EXPERTS:,} experts, as many as can be named one by one; use fewer"
+        )
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)
 

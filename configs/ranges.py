@@ -66,7 +66,7 @@ NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "be 0 or greater")
 LARGEST = {  # far more than anybody trains; products of these still fit 64 bits, and loops over them end soon
     "model.num_layers": 10_000, "model.embed_dim": 1_000_000, "model.num_heads": 100_000,
     "model.num_kv_heads": 100_000, "model.head_dim": 100_000, "model.mlp_dim": 10_000_000,
-    "model.num_experts": 100_000, "model.experts_per_token": 1_000, "model.shared_experts": 1_000,
+    "model.num_experts": 10_000, "model.experts_per_token": 1_000, "model.shared_experts": 1_000,
     "model.expert_capacity": 100_000.0, "model.vocab_size": 100_000_000, "model.max_length": 1_000_000_000,
     "model.mup_base_dim": 1_000_000, "model.high_cycles": 1_000, "model.low_cycles": 1_000,
     "model.low_latents": 1_000, "model.puzzle_dim": 1_000_000, "model.prefix_length": 1_000_000,

@@ -23,6 +23,7 @@ DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.d
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # of tensors in a file, at most, unless one alone is larger
 METADATA = "__metadata__"  # in a header, beside the tensors
+NAME_CHARACTERS = 255  # of a file
 INDEX_BYTES = 100_000_000  # as large as the format lets a header be
 
 
@@ -151,7 +152,8 @@ def _files_by_index(index: pathlib.Path) -> dict[str, str]:
     """Return {tensor: name of the file that it is in}."""
     try:
         where = read_json(index, Index, max_bytes=INDEX_BYTES)["weight_map"]
-        why = next((f"{shown(file)!r} is none" for file in where.values() if pathlib.Path(file).name != file), "")
+        wrong = (file for file in where.values() if pathlib.Path(file).name != file or len(file) > NAME_CHARACTERS)
+        why = next((f"{shown(file)!r} is none" for file in wrong), "")
     except JsonError as error:
         why = str(error).removeprefix(f"{index}: ")
     if why:

@@ -139,7 +139,7 @@ MISTAKES = [
     (f"{SOLVE}/p", {"p": "." * 9 + "\n"}, "p:1: the Sudoku has 9 cells"),
     (f"{SOLVE}/p", {"p": ("." * 9 + "\n") * 9}, "the puzzle is a sudoku of 9 x 9, but the model has model.max_length="),
     ("convert.py import --hf=HERE/none --workdir=HERE/run", {}, "none: No such file or directory (config.json); name "),
-    ("convert.py import --hf=HERE --workdir=HERE/run", {"config.json": '{"x'}, "config.json: is no JSON ("),
+    ("convert.py import --hf=HERE --workdir=HERE/run", {"config.json": '{"x'}, "config.json: is not valid JSON ("),
     ("convert.py import --hf=HERE --workdir=HERE/run", {"config.json": '{"model_type": "bert"}'}, "none that can be c"),
     ("convert.py import --hf=tests/fixtures/hugging_face/qwen2 --workdir=HERE", {}, "HERE exists; name another folder"),
     ("convert.py import --trm=HERE/one.txt --workdir=HERE/run", ONE, "model.name=decoder_lm is not the model that the"),
