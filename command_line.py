@@ -28,11 +28,13 @@ from collections.abc import Callable
 try:
     from absl import flags
 
-    from configs import base, loading, simulation, topologies, validation
+    from configs import base, loading, simulation, stored_config, topologies, validation
     from configs.base import ConfigError
+    from configs.keys import NAMES_ELSEWHERE, flat, nearest_keys
+    from configs.resolving import Loaded
     from input_pipeline.cache import cache_path
     from parallelism import identity, processes, startup
-    from training.bucket import Bucket, open_bucket
+    from training.bucket import Bucket, open_bucket, path_of
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
@@ -41,6 +43,8 @@ FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
+TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
+OF_ONE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ between the hosts of a run
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
 
@@ -64,7 +68,7 @@ class Command:
     new), None where nothing is simulated.
     """
 
-    loaded: loading.Loaded
+    loaded: Loaded
     workdir: pathlib.Path
     bucket: Bucket | None
     accelerator: str
@@ -82,18 +86,24 @@ class Command:
         """Where the run's checkpoints are."""
         return self.bucket.url if self.bucket else self.workdir
 
+    @property
+    def origin(self) -> dict:
+        """What run.json of the run is to have."""
+        return self.loaded.origin | {"command": sys.argv}
+
     def banner(self) -> list[str]:
-        """Return the lines that say which variables are not read, what is simulated, and what that shrank."""
-        notes = startup.notes(os.environ, self.config.model.dtype)
+        """Return the lines that say what is not read, what is simulated, and what that shrank."""
+        notes = [*self.loaded.notes, *startup.notes(os.environ, self.config.model.dtype)]
         if self.scaled_down is None:
             return notes
         topology, mesh = self.loaded.topology, self.loaded.environment_mesh
         what = topology.name if topology else f"TPU_MESH_CONFIG={','.join(map(str, mesh.values()))}"
+        sizes = "the sizes of the run" if self.loaded.of_run else "the sizes of the recipe scaled down"
         changes = [f"  {key} {old} -> {new}" for key, (old, new) in self.scaled_down.items()]
         return [
             *notes,
             f"SIMULATION: no accelerator here, so {what} is {self.num_devices} simulated CPU devices, with the same",
-            "mesh and the sizes of the recipe scaled down; the speed says nothing about a TPU.",
+            f"mesh and {sizes}; the speed says nothing about a TPU.",
             *changes,
         ]
 
@@ -122,16 +132,18 @@ def parse_flags(description: str) -> dict[str, str]:
 
 
 def parse(
-    description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False, one_device: bool = False
+    description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False
 ) -> Command:
     """Parse the command line and settle configuration and platform; any mistake ends the process with status 2.
 
     Args:
       description: for --help.
-      stored: whether, given the flags, the configuration is the one that a run left in its workdir.
+      use: what the command does with the run in its workdir, given the flags: TRAIN, READ or IGNORE.
       one_device: whether the command uses one device, however many there are.
     """
-    loaded = parse_configuration(description, stored=stored)
+    loaded = parse_configuration(description, use=use)
+    if one_device and FLAGS["topology"].present:
+        raise ConfigError("--topology is not read here, where one device is used; leave it out")
     if "train.init_from" in loaded.typed and not (FLAGS.workdir or FLAGS["config"].present):
         raise ConfigError(f"train.init_from={loaded.config.train.init_from} begins a new run; name a --workdir for it")
     accelerator = startup.attached_accelerator()
@@ -144,8 +156,8 @@ def parse(
         num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
         num_devices = 1 if one_device else num_devices
         validation.resolve_mesh(loaded.config, num_devices, loaded)
-        if simulated:
-            scaled_down = simulation.scale_down(loaded.config, loaded.typed)
+        if simulated:  # a run that is continued has the sizes that it was started with
+            scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices, loaded)
     return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
 
@@ -160,33 +172,39 @@ def join(command: Command) -> None:
     """
     if command.group is not None:
         processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
-        keys = loading.flat(command.config)
-        processes.check_same({key: keys[key] for key in keys.keys() - set(loading.OF_THE_HOST)}, "their configuration")
+        values = flat(command.config)
+        processes.check_same({key: values[key] for key in values.keys() - set(OF_ONE_HOST)}, "their configuration")
         identity.check_same()
     startup.check_platform(command.accelerator)
 
 
-def parse_configuration(
-    description: str, *, stored: Callable[[flags.FlagValues], bool] = lambda parsed: False
-) -> loading.Loaded:
+def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], str]) -> Loaded:
     """Return the configuration that the command line asks for; with --print_config print it and end."""
     overrides = parse_flags(description)
-    if stored(FLAGS):
-        unread = [name for name in ("config", "topology") if FLAGS[name].present and FLAGS.workdir]
-        if unread:
-            raise ConfigError(f"--{unread[0]} is not read here, where --workdir has the configuration; leave it out")
-        workdir, bucket = _workdir()
-        if bucket:
-            startup.choose_libraries()
-            bucket.fetch()
-        loaded = loading.load_stored(workdir, overrides)
-    else:
-        loaded = loading.load(recipe(overrides), FLAGS.topology, overrides, os.environ)
+    loaded = _load(overrides, use(FLAGS))
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
         sys.exit(0)
     return loaded
+
+
+def _load(overrides: dict[str, str], use: str) -> Loaded:
+    """Return the configuration of the run in the workdir, or of a recipe if there is none that `use` asks for."""
+    if use != IGNORE:
+        workdir, bucket = _workdir()
+        if bucket:
+            startup.choose_libraries()
+            bucket.fetch()
+        typed = FLAGS.config if FLAGS["config"].present else ""
+        if use == READ:
+            named = (typed, loading.run_recipe(typed)[0]) if typed else None
+            return stored_config.load_to_read(workdir, overrides, named, FLAGS.topology)
+        step = stored_config.trained_to(path_of(bucket.url) if bucket else workdir)
+        if stored_config.is_run(workdir) and (step is not None or not typed):
+            named = (typed, loading.run_recipe(typed)[0]) if typed else None
+            return stored_config.load_to_continue(workdir, step, named, FLAGS.topology, overrides, os.environ)
+    return loading.load(recipe(overrides), FLAGS.topology, overrides, os.environ)
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -205,9 +223,9 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return overrides, rest
 
 
-def config_text(loaded: loading.Loaded) -> str:
+def config_text(loaded: Loaded) -> str:
     """Return a line for each key with its value and where that is from."""
-    values = loading.flat(loaded.config).items()
+    values = flat(loaded.config).items()
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
@@ -241,19 +259,15 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
 
 
 def recipe(overrides: dict[str, str]) -> str:
-    """Return the recipe that is asked for; where none is, the run that this one begins from, or an import's own."""
+    """Return the recipe of a new run: the one that is asked for, else the run that it begins from, else tiny."""
     source = overrides.get("train.init_from", "")
-    if source and not FLAGS["config"].present:
-        if "://" in source:
-            raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
-        if source.endswith(".py"):
-            return source
-        there = pathlib.Path(source).expanduser().is_dir()
-        begun = (pathlib.Path(FLAGS.workdir).expanduser() / "config.json").is_file()
-        return FLAGS.workdir if begun and not there else str(loading.run_folder("train.init_from", source))
-    imported = pathlib.Path(FLAGS.workdir).expanduser() / "recipe.py"
-    left = FLAGS.workdir and not FLAGS["config"].present and imported.is_file()
-    return str(imported) if left else FLAGS.config
+    if FLAGS["config"].present or not source:
+        return FLAGS.config
+    if source.endswith(".py"):
+        return source
+    if "://" in source:
+        raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
+    return str(stored_config.run_folder("train.init_from", source))
 
 
 def _own_flags() -> list[flags.Flag]:
@@ -262,9 +276,9 @@ def _own_flags() -> list[flags.Flag]:
 
 def _nearest_options(name: str) -> str:
     """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
-    keys = loading.nearest_keys(name, loading.flat(base.get_config()))
+    keys = nearest_keys(name, flat(base.get_config()))
     close = difflib.get_close_matches(name, [flag.name for flag in _own_flags()], n=1)
-    known = name in loading.NAMES_ELSEWHERE or keys[0].split(".")[-1] == name
+    known = name in NAMES_ELSEWHERE or keys[0].split(".")[-1] == name
     return f"--{close[0]}" if close and not known else " or ".join(f"--config.{key}" for key in keys)
 
 

@@ -29,8 +29,8 @@ command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
 VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("tokens", "out")}  # the flags of each
 
 
-def reads_run(parsed, verb: str) -> bool:
-    """Whether the configuration is that of the run in --workdir; ConfigError for no verb, or flags of another."""
+def use_of_run(parsed, verb: str) -> str:
+    """Return what is done with the run in --workdir; ConfigError for no verb, or flags of another."""
     if verb not in VERBS:
         raise ConfigError(f"convert.py {verb or '...'}: import, export or logits? Name one of them first, see --help")
     unread = [flag for flags in VERBS.values() for flag in flags if flag not in VERBS[verb]]
@@ -40,12 +40,12 @@ def reads_run(parsed, verb: str) -> bool:
             raise ConfigError("convert.py import --hf needs --workdir=FOLDER, in which there is to be a run")
     if given := [flag for flag in unread if parsed[flag].present]:
         raise ConfigError(f"--{given[0]} is not read by this convert.py {verb}; leave it out")
-    return verb in ("export", "logits")
+    return command_line.IGNORE if verb == "import" else command_line.READ
 
 
 if __name__ == "__main__":
     VERB = sys.argv.pop(1) if sys.argv[1:] and not sys.argv[1].startswith("-") else ""
-    COMMAND = command_line.parse(__doc__, stored=lambda parsed: reads_run(parsed, VERB), one_device=True)
+    COMMAND = command_line.parse(__doc__, use=lambda parsed: use_of_run(parsed, VERB), one_device=True)
 
 import pathlib
 import time
@@ -53,7 +53,7 @@ import time
 import jax
 
 import assembly
-from configs.loading import flat
+from configs.keys import flat
 from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
 from parallelism.mesh import mesh_context
 from training import workdir as workdirs
@@ -129,7 +129,7 @@ def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
         mesh_context(run.mesh),
     ):
         refuse_checkpoints(checkpoints)
-        workdirs.open_workdir(workdir, flat(config), None)
+        workdirs.open_workdir(workdir, flat(config), None, command.origin)
         checkpoints.save_and_wait(0, run.init(weights), record_of_start(config, workdir))
     print(f"{run.num_parameters:,} parameters of {file} are the checkpoint of step 0 in {workdir}")
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample from a trained model: python generate.py --workdir=runs/tiny --prompt="def " --max_tokens=64
 
-Several --prompt make a batch. --temperature=0 takes the likeliest token each time. --message="Hello" asks a model of
-conversations for an answer. A recursive model solves a puzzle instead: python generate.py --workdir=runs/sudoku
+Several --prompt make a batch. --temperature=0 takes the likeliest token each time. --message="Hello" asks a model that
+was trained on conversations for an answer; each of several --message begins a conversation of its own. A recursive
+model solves a puzzle instead: python generate.py --workdir=runs/sudoku
 --puzzle=puzzle.txt [--html=steps.html]
 """
 
 import command_line
 
 command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be given several times")
-command_line.flags.DEFINE_string("message", "", "what a user says to a model of conversations, for an answer")
+command_line.flags.DEFINE_multi_string(
+    "message", [], "what a user says to a model of conversations, for an answer; may be given several times"
+)
 command_line.flags.DEFINE_integer("max_tokens", 64, "longest continuation in tokens", lower_bound=1)
 command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", 0.0, 1e30)
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
@@ -21,7 +24,7 @@ command_line.flags.DEFINE_string(
 command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
 command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", lower_bound=0)
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__, stored=lambda flags: True, one_device=True)
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
 
 import math
 import pathlib
@@ -33,7 +36,7 @@ from configs.base import ConfigError
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning import pictures, puzzle_file, solving
-from reasoning.sampling import answer, continue_texts
+from reasoning.sampling import answers, check_answers, continue_texts
 from training.checkpoints import Checkpoints
 from training.other_run import restore_evaluated
 from training.workdir import write_atomically
@@ -59,12 +62,14 @@ def continue_prompts(flags, config, address) -> None:
     if config.data.source == "synthetic":
         raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
     tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
+    if flags.message:
+        check_answers(config, tokenizer, address)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state.params)
         how = {name: flags[name].value for name in SAMPLING}
         if flags.message:
-            texts = [answer(run, params, tokenizer, flags.message, **how)]
+            texts = answers(run, params, tokenizer, flags.message, **how)
         else:
             texts = continue_texts(run, params, tokenizer, flags.prompt, **how)
     print("\n---\n".join(texts))
@@ -82,8 +87,12 @@ def solve_puzzle(flags, config, address) -> None:
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
-        cells, halts = zip(*answers, strict=True)
-        board = pictures.Board(puzzle.kind, puzzle.tokens.shape, puzzle.tokens, cells, halts)
+        size, (cells, halts) = puzzle.tokens.shape, zip(*answers, strict=True)
+        board = pictures.Board(
+            puzzle.kind, size, puzzle.tokens, cells, halts,
+            wrong=[solving.mistakes(puzzle, answer.reshape(size)) for answer in cells],
+            verdict=solving.verdict(puzzle, cells[-1].reshape(size)),
+        )  # fmt: skip
         page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
         try:
             write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
@@ -110,7 +119,7 @@ def check_prompts(flags) -> None:
             raise ConfigError(f"--{name}=nan is no number")
     if flags.message and flags["prompt"].present:
         raise ConfigError("--prompt is a text to go on with, and --message one to answer; give one of them")
-    for name, text in [("message", flags.message), *(("prompt", prompt) for prompt in flags.prompt)]:
+    for name, text in [*(("message", text) for text in flags.message), *(("prompt", text) for text in flags.prompt)]:
         try:
             text.encode()
         except UnicodeEncodeError:

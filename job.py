@@ -12,7 +12,7 @@ from typing import NamedTuple
 import assembly
 import inspection
 from configs import layouts, ramp
-from configs.loading import flat
+from configs.keys import flat
 from evaluation import evaluate_heldout, heldout_lines, sample_lines, vote_and_keep, vote_lines
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora

@@ -33,7 +33,7 @@ flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology'
 
 if __name__ == "__main__":
     sys.argv = [{"--search": "--search=same_batch"}.get(argument, argument) for argument in sys.argv]
-    LOADED = command_line.parse_configuration(__doc__)
+    LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ import re
 
 from configs import loading, topologies, validation
 from configs.base import ConfigError, shown
-from configs.loading import Loaded
+from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import advice, compare, report, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler

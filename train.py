@@ -15,16 +15,16 @@ flags.DEFINE_integer("explain_step", None, "print which documents a step of the 
 flags.DEFINE_string("faults", "", "strike on purpose, see training/faults.py: kill:1@300,nan@550,...")
 
 
-def reads_only(parsed) -> bool:
-    """Whether a run is looked at and not trained; ConfigError where it is in two ways."""
+def use_of_run(parsed) -> str:
+    """Return whether the run in the workdir is trained or only read; ConfigError if it is read in two ways."""
     asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step") if parsed[name].value]
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
-    return bool(asked)
+    return command_line.READ if asked else command_line.TRAIN
 
 
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__, stored=reads_only)
+    COMMAND = command_line.parse(__doc__, use=use_of_run)
 
 import contextlib
 import functools
@@ -38,8 +38,8 @@ import jax
 
 import assembly
 import inspection
-from configs import layouts, preference, ramp, ranges, validation
-from configs.loading import DATA_READ, flat
+from configs import layouts, preference, ramp, ranges, stored_config, validation
+from configs.keys import DATA_READ, flat
 from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
@@ -66,7 +66,7 @@ from training.watch import Heartbeat, watchdog
 
 def train(
     config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True,
-    faults: Sequence[Fault] = (), started: float | None = None,
+    faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None,
 ) -> None:  # fmt: skip
     """Run the one training loop up to `train.steps`, then evaluate and print what came of it.
 
@@ -81,6 +81,7 @@ def train(
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
       faults: to strike on purpose.
       started: time.monotonic() when this process began; default: now.
+      origin: what the run's run.json is to have, see configs/stored_config.py.
 
     Raises:
       Interrupted: SIGINT or SIGTERM came; the state is saved.
@@ -93,6 +94,7 @@ def train(
             preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
         teacher.run_of(config).check_trained()
+    asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     assembly.fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     if corpus:
@@ -110,10 +112,12 @@ def train(
             initial(config).check_begins(config, corpus and corpus.tokenizer)
         corpus = corpus.go_on(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
+        for change in stored_config.changes(record["config"], flat(config)) if start else ():
+            announce(f"{change} from step {start} on")
         if record and start >= last_step and workdirs.show_summary(workdir):
             return
         if processes.index() == 0:
-            workdirs.open_workdir(workdir, flat(config), corpus)
+            workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
         try:
             run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
@@ -371,7 +375,7 @@ def main(command: command_line.Command) -> None:
         train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
-            faults=faults, started=command_line.STARTED,
+            faults=faults, started=command_line.STARTED, origin=command.origin,
         )  # fmt: skip
     processes.leave()
 

@@ -18,7 +18,7 @@ import support
 
 import updates
 from configs import tiny
-from configs.loading import assign
+from configs.keys import assign
 from training.throughput import measured_matmul_peak
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (5, 4)

@@ -29,7 +29,7 @@ import numpy as np
 
 import assembly
 from configs import base
-from configs.loading import flat
+from configs.keys import flat
 from input_pipeline.synthetic import MarkovWindows
 from parallelism.mesh import mesh_context
 from parallelism.placement import place

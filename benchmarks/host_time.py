@@ -26,7 +26,7 @@ import jax
 
 import train
 from configs import tiny, validation
-from configs.loading import assign
+from configs.keys import assign
 
 STEP_SECONDS, WARM_STEPS, STEPS = 0.01, 50, 200 if support.QUICK else 2000
 TOY = {

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import support
 
-from configs import loading
+from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from layers.block import REMAT
 from rehearsal import record
@@ -78,7 +78,7 @@ LEVERS = {  # keys of the configuration, or a program
 }  # fmt: skip
 
 
-def load(case: str, keys: dict) -> loading.Loaded:
+def load(case: str, keys: dict) -> Loaded:
     """Return the configuration of a recorded step with some keys changed."""
     recorded = next(one for one in record.cases() if one.name == case)
     return dataclasses.replace(recorded, changes=recorded.changes | keys).load()

@@ -12,6 +12,7 @@ import sys
 import support
 
 from configs import loading, validation
+from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
@@ -30,7 +31,7 @@ WAYS = {
 }
 
 
-def load(way: dict, rows: int) -> loading.Loaded:
+def load(way: dict, rows: int) -> Loaded:
     """Return a validated configuration with so many sequences a chip."""
     keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1} | way
     loaded = loading.load(f"configs/{RECIPE}.py", TOPOLOGY, {key: str(value) for key, value in keys.items()})

@@ -15,6 +15,7 @@ import time
 import support
 
 from configs import loading, validation
+from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import search, sizing
 from rehearsal.compiler import Compiler
@@ -40,7 +41,7 @@ CONFIGURATIONS = (  # of the arithmetic of memory: recipe, topology, what is cha
 )
 
 
-def load(recipe: str, topology: str, changes: dict | None = None) -> loading.Loaded:
+def load(recipe: str, topology: str, changes: dict | None = None) -> Loaded:
     """Return a validated configuration."""
     typed = {key: str(value) for key, value in (changes or {}).items()}
     loaded = loading.load(f"configs/{recipe}.py", topology, typed)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from levers import OTHER_PRICES, option
 
 from configs import loading, validation
+from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from models import trm
 from rehearsal import assumptions, hlo, schedule
@@ -34,7 +35,7 @@ BATCH, WIDTH, HEAD_DIM, MOST_DOUBLINGS = 6144, 512, 64, 1 if support.QUICK else 
 STEPS, CHIPS_A_HOST = 8138, 4
 
 
-def load(batch: int, width: int) -> loading.Loaded:
+def load(batch: int, width: int) -> Loaded:
     """Return a validated configuration of the model that attends."""
     heads = width // HEAD_DIM
     keys = ATTENDS | {

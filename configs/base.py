@@ -166,7 +166,7 @@ def get_config() -> ConfigDict:
     train.sequence_length = 512  # tokens per sequence
     train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 10 s
     train.z_loss = 0.0  # weight of mean log(Z)^2
-    train.balance_loss = 0.0  # weight of the auxiliary loss that spreads tokens over experts, as of Switch (1e-2)
+    train.balance_loss = 0.0  # weight of the loss that spreads tokens over experts (Switch: 1e-2), in each microbatch
     train.router_z_loss = 0.0  # weight of mean log(Z)^2 of routers, as of ST-MoE (1e-3)
     train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB
     train.offload = "none"  # to the hosts' memory, between updates: none, optimizer (its moments)

@@ -4,7 +4,7 @@
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
-from configs.loading import one_of
+from configs.keys import one_of
 
 OF_ATTENTION, OF_MLP = ("query", "key", "value", "out"), ("gate", "up", "down")  # weights that adapters are for
 

@@ -10,7 +10,7 @@ import re
 from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, ConfigError, shown
-from configs.loading import mesh_sizes
+from configs.resolving import mesh_sizes
 
 EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
 

@@ -8,7 +8,9 @@ import pathlib
 
 from configs import ramp
 from configs.base import MESH_AXES, ConfigError, shown
-from configs.loading import LARGEST_AXIS, ROOT, one_of
+from configs.keys import one_of
+from configs.loading import ROOT
+from configs.resolving import LARGEST_AXIS
 
 CHOICES = {
     "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from configs import layouts
 from configs.architecture import multiples_text
 from configs.base import ConfigError, batch_shards
-from configs.loading import assign, flat
+from configs.keys import assign, flat
 
 TARGETS = {  # largest value of each key in a simulation
     "model.num_layers": 2,

@@ -2,7 +2,8 @@
 """What one key needs of another, and which keys one puts out of force: a table for either."""
 
 from configs.base import ConfigError, get_config
-from configs.loading import Loaded, flat
+from configs.keys import flat
+from configs.resolving import Loaded
 
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")

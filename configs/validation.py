@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 from configs import architecture, fine_tuning, layouts, ramp, ranges, together, topologies
 from configs.architecture import divisible, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
-from configs.loading import Loaded, assign, flat
+from configs.keys import assign, flat
+from configs.resolving import Loaded
 
 
 def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:

@@ -8,8 +8,7 @@ Every mistake becomes one line that names the source, the key and what was expec
 import codecs
 import functools
 import pathlib
-from collections.abc import Collection, Mapping
-from typing import NotRequired, TypeVar
+from typing import TypeVar
 
 import pydantic
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
@@ -30,13 +29,6 @@ class Object(TypedDict):
     """A JSON object with any keys. A schema that inherits from it keeps the keys that it does not name, unchecked."""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="allow", strict=True)
-
-
-def object_of(fields: Mapping[str, type], required: Collection[str] = ()) -> type:
-    """Return a schema of an object with these keys, all of which but the `required` ones may be missing."""
-    schema = TypedDict("Fields", {key: kind if key in required else NotRequired[kind] for key, kind in fields.items()})
-    schema.__pydantic_config__ = Object.__pydantic_config__
-    return schema
 
 
 def read_json(path: pathlib.Path, schema: type[Schema], *, max_bytes: int = MAX_BYTES) -> Schema:

@@ -128,9 +128,12 @@ def terms(figures: dict, *, balance_loss: float, z_loss: float) -> tuple[jax.Arr
     """Return (what routers add to the sum of losses, scalars as (sum, weight) pairs) of a stack's figures.
 
     balance_loss * E * sum of f_e P_e (arXiv:2101.03961, equation 4, with f_e over all choices) and z_loss * log(Z)^2
-    (arXiv:2202.08906, equation 5), each the sum over layers, a token. The scalars: `expert_load`, [L, E], which part of
-    a layer's pairs each expert gets; the largest and smallest of these; `load_violation`, largest load / mean load - 1
-    in the worst layer; `dropped_share` of the pairs; `router_entropy` in nats.
+    (arXiv:2202.08906, equation 5), each the sum over layers, a token. f_e and P_e are those of the tokens in one
+    forward pass, so with gradient accumulation the balance loss is the mean over the microbatches.
+
+    The scalars are `expert_load`, [L, E], which part of a layer's pairs each expert gets; the largest and smallest of
+    these; `load_violation`, largest load / mean load - 1 in the worst layer; `dropped_share` of the pairs; and
+    `router_entropy` in nats.
 
     Args:
       figures: of `Experts`, stacked over layers; {} where there are none.

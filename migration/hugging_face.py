@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 import assembly
 from configs import base, validation
 from configs.base import ConfigError
-from configs.loading import flat
+from configs.keys import flat
 from files.json_reader import JsonError, read_json
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
@@ -43,20 +43,6 @@ TOKENIZERS = {
     "tokenizer.model": ("tokenizer.model",),
 }
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
-RECIPE = '''"""The model that was imported here, and its tokenizer; train.py --workdir=HERE takes it."""
-
-import pathlib
-
-from configs import base
-
-
-def get_config():
-    config = base.get_config()
-{settings}
-    config.train.sequence_length = {length}
-    config.data.tokenizer = {tokenizer}
-    return config
-'''
 
 
 class Published:
@@ -99,7 +85,7 @@ class Published:
                 checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": fixed})
 
     def _keep(self, part: pathlib.Path) -> None:
-        """Write what is no weight: the recipe, the tokenizer, and all files beside the weights as they are."""
+        """Write the tokenizer, and all files that came with the weights as they are."""
         kept = part / KEPT
         kept.mkdir()
         names = {path.name for pattern in BESIDE for path in self.folder.glob(pattern) if path.is_file()}
@@ -110,11 +96,6 @@ class Published:
         for name in TOKENIZERS.get(self.tokenizer, ()):
             if name in names:
                 shutil.copyfile(kept / name, part / name)
-        here = f'str(pathlib.Path(__file__).parent / "{self.tokenizer}")' if self.tokenizer else '"sentencepiece"'
-        values = {f"model.{key}": self.config.model[key] for key in self.model} | self.family.settings
-        settings = "\n".join(f"    config.{key} = {value!r}" for key, value in values.items())
-        recipe = RECIPE.format(settings=settings, length=self.config.train.sequence_length, tokenizer=here)
-        (part / "recipe.py").write_text(recipe)
 
     def _fill(self, folder: pathlib.Path) -> None:
         """Write every array of the checkpoint, of each a block at a time."""

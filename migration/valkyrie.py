@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from configs import llama2_7b, loading, validation
 from configs.base import ConfigError
+from configs.resolving import environment_mesh
 from input_pipeline.cache import cache_path
 from parallelism import processes, startup
 
@@ -167,7 +168,7 @@ def _join() -> str:
     startup.choose_platform(None, accelerator, cache_path(""))
     group = processes.find(os.environ, accelerator, JOIN_SECONDS)
     if accelerator == "cpu":
-        wanted = loading.environment_mesh(os.environ).values()
+        wanted = environment_mesh(os.environ).values()
         startup.simulate(math.prod(wanted) if wanted else 0, group.count if group else 1)
     if group is None:
         return ""

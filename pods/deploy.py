@@ -3,11 +3,13 @@
 
 import json
 import pathlib
+import shlex
 import sys
 import tempfile
 
 from absl import flags
 
+from configs import loading
 from pods import hosts, recipes, switches, watch
 from pods.settings import Settings, with_experts
 from pods.transports import PodError, Transport, expect_success, usage_error
@@ -36,16 +38,18 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     send(settings, transport, resolved)
     if settings.transport != "local" and not settings.dry_run:
         check_devices_free(settings, transport)
-    script = f"{hosts.python(settings)} scripts/deploy_optimizations.py --config={CONFIG}"
-    results = transport.run(hosts.in_environment(settings, f"{script} --join_seconds={settings.join_seconds}"))
+    # The recipe goes on the command line: a file of switches is data, and must not name code to run.
+    words = [hosts.python(settings), "scripts/deploy_optimizations.py", f"--config={CONFIG}"]
+    words += recipes.arguments(settings, {})
+    results = transport.run(hosts.in_environment(settings, shlex.join(words)))
     expect_success(results, "deploy the optimizations")
     return 0 if settings.dry_run else _check_reports(settings, transport, resolved.given)
 
 
 def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:
-    """Copy the switches and the arguments of train.py, without those that the switches make, to every host."""
+    """Copy the switches to every host."""
     content = {"model_size": settings.model_size, "sequence_length": settings.seq_len or None}
-    content |= {"switches": resolved.given, "arguments": recipes.arguments(settings, {})}
+    content |= {"switches": resolved.given}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
         file.write_text(json.dumps(content, indent=1))
@@ -62,24 +66,37 @@ def check_devices_free(settings: Settings, transport: Transport) -> None:
 def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str]]:
     """Return for scripts/deploy_optimizations.py the switches, and train.py's arguments.
 
-    A flag that is absent leaves what the file says: a switch that is off there stays off.
+    A flag that is absent leaves what the file says: a switch that is off there stays off. The file is data: it may
+    choose a recipe of this workspace by its size, and nothing else that runs.
+
+    Raises:
+      PodError: an unknown flag, or a file that cannot be read or names what it may not (status 2).
     """
     own, rest = _own_flags(argv, description)
-    config = own["config"].value or ""
-    is_json = config.endswith(".json")
-    stored = switches.read_file(config) if is_json else {}
+    given = own["config"].value or []
+    file, typed = ([name for name in given if name.endswith(".json") == is_json] for is_json in (True, False))
+    if len(file) > 1 or len(typed) > 1:
+        raise usage_error(
+            f"--config={(file if len(file) > 1 else typed)[1]}: give one recipe and one JSON file at most"
+        )
+    stored = switches.read_file(file[0]) if file else {}
     resolved = switches.resolve(stored, {name: False for flag, name in DISABLE.items() if own[flag].value})
     size, length, num_experts = (
         own[flag].value or stored.get(flag.replace("-", "_"))
         for flag in ("model-size", "sequence-length", "num-experts")
     )
-    size = with_experts(size or "medium") if num_experts else size or "medium"
-    recipe, more = f"--config={config if config and not is_json else f'configs/{size}.py'}", []
-    if stored.get("arguments") and not own["model-size"].value:
-        recipe, *more = stored["arguments"]
+    recipe = f"--config={typed[0] if typed else _recipe_of_size(size or 'medium', num_experts, file)}"
     keys = resolved.keys | ({"model.num_experts": num_experts} if num_experts else {})
     keys |= recipes.length_keys(recipe, length)
-    return resolved, [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *more, *rest]
+    return resolved, [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *rest]
+
+
+def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
+    """Return the path of a recipe of configs/; a usage error where the size that a file names is none of them."""
+    name = with_experts(size) if num_experts else size
+    if name not in (known := [recipe for recipe in loading.recipe_names() if recipe != "base"]):
+        raise usage_error(f"{', '.join(file)}: model_size={size} is not a recipe of configs/; use {', '.join(known)}")
+    return f"configs/{name}.py"
 
 
 def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
@@ -101,7 +118,7 @@ def _switches_of(report: str) -> dict | None:
 def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, list[str]]:
     """Return our flags, None where they are absent, and the arguments that are train.py's."""
     own = flags.FlagValues()
-    flags.DEFINE_string("config", None, "recipe, or JSON file of switches and arguments", flag_values=own)
+    flags.DEFINE_multi_string("config", None, "recipe, or JSON file of switches; one of each", flag_values=own)
     flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
     flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
     flags.DEFINE_integer("num-experts", None, "in each block, of the recipe model-size_moe", 1, flag_values=own)

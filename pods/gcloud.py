@@ -18,6 +18,7 @@ from pods.transports import PodError, Result, check_worker, expect_success, sele
 
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
+SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
 OPTIONS = (  # of a creation
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "data_disk",
@@ -153,7 +154,16 @@ class Gcloud:
         return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], range(self.num_workers))
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
-        """By scp; from a worker, `worker` is one number."""
+        """By scp; from a worker, `worker` is one number.
+
+        A path on a worker may be a glob. An old scp passes it to a shell there, so that no other text of a shell may be
+        in it.
+        """
+        for text in (source, target):
+            if text.startswith(f"{self.settings.name}:") and (found := SHELL_TEXT.search(text)):
+                raise usage_error(
+                    f"{text}: scp may pass this path to a shell on the host, so {found[0]!r} cannot be in it"
+                )
         for node, chosen, _ in self._targets(worker):
             pair = [re.sub(f"^{self.settings.name}:", f"{node}:", text) for text in (source, target)]
             words = ["tpu-vm", "scp", *pair, *self.scope, f"--worker={chosen}", *(["--recurse"] if recurse else [])]

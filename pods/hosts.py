@@ -41,6 +41,16 @@ PYTHONS = "python3.13 python3.12 python3.11 python3"
 SUITABLE = "import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))"
 
 
+def say(text: str) -> str:
+    """Print a line about this worker; `text` is quoted, so that it is never a command."""
+    return f'echo "worker $W:" {shlex.quote(text)}'
+
+
+def fail(text: str) -> str:
+    """Print a line about this worker on stderr and end with status 1; `text` is quoted."""
+    return f"{say(text)} >&2; exit 1"
+
+
 def path(text: str) -> str:
     """Quote a path of a host, where ~/ is the home folder there."""
     return "~/" + shlex.quote(text.removeprefix("~/")) if text.startswith("~/") else shlex.quote(text)
@@ -48,11 +58,8 @@ def path(text: str) -> str:
 
 def in_code(settings: Settings, command: str) -> str:
     """Return `command` in the folder of the code, with $W the number of the worker."""
-    folder = path(settings.repo_dir)
-    missing = (
-        f'echo "worker $W: there is no" {shlex.quote(settings.repo_dir)} "here; pod.py setup makes it" >&2; exit 1'
-    )
-    return f"{WORKER}; cd {folder} 2>/dev/null || {{ {missing}; }}; {command}"
+    missing = fail(f"there is no {settings.repo_dir} here; pod.py setup makes it")
+    return f"{WORKER}; cd {path(settings.repo_dir)} 2>/dev/null || {{ {missing}; }}; {command}"
 
 
 def python(settings: Settings) -> str:
@@ -68,8 +75,8 @@ def in_environment(settings: Settings, command: str) -> str:
 
 
 def log_name(prefix: str) -> str:
-    """Return the path of a worker's log, as train_worker or train_optimized_worker."""
-    return f"logs/{prefix}_$W.out"
+    """Return the path of a worker's log for a shell, as train_worker or train_optimized_worker."""
+    return f'logs/{shlex.quote(prefix)}_"$W".out'
 
 
 def launch(
@@ -88,17 +95,17 @@ def launch(
     program = shlex.join(["env", *variables, *words] if variables else words)
     for name, value in (environment or {}).items():
         if value == WORKER_NUMBER:
-            program = program.replace(shlex.quote(f"{name}={value}"), f'{name}="$W"', 1)
+            program = program.replace(shlex.quote(f"{name}={value}"), f'{shlex.quote(name)}="$W"', 1)
     fingerprint = shlex.quote(shlex.join([*variables, *words]))
     output = log_name(log)
-    unwritable = '{ echo "worker $W: nothing can be written in $PWD; is the disk full?" >&2; exit 1; }'
+    unwritable = f"{{ {fail('nothing can be written in the folder of the code; is the disk full?')}; }}"
     start = (
         f"mkdir -p logs && rm -f run.status run.stopped && boot > run.boot && "
         f"printf '%s\\n' {fingerprint} > run.command && "
         f'echo "== $(date -u +%FT%TZ) $(cat run.command)" >> {output} || {unwritable}; '
         f"if [ -f {ENV_FILE} ]; then chmod 600 {ENV_FILE}; set -a; . ./{ENV_FILE}; set +a; fi; "
         f"setsid nohup sh -c {shlex.quote(WRAPPER)} torus-run {program} >> {output} 2>&1 < /dev/null 9>&- & "
-        f'echo $! > run.pid && echo "worker $W: launched, process group $(cat run.pid), log {output}"'
+        f'echo $! > run.pid && echo "worker $W: launched, process group $(cat run.pid), log" {output}'
     )
     same = f'[ "$(cat run.command)" = {fingerprint} ]'
     running = (
@@ -128,8 +135,8 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
         f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
         'else rm -f run.pid; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
     )
-    nothing = 'rm -f run.pid; echo "worker $W: nothing runs"'
-    absent = f'cd {path(settings.repo_dir)} 2>/dev/null || {{ echo "worker $W: nothing runs"; exit 0; }}'
+    nothing = f"rm -f run.pid; {say('nothing runs')}"
+    absent = f"cd {path(settings.repo_dir)} 2>/dev/null || {{ {say('nothing runs')}; exit 0; }}"
     mark = ": > run.stopped; " if for_good else ""
     return f"{WORKER}; {absent}; {ALIVE}; {mark}if alive; then {end}; else {nothing}; fi"
 
@@ -169,8 +176,10 @@ def tail(settings: Settings, *, follow: bool) -> str:
     """Print the end of the log that was written last, and go on with it where `follow`."""
     flag = " -F" if follow else ""
     newest = "$(ls -t logs/*_$W.out 2>/dev/null | head -n 1)"
-    nothing = 'echo "worker $W: there is no log yet" >&2; exit 1'
-    return in_code(settings, f'l="{newest}"; [ -n "$l" ] || {{ {nothing}; }}; tail -n {settings.lines}{flag} "$l"')
+    return in_code(
+        settings,
+        f'l="{newest}"; [ -n "$l" ] || {{ {fail("there is no log yet")}; }}; tail -n {settings.lines}{flag} "$l"',
+    )
 
 
 def setup(settings: Settings, url: str, commit: str) -> str:
@@ -178,15 +187,15 @@ def setup(settings: Settings, url: str, commit: str) -> str:
 
     A folder that a broken set-up left is taken up: there is no clone that has to find it empty.
     """
-    unpushed = f'echo "worker $W: commit {commit[:12]} is not in {url}, or changes here stand in its way" >&2; exit 1'
+    unpushed = fail(f"commit {commit[:12]} is not in {url}, or files that were changed here are in its way")
     code = (
         f"mkdir -p {path(settings.repo_dir)} && cd {path(settings.repo_dir)} && git init -q && "
-        f"{{ git remote set-url origin {shlex.quote(url)} 2>/dev/null || "
-        f"git remote add origin {shlex.quote(url)}; }} && git fetch -q origin && "
-        f"{{ git checkout -q --detach {commit} || {{ {unpushed}; }}; }}"
+        f"{{ git remote set-url -- origin {shlex.quote(url)} 2>/dev/null || "
+        f"git remote add -- origin {shlex.quote(url)}; }} && git fetch -q origin && "
+        f"{{ git checkout -q --detach {shlex.quote(commit)} || {{ {unpushed}; }}; }}"
     )
     exclude = f"printf '%s\\n' {' '.join(map(shlex.quote, OURS))} > .git/info/exclude"
-    return f'{WORKER}; {code} && {exclude} && {packages(settings)} && echo "worker $W: {commit[:12]} is set up"'
+    return f"{WORKER}; {code} && {exclude} && {packages(settings)} && {say(f'{commit[:12]} is set up')}"
 
 
 def packages(settings: Settings) -> str:

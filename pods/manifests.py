@@ -5,7 +5,6 @@ Each starts one process of train.py a host, gives it time to save, and starts it
 References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
 """
 
-import json
 import shlex
 
 from configs import topologies
@@ -133,13 +132,24 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
     if not settings.image:
         raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
+    command = command.replace("$", "$$")  # Kubernetes replaces $(NAME) by a variable of the container, and $$ by $
     return JOBSET.format(
         name=settings.name, restarts=settings.max_restarts, slices=settings.slices,
         hosts=topology.hosts // settings.slices, chips=topology.chips_per_host, accelerator=topology.gke_name,
         shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
-        grace=settings.grace_seconds, image=json.dumps(settings.image), command=json.dumps(command), secret=SECRET,
+        grace=settings.grace_seconds, image=_yaml(settings.image), command=_yaml(command), secret=SECRET,
         saved=SAVED,
     )  # fmt: skip
+
+
+def _yaml(text: str) -> str:
+    """Return a double-quoted scalar of YAML, in printable ASCII."""
+
+    def escaped(character: str) -> str:
+        plain = character.isascii() and character.isprintable() and character not in '"\\'
+        return character if plain else f"\\U{ord(character):08x}"
+
+    return f'"{"".join(map(escaped, text))}"'
 
 
 def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:

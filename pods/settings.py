@@ -16,7 +16,8 @@ from absl import flags
 
 from configs import loading, topologies
 from configs.base import shown
-from configs.loading import ROOT, nearest
+from configs.keys import nearest
+from configs.loading import ROOT
 from pods.transports import check_worker, usage_error
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)

@@ -40,7 +40,7 @@ svg { display: block; max-width: 100%; height: auto; } text { font: 13px system-
   text-anchor: middle; } .given { font-weight: 700; } .mark { font-weight: 700; fill: #fff; }
 .bad { fill: var(--wrong); } .cell { fill: var(--cell); } .wall { fill: var(--wall); } .path { fill: var(--path); }
 .start { fill: var(--start); } .goal { fill: var(--goal); } .none { fill: var(--panel); }
-.changed { fill: var(--changed); }
+.changed { fill: var(--changed); } .verdict { color: var(--ink); font-weight: 600; margin-top: 12px; }
 .thin, .thick, .wrong, .halo, .ring, .white, .black { fill: none; stroke: var(--rule); }
 .thick { stroke: var(--ink); stroke-width: 2; } .wrong { stroke: var(--wrong); stroke-width: 2.5; }
 .halo { stroke: #fff; stroke-width: 5; } .ring { stroke: var(--changed); stroke-width: 3; }
@@ -60,6 +60,8 @@ class Board(NamedTuple):
         halts: probability of halting after each step.
         truth: labels, or None where nobody knows them.
         name: what the page calls it.
+        wrong: without labels, which cells are known to be wrong after each step, bool.
+        verdict: what the last answer is worth, in words.
     """
 
     kind: str
@@ -69,6 +71,8 @@ class Board(NamedTuple):
     halts: Sequence[float]
     truth: np.ndarray | None = None
     name: str = ""
+    wrong: Sequence[np.ndarray] | None = None
+    verdict: str = ""
 
 
 def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:
@@ -85,7 +89,10 @@ def page(boards: Sequence[Board], title: str) -> str:
     head = '<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     head += f"<title>{html.escape(title)}</title>\n<style>{CSS}</style>"
     said = "What the model answers after each step of supervision. Yellow, or on colours a frame: changed since the "
-    said += "step before. A red stroke: wrong. The bar is the probability of halting there."
+    said += (
+        "step before. A red stroke: wrong, or if the solution is not known, a given that was changed or a digit that "
+    )
+    said += "occurs twice. The bar is the probability of halting there."
     body = f"<h1>{html.escape(title)}</h1>\n<p>{said}</p>\n" + "\n".join(_section(board) for board in boards)
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
 
@@ -99,10 +106,11 @@ def _section(board: Board) -> str:
     before = None
     for number, (step, halt) in enumerate(zip(board.steps, board.halts, strict=True), 1):
         cells = np.asarray(step).reshape(board.size)
-        wrong = nowhere if truth is None else (truth > 0) & (cells != truth)
+        known = nowhere if board.wrong is None else np.asarray(board.wrong[number - 1]).reshape(board.size)
+        wrong = known if truth is None else (truth > 0) & (cells != truth)
         changed = nowhere if before is None else cells != before
         counts = [] if before is None else [f"{int(changed.sum())} changed"]
-        counts += [] if truth is None else [f"{int(wrong.sum())} wrong" if wrong.any() else "right"]
+        counts += [f"{int(wrong.sum())} wrong"] if wrong.any() else [] if truth is None else ["right"]
         caption = f"<b>step {number}</b> <span>{' · '.join([f'halt {halt:.3f}', *counts])}</span>"
         bar = f'<div class="bar"><i style="width:{100 * min(1.0, max(0.0, halt)):.1f}%"></i></div>'
         shown.append(_figure(board.kind, cells, given, changed, wrong, caption, bar))
@@ -110,7 +118,8 @@ def _section(board: Board) -> str:
     if truth is not None:
         shown.append(_figure(board.kind, np.maximum(truth, 0), given, nowhere, nowhere, "truth", ""))
     name = f"<h2>{html.escape(board.name)}</h2>\n" if board.name else ""
-    return f'{name}<div class="boards">\n' + "\n".join(shown) + "\n</div>"
+    said = f'\n<p class="verdict">{html.escape(board.verdict)}</p>' if board.verdict else ""
+    return f'{name}<div class="boards">\n' + "\n".join(shown) + f"\n</div>{said}"
 
 
 def _figure(kind: str, cells, given, changed, wrong, caption: str, bar: str) -> str:

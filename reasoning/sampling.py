@@ -5,6 +5,8 @@ import numpy as np
 
 from configs.base import ConfigError
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
+from input_pipeline.chat.template import Template
+from input_pipeline.sources import RENDERED
 from reasoning import decoding
 
 
@@ -28,21 +30,32 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
     return [tokenizer.decode([*tokens, *output]) for tokens, output in zip(encoded, outputs, strict=True)]
 
 
-def answer(run, params: dict, tokenizer, message: str, *, max_tokens: int, **sampling) -> str:
-    """Return what the model answers to a user's message, in the format of the conversations that it was trained on.
+def check_answers(config, tokenizer, address) -> None:
+    """Raise ConfigError if the model of a run never saw a conversation, so that its answers would mean nothing."""
+    has_template = isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
+    if config.data.source not in RENDERED and not has_template:
+        raise ConfigError(
+            f"--message: {address} was not trained on conversations, and its tokenizer has no chat template; "
+            "use --prompt"
+        )
+
+
+def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: int, **sampling) -> list[str]:
+    """Return what the model answers to each of a user's messages, in the format of the conversations it was trained on.
 
     Raises:
-      ConfigError: message and answer are longer than `model.max_length`, or the chat template refuses the message.
+      ConfigError: a message and its answer are longer than `model.max_length`, or the chat template refuses a message.
       DataError: the tokenizer's chat template cannot be read.
     """
     form = format_of_tokenizer(tokenizer, run.config.data.tokenizer)
     try:
-        prompt = ChatTokenizer(tokenizer).encode(form.prompt([{"role": "user", "content": message}]))
+        said = [form.prompt([{"role": "user", "content": message}]) for message in messages]
+        prompts = [ChatTokenizer(tokenizer).encode(pieces) for pieces in said]
         ends = [tokenizer.end_of_document, *tokenizer.encode(form.after_answer())[:1]]
     except ValueError as error:
         raise ConfigError(f"--message is not what the chat template takes ({error})") from None
-    output = _continued(run, params, tokenizer, [prompt], max_tokens=max_tokens, ends=ends, **sampling)[0]
-    return tokenizer.decode(output)
+    outputs = _continued(run, params, tokenizer, prompts, max_tokens=max_tokens, ends=ends, **sampling)
+    return [tokenizer.decode(output) for output in outputs]
 
 
 def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, **how) -> list[list[int]]:

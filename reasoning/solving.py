@@ -14,7 +14,7 @@ import assembly
 from configs.base import ConfigError
 from input_pipeline.puzzles import maze, sudoku
 from objectives.recursive import IGNORED
-from reasoning.puzzle_file import Puzzle, board_text
+from reasoning.puzzle_file import BOXES, Puzzle, board_text
 from reasoning.voting import sigmoid
 
 BLANK = 0  # row of the puzzle table of puzzles that have no embedding of their own
@@ -96,14 +96,35 @@ def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
         lines += [board_text(puzzle.kind, answer.cells.reshape(size))] if len(places) else []
         before = answer.cells
     last = before.reshape(size)
-    wrong = problem(puzzle, last)
-    verdict = f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
-    return [*lines, "", f"after {len(answers)} steps", board_text(puzzle.kind, last), verdict]
+    return [*lines, "", f"after {len(answers)} steps", board_text(puzzle.kind, last), verdict(puzzle, last)]
+
+
+def verdict(puzzle: Puzzle, answer: np.ndarray) -> str:
+    """Say what an answer, tokens of the puzzle's shape, is worth."""
+    wrong = problem(puzzle, answer)
+    return f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
 
 
 def problem(puzzle: Puzzle, answer: np.ndarray) -> str:
     """Return why an answer, tokens of the puzzle's shape, does not solve the puzzle; "" where it does."""
     return {"sudoku": _problem_of_sudoku, "maze": _problem_of_maze}[puzzle.kind](puzzle.tokens, answer)
+
+
+def mistakes(puzzle: Puzzle, answer: np.ndarray) -> np.ndarray:
+    """Return which cells of an answer are wrong whatever the solution is, bool of the puzzle's shape.
+
+    These are givens that it changes, and of a Sudoku digits that occur twice in a row, a column or a box.
+    """
+    given = puzzle.tokens
+    if puzzle.kind == "maze":
+        return np.where(answer == maze.PATH, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)
+    height, width = BOXES[len(given)]
+    rows, columns = np.indices(given.shape)
+    wrong = (given != EMPTY) & (answer != given)
+    for group in (rows, columns, rows // height * len(given) + columns // width):
+        key = group * (answer.max() + 1) + answer
+        wrong |= (np.bincount(key.ravel())[key] > 1) & (answer != EMPTY)
+    return wrong
 
 
 def _changes(places: np.ndarray, width: int) -> str:
@@ -112,7 +133,8 @@ def _changes(places: np.ndarray, width: int) -> str:
         return "nothing changed"
     told = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:TOLD_CELLS].tolist())
     more = f" and {len(places) - TOLD_CELLS} more" if len(places) > TOLD_CELLS else ""
-    return f"{len(places)} cells changed, (row, column): {told}{more}"
+    cells = "1 cell" if len(places) == 1 else f"{len(places)} cells"
+    return f"{cells} changed, (row, column): {told}{more}"
 
 
 def _problem_of_sudoku(given: np.ndarray, answer: np.ndarray) -> str:

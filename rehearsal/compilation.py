@@ -23,8 +23,9 @@ import jax
 from jax.experimental.topologies import get_topology_desc
 
 from assembly import assemble
-from configs import loading, topologies
+from configs import topologies
 from configs.base import ConfigError
+from configs.keys import from_flat
 from rehearsal.compiler import PROGRAM, first_line, is_whole
 from training import offload, throughput
 
@@ -35,7 +36,7 @@ def main() -> None:
     _end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
-        facts, text = compile_step(loading.from_flat(request["config"]), topology)
+        facts, text = compile_step(from_flat(request["config"]), topology)
     except ConfigError as error:
         facts, text = {"error": {"kind": "ConfigError", "message": str(error)}}, ""
     program = gzip.compress(text.encode(), compresslevel=3)

@@ -21,15 +21,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from configs import loading, topologies
+from configs import topologies
 from configs.base import ConfigError
+from configs.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "assembly.py", "configs/architecture.py", "configs/base.py", "configs/fine_tuning.py", "configs/layouts.py",
-    "configs/loading.py", "configs/ramp.py", "configs/ranges.py", "configs/simulation.py", "configs/together.py",
-    "configs/topologies.py", "configs/validation.py", "files", "layers", "models", "objectives", "parallelism",
-    "training", "rehearsal/compilation.py",
+    "assembly.py", "configs/architecture.py", "configs/base.py", "configs/fine_tuning.py", "configs/keys.py",
+    "configs/layouts.py", "configs/loading.py", "configs/ramp.py", "configs/ranges.py", "configs/resolving.py",
+    "configs/simulation.py", "configs/stored_config.py", "configs/together.py", "configs/topologies.py",
+    "configs/validation.py", "files", "layers", "models", "objectives", "parallelism", "training",
+    "rehearsal/compilation.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read
@@ -217,7 +219,7 @@ class _Process:
 
 def _request(config, topology: topologies.Topology) -> dict:
     """Return all that a compilation depends on but code and libraries."""
-    keys = {key: value for key, value in loading.flat(config).items() if not key.startswith(NOT_COMPILED)}
+    keys = {key: value for key, value in flat(config).items() if not key.startswith(NOT_COMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
 

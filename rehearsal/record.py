@@ -7,6 +7,7 @@ import pathlib
 import re
 
 from configs import loading, topologies, validation
+from configs.resolving import Loaded
 from rehearsal.compiler import LIBRARIES
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
@@ -29,7 +30,7 @@ class Case:
         """Where its record is kept."""
         return FOLDER / f"{self.name}.json"
 
-    def load(self) -> loading.Loaded:
+    def load(self) -> Loaded:
         """Return its configuration, validated."""
         typed = {key: str(value) for key, value in self.changes.items()}
         loaded = loading.load(str(CONFIGS / f"{self.recipe}.py"), self.topology, typed)

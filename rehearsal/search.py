@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from configs.base import ConfigError
-from configs.loading import flat
+from configs.keys import flat
 from configs.ranges import CHOICES
 from configs.validation import changed
 from rehearsal import assumptions, report, sizing

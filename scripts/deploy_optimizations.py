@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the train step that the enabled switches make, on this host, run it three times, and report what it costs.
 
-    python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--model-size=medium]
-        [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+    python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--config=configs/large.py]
+        [--model-size=medium] [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+
+A JSON file holds switches, and sizes; it is data and runs nothing. A recipe is code, so it is typed.
 
 `pod.py setup_optimizations` runs it on all hosts of a pod as one process group. Each writes its
 optimization_deployment_report.json: the switches as given, and measured seconds, tokens/s and memory.
@@ -26,14 +28,14 @@ if __name__ == "__main__":
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
     sys.argv[1:] = ARGUMENTS
-    COMMAND = command_line.parse(__doc__)
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.IGNORE)
 
 import jax
 import numpy as np
 
 import assembly
 from configs import validation
-from configs.loading import flat
+from configs.keys import flat
 from parallelism import identity, processes
 from parallelism.mesh import mesh_context
 from training import preflight

@@ -9,7 +9,7 @@ import pytest
 
 import assembly
 import train
-from configs.loading import flat
+from configs.keys import flat
 from configs.trm import sudoku_mini
 from evaluation import evaluate_newest
 from migration import trm_reference
@@ -76,7 +76,7 @@ def test_a_run_takes_up_the_weights_and_their_average(single_device, place, tmp_
 def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_evaluates(single_device, place, capsys):
     config = config_of(place)
     config.train.global_batch = 16
-    with pytest.raises(CheckpointError, match=r"train\.global_batch 8 -> 16"):
+    with pytest.raises(CheckpointError, match=r"train\.global_batch=8, now 16"):
         train.train(config, place / "imported")
     corpus = train.prepare_corpus(config, vocab_size_typed=True)
     evaluate_newest(config, place / "imported", place / "imported", corpus)

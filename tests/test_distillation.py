@@ -11,8 +11,9 @@ import pytest
 
 import assembly
 import train
-from configs import loading
+from configs import stored_config
 from configs.base import ConfigError
+from configs.keys import flat
 from configs.validation import validate
 from input_pipeline import sources
 from parallelism.mesh import mesh_context
@@ -75,7 +76,7 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     lines = lines_of(tmp_path / "distilled", "train")
     assert lines[16]["divergence"] < 0.5 * lines[1]["divergence"]
     assert lines[16]["hidden_distance"] < lines[1]["hidden_distance"]
-    stored = loading.load_stored(tmp_path / "distilled", {}).config
+    stored = stored_config.load_to_read(tmp_path / "distilled", {}).config
     assert stored.train.objective == "language_modeling" and not stored.distillation.teacher
     run = assembly.assemble(stored)
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
@@ -105,7 +106,7 @@ def taught(folder, **mesh):
     """A run of a student whose teacher, of other sizes, has left its configuration."""
     config = small_config()
     config.model.update(num_layers=1, embed_dim=56, num_heads=4, logit_soft_cap=9.0)
-    (folder / "config.json").write_text(json.dumps(loading.flat(config)))
+    (folder / "config.json").write_text(json.dumps(flat(config)))
     config = small_config(**mesh)
     config.train.objective = "distillation"
     config.distillation.update(teacher=str(folder), hidden_weight=0.3, divergence="reverse")

@@ -10,7 +10,7 @@ import pytest
 
 import assembly
 import train
-from configs import loading
+from configs import stored_config
 from configs.base import ConfigError
 from configs.validation import validate
 from evaluation import evaluate_newest
@@ -148,7 +148,7 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     assert record["reference"]["folder"] == str(tuned) and record["reference"]["step"] == 12
     run = assembly.assemble(config)
     assert train.frozen_weights(run, record)[1]["reference"] == record["reference"]  # where it goes on
-    stored = loading.load_stored(workdir, {}).config
+    stored = stored_config.load_to_read(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step
         patch.setattr(other_run, "_digest", lambda checkpoints, step: "of other weights")

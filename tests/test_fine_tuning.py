@@ -11,7 +11,7 @@ import safetensors.numpy
 
 import assembly
 import train
-from configs import loading
+from configs import loading, stored_config
 from configs.base import ConfigError
 from configs.validation import validate
 from migration import hugging_face, logits, peft
@@ -75,14 +75,14 @@ def test_a_run_begins_with_the_evaluated_parameters_of_another_and_goes_on_with_
     trained(config, workdir, steps=3)
     assert sorted(lines_of(workdir, "train")) == [1, 2, 3]
     config.train.init_from = str(base)
-    with pytest.raises(CheckpointError, match=r"train\.init_from .* changed; take another --workdir"):
+    with pytest.raises(CheckpointError, match=r"with train\.init_from=.*, now .* Restore that, or use a new --workdir"):
         trained(config, workdir)
 
 
 def test_a_folder_is_the_recipe_of_its_model(base):
     loaded = loading.load(str(base), "", {"train.steps": "7"})
-    stored = loading.load_stored(base, {}).config
-    assert loaded.config.model == stored.model and loaded.config.data.tokenizer == stored.data.tokenizer
+    config = stored_config.load_to_read(base, {}).config
+    assert loaded.config.model == config.model and loaded.config.data.tokenizer == config.data.tokenizer
     assert loaded.config.train.sequence_length == 32 and loaded.config.train.steps == 7
     assert loaded.config.train.global_batch == 32 and loaded.config.optimizer.ema_decay == 0  # as in configs/base.py
     assert loaded.origins["model.vocab_size"] == str(base / "config.json")
@@ -194,7 +194,7 @@ def test_what_is_given_out_is_the_base_and_the_adapters_of_peft(base, tuned, tmp
     """By an independent sum in numpy; at once in the format of their own, and merged in that of whole models."""
     export = {}
     for name, workdir in (("base", base), ("tuned", tuned)):
-        config = loading.load_stored(workdir, {}).config
+        config = stored_config.load_to_read(workdir, {}).config
         hugging_face.export(logits.float32_run(config), workdir, tmp_path / name, logits.check_same)
         export[name] = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
     assert peft.export(logits.float32_run(config), tuned, tmp_path / "peft") == 40

@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from configs import loading
+from configs.keys import flat
 from tests import warm
 from tests.support import ROOT
 
@@ -51,6 +52,7 @@ MISTAKES = [
     ("train.py --explain_step=1 --evaluate_only", {}, "--evaluate_only and --explain_step ask different questions"),
     ("generate.py --workdir=HERE/run --top_p=2", {}, "--top_p=2: 2.0 is not a number in the range [0.0, 1.0]"),
     ("generate.py --workdir=HERE/decoder --top_p=nan", {}, "--top_p=nan is no number"),
+    ("generate.py --workdir=HERE/decoder --message=hi", {}, "was not trained on conversations, and its tokenizer has"),
     ("generate.py --workdir=HERE/decoder --temperature=nan", {}, "--temperature=nan is no number"),
     ("generate.py --workdir=HERE/run --temperature=inf", {}, "inf is not a number in the range [0.0, 1e+30]"),
     ("generate.py --workdir=HERE/run --temperature=-1", {}, "-1.0 is not a number in the range [0.0, 1e+30]"),
@@ -114,8 +116,8 @@ MISTAKES = [
     ("train.py --topology=v4_32", {}, "--topology=v4_32 is unknown; nearest: v4-32"),
     (f"{TRAIN} --topology=cpu-8", {}, "train.global_batch=4 is not a multiple of its 8 shards"),
     (f"{TRAIN} --topology=v4-8 --config.model.embed_dim=18", {}, "which its mesh axis needs; use 16 or 20"),
-    ("generate.py --workdir=HERE/solver --config=configs/tiny.py", {}, "--config is not read here, where --workdir"),
-    ("generate.py --workdir=HERE/solver --topology=v4-8", {}, "--topology is not read here, where --workdir has the "),
+    ("generate.py --workdir=HERE/solver --config=configs/tiny.py", {}, "--config=configs/tiny.py is not the recipe of"),
+    ("generate.py --workdir=HERE/solver --topology=v4-8", {}, "--topology is not read here, where one device is "),
     ("rehearse.py --topology=v4-33", {}, "--topology=v4-33 is unknown; nearest: v4-32"),
     ("rehearse.py --topology=v4-8 --compare=v4-8,v4-99", {}, "--topology=v4-99 is unknown"),
     ("rehearse.py --topology=v4-8 --config.mesh.fsdp=3", {}, "mesh fsdp=3 needs 3 devices, there are 4"),
@@ -126,7 +128,7 @@ MISTAKES = [
     ("train.py --config=HERE/small.py --workdir=HERE/small.py", {}, "small.py: Not a directory; name a folder that ca"),
     (f"{TRAIN} --workdir=s3://bucket/run", {}, "runs are kept in local folders and in gs:// buckets"),
     ("train.py --evaluate_only --workdir=HERE/none", {}, "HERE/none holds no run (no config.json there); train first"),
-    ("train.py --verify_checkpoints --workdir=HERE/run", {"run/config.json": '{"mo'}, "n/config.json: is not valid"),
+    ("train.py --verify_checkpoints --workdir=HERE/run", {"run/config.json": '{"mo'}, "run/config.json: is not valid "),
     (f"{TRAIN} --config.data.cache_dir=HERE/one.txt --config.data.path=HERE/texts", ONE | FEW, "name a folder that ca"),
     (f"{TRAIN} --config.lora.rank=4", {}, "lora.rank=4 needs train.init_from (the folder of the run whose weights"),
     ("generate.py --workdir=HERE", {}, "HERE holds no run (no config.json there); train first, or name another"),
@@ -190,7 +192,7 @@ def here(tmp_path):
     (tmp_path / "small.py").write_text(RECIPE)
     for name, recipe in (("decoder", tmp_path / "small.py"), ("solver", "configs/trm/sudoku_mini.py")):
         (tmp_path / name).mkdir()
-        stored = loading.flat(loading.load(str(recipe), "", {}).config)
+        stored = flat(loading.load(str(recipe), "", {}).config)
         (tmp_path / name / "config.json").write_text(json.dumps(stored))
     return tmp_path
 

@@ -14,6 +14,7 @@ import pytest
 import pod
 from command_line import split_overrides
 from configs import base, loading, topologies, validation
+from configs.keys import flat
 from pods import settings
 from tests.support import ROOT
 
@@ -92,12 +93,11 @@ def test_links_and_anchors_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
 def test_configuration_keys_and_files_that_are_named_are_there(page):
-    text, keys = (ROOT / page).read_text(), loading.flat(base.get_config())
+    text, keys = (ROOT / page).read_text(), flat(base.get_config())
     sections = "|".join(base.get_config())
     named = set(re.findall(rf"(?:--config\.|`)((?:{sections})\.(?!py`)[a-z]\w*)(?=[=`])", text))
     assert named - {"train.train"} <= keys.keys()
     files = set(re.findall(r"`((?:[a-z]\w*/)*[a-z]\w*\.(?:py|sh|md|toml))[`:]", text))
-    files -= {"recipe.py"}  # of an imported run
     assert not [file for file in files if not (ROOT / file).exists() and not any(ROOT.glob(f"[a-z]*/**/{file}"))]
 
 

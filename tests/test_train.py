@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
@@ -111,7 +112,10 @@ def test_metrics_hold_the_contract_and_the_loss_falls(place, whole):
 
 @pytest.fixture(scope="module")
 def stopped(place) -> str:
-    """The last line of stderr of a run in `place`/stopped, as long as `whole`, in tokens; it was taken up again."""
+    """The last line of stderr of a run in `place`/stopped, as long as `whole`, in tokens; it was continued.
+
+    To continue it only the folder was named: what was typed at the start holds.
+    """
     given = [a for a in arguments(place, "stopped", evaluation__sample_tokens=0) if "train.steps" not in a]
     run = ["train.py", *given, f"--config.train.tokens={12 * 8 * 32}"]
     process = command(*run, cache=place)
@@ -120,7 +124,7 @@ def stopped(place) -> str:
     process.send_signal(signal.SIGTERM)
     status, _, said = finish(process)
     assert status == 75
-    status, out, err = finish(command(*run, cache=place))
+    status, out, err = finish(command("train.py", f"--workdir={place / 'stopped'}", cache=place))
     assert status == 0 and "step 12/12" in out, err
     return said.strip().splitlines()[-1]
 
@@ -139,18 +143,48 @@ def test_a_run_given_in_tokens_can_be_used_afterwards(place, stopped):
 
 
 def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place, whole):
-    status, out, _ = finish(command("train.py", *arguments(place, "whole"), cache=place))
-    assert status == 0 and whole[whole.rindex("held-out loss:") :].strip() in out
-    status, out, err = finish(command("train.py", *arguments(place, "whole", train__steps=14), cache=place))
+    workdir = f"--workdir={place / 'whole'}"
+    for typed in (arguments(place, "whole"), [workdir], [workdir, "--config=configs/tiny.py"]):
+        status, out, err = finish(command("train.py", *typed, cache=place))
+        assert status == 0 and whole[whole.rindex("held-out loss:") :].strip() in out, err
+    status, out, err = finish(command("train.py", workdir, "--config.train.steps=14", cache=place))
     assert status == 0 and "step 14/14" in out and "step 12/" not in out, err
+    assert "train.steps 12 -> 14 from step 12 on" in out
+
+
+def test_another_recipe_is_refused_and_an_edited_one_does_not_change_the_run(place, whole):
+    workdir, steps = f"--workdir={place / 'whole'}", lines_of(place / "whole", "train").keys()
+    status, _, err = finish(command("train.py", workdir, "--config=configs/small.py", cache=place))
+    assert status == 2 and "--config=configs/small.py is not the recipe of the run in" in err
+    assert err.endswith("leave out --config to continue that run, or use a new --workdir\n")
+    (place / "edited.py").write_text(
+        "from configs import tiny\ndef get_config():\n    config = tiny.get_config()\n"
+        "    config.train.steps = 999\n    return config\n"
+    )
+    status, out, err = finish(command("train.py", workdir, f"--config={place}/edited.py", cache=place))
+    assert status == 0 and "edited.py says train.steps=999, but the run in" in out, err
+    assert lines_of(place / "whole", "train").keys() == steps
+
+
+def test_a_workdir_is_data_and_runs_no_code(place, whole):
+    """An earlier version executed recipe.py of the folder; a folder with a run may have been made by anybody."""
+    folder = place / "foreign"
+    shutil.copytree(place / "whole", folder)
+    (folder / "recipe.py").write_text(f"open({str(place / 'ran')!r}, 'w')")
+    (folder / "run.json").write_text(json.dumps({"recipe": str(folder / "recipe.py")}))
+    for script in (["train.py"], ["train.py", "--evaluate_only"], ["generate.py", "--max_tokens=1"]):
+        status, _, err = finish(command(*script, f"--workdir={folder}", cache=place))
+        assert status == 0, err
+    assert not (place / "ran").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer__learning_rate": 0.5}, "optimizer.learning_rate 0.003 -> 0.5"),
+        ({"optimizer__learning_rate": 0.5}, "was trained to step 14 with optimizer.learning_rate=0.003, now 0.5"),
         ({"checkpoint__resume": "false"}, "checkpoint.resume=false"),
         ({"data__path": "{place}/texts/1*.txt"}, "data.path"),
+        ({"model__num_layers": 3}, "model.num_layers=1, now 3; leave the key out to continue that run"),
     ],
 )
 def test_another_run_is_refused_the_workdir(place, whole, changes, message, capsys, monkeypatch):

@@ -11,7 +11,7 @@ from configs.base import ConfigError
 
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
 COPIED = (  # back too, on a host that has them not
-    *GROWING, "config.json", "tokenizer.model", "tokenizer.json",
+    *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
 )  # fmt: skip
 VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
-from configs import loading, validation
+from configs import loading, stored_config, validation
 from configs.base import ConfigError
 from layers.adapters import INPUTS
 from parallelism import processes
@@ -39,7 +39,7 @@ class OtherRun:
     def configuration(self) -> ConfigDict:
         """Return its configuration; ConfigError where there is none, or one that cannot be."""
         is_recipe = self.name.endswith(".py")
-        loaded = loading.load(self.name, "", {}) if is_recipe else loading.load_stored(self.folder(), {})
+        loaded = loading.load(self.name, "", {}) if is_recipe else stored_config.load_to_read(self.folder(), {})
         try:
             validation.check_keys(loaded.config)
         except ConfigError as error:
@@ -52,7 +52,7 @@ class OtherRun:
             raise ConfigError(
                 f"{self.key}={self.name} is a recipe, without weights: that can be rehearsed, not trained"
             )
-        return loading.run_folder(self.key, self.name, path_of)
+        return stored_config.run_folder(self.key, self.name, path_of)
 
     def check_begins(self, config: ConfigDict, tokenizer) -> None:
         """Raise ConfigError where a run of `config`, with this tokenizer or None, cannot begin with its weights."""

@@ -89,11 +89,11 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
             f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
             f"(an estimate, at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
         )
-    return lines + notes(run.config)
+    return lines + notes(run.config, microbatches)
 
 
-def notes(config) -> list[str]:
-    """Return a line for each setting that is allowed and seldom meant."""
+def notes(config, num_microbatches: int) -> list[str]:
+    """Return a line for each setting that is allowed and may surprise."""
     lines, optimizer, steps = [], config.optimizer, config.train.steps
     if optimizer.warmup_steps > steps:
         lines.append(
@@ -109,4 +109,11 @@ def notes(config) -> list[str]:
             f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
             f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
+    for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():
+        section, name = key.split(".")
+        if value := config[section][name]:
+            lines.append(
+                f"Note: {key}={value} looks at one of the {num_microbatches} microbatches at a time, so the result "
+                "depends on train.gradient_accumulation"
+            )
     return lines

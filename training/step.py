@@ -29,7 +29,9 @@ def make_gradient(
 ) -> Callable:
     """Return gradient(params, carry, batch, key, *frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
-    However the batch is cut into microbatches, the sums are float32 and the same but for rounding.
+    The sums are float32. Splitting the batch into microbatches changes them by rounding alone, unless the loss of a
+    token depends on the other tokens that are computed with it: `train.balance_loss` and `model.expert_capacity` see
+    one microbatch at a time.
 
     Args:
       graph: the model without its parameters.

@@ -7,19 +7,11 @@ import json
 import pathlib
 import secrets
 
-from configs.loading import OF_THE_HOST
+from configs import stored_config
+from configs.stored_config import MAY_CHANGE, OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints
 from training.lease import named, this_run
-
-MAY_CHANGE = (  # prefixes of keys that do not change what is trained, or change it as asked
-    "mesh.", "layout.", "logging.", "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
-    "data.",  # the digest of the corpus stands for it; weights of a mixture, readers and the cache may change
-    "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
-    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
-    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
-    "batch.fit", "batch.memory_gib",
-)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -86,60 +78,60 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
     """Return the newest checkpoint's record, None in a fresh workdir; `config` is flat, by dotted key.
 
-    Raises CheckpointError where resuming is off, or the run would not be the same run; names each key, old -> new.
+    Raises CheckpointError if resuming is off, or the run would not be the same run; names each key, old and new.
     """
     step = checkpoints.newest()
     if step is None:
         return None
     if not config["checkpoint.resume"]:
         raise CheckpointError(
-            f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; take another --workdir"
+            f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; use a new --workdir"
         )
     record = checkpoints.record(step)
     if "weights_only" in record and config["train.init_from"]:
         raise CheckpointError(
-            f"{workdir} has weights of its own to begin with; leave out train.init_from, or take another --workdir"
+            f"{workdir} has weights of its own to begin with; leave out train.init_from, or use a new --workdir"
         )
-    fixed = record.get("weights_only", config)  # of weights alone the keys that they belong to, all else is free
-    now = {key: config[key] for key in fixed}
-    changed = differences(record["config"], now, _may_change(config))
-    if record["corpus"] not in (None, corpus_digest):  # None: of weights from elsewhere, trained on nothing yet
+    fixed = record.get("weights_only", config)  # imported weights fix the keys that belong to them and no others
+    changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
+    if record["corpus"] not in (None, corpus_digest):  # None: imported weights were trained on nothing here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
-        changed += differences(record["config"], data, OF_THE_HOST) or ["the content of the corpus"]
+        changed += differences(record["config"], data, OF_THE_HOST) or ["other documents"]
     if changed:
-        raise CheckpointError(
-            f"{workdir} holds another run, at step {step}: {'; '.join(changed)} changed; "
-            "take another --workdir, or the old values"
-        )
+        what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
+        raise CheckpointError(f"{workdir} {what} with {'; '.join(changed)}. Restore that, or use a new --workdir.")
     return record
 
 
 def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
-    """Return "key old -> new" for each flat configuration key that differs, prefixes in `may_change` aside."""
+    """Return "key=old, now new" for each flat configuration key that differs, prefixes in `may_change` aside."""
     return [
-        f"{key} {stored.get(key)} -> {value}"
+        f"{key}={stored.get(key)}, now {value}"
         for key, value in now.items()
         if stored.get(key) != value and not key.startswith(may_change)
     ]
 
 
 def _may_change(config: dict) -> tuple[str, ...]:
-    """Return what may; of a recursive model not the batch, whose rows hold puzzles from step to step.
+    """Return the keys that may change in this run.
 
-    And the place of the weights that adapters are beside, which a checkpoint knows by their digest.
+    The batch of a recursive model may not, since its rows hold puzzles from step to step. The folder of the weights
+    that adapters belong to may, since a checkpoint knows these weights by their digest.
     """
     held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
     moved = ("train.init_from",) if config["lora.rank"] else ()
     return (*moved, *(prefix for prefix in MAY_CHANGE if prefix not in held))
 
 
-def open_workdir(workdir: pathlib.Path, config: dict, corpus) -> None:
+def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:
     """Keep what the result is useless without: the resolved configuration and the tokenizer.
 
-    The summary of a shorter run goes, so that it is never taken for the longer one's.
+    The summary of a shorter run goes, so that it is never taken for the longer one's. `origin` goes into run.json.
     """
     (workdir / "summary.txt").unlink(missing_ok=True)
-    write_atomically(workdir / "config.json", json.dumps(config, indent=1).encode())
+    files = {stored_config.CONFIG: config} | ({stored_config.ORIGIN: origin} if origin else {})
+    for name, content in files.items():
+        write_atomically(workdir / name, json.dumps(content, indent=1).encode())
     for name, content in (corpus.tokenizer.files if corpus and corpus.tokenizer else {}).items():
         write_atomically(workdir / name, content)
 

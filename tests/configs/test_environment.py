@@ -6,17 +6,19 @@ import math
 
 import pytest
 
-from configs import base, loading, validation
+from configs import base, loading, stored_config, validation
 from configs.base import MESH_AXES, ConfigError
+from configs.keys import flat
+from configs.resolving import Loaded
 
 EARLIER = {"TPU_MESH_CONFIG": "4,4,2", "TPU_AXIS_NAMES": "data,model,fsdp"}
 
 
-def load(topology: str = "", typed: dict | None = None, **environment: str) -> loading.Loaded:
+def load(topology: str = "", typed: dict | None = None, **environment: str) -> Loaded:
     return loading.load("configs/large.py", topology, typed or {}, environment)
 
 
-def sizes(loaded: loading.Loaded) -> dict[str, int]:
+def sizes(loaded: Loaded) -> dict[str, int]:
     return {axis: size for axis, size in loaded.config.mesh.items() if size != 1}
 
 
@@ -163,19 +165,19 @@ def test_any_permutation_behind_the_slices_is_taken():
 
 
 def test_a_stored_run_is_read_on_the_devices_that_there_are_in_the_default_order(tmp_path):
-    stored = loading.flat(load(**EARLIER).config)
+    stored = flat(load(**EARLIER).config)
     assert stored["layout.axis_order"].startswith("dcn_data,data,model")
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    loaded = loading.load_stored(tmp_path, {})
+    loaded = stored_config.load_to_read(tmp_path, {})
     assert sizes(loaded) == {"fsdp": -1} and loaded.config.layout.axis_order == ",".join(MESH_AXES)
     assert not loaded.environment_mesh
 
 
 def test_a_run_stored_before_there_were_slices_is_read(tmp_path):
-    stored = loading.flat(base.get_config())
+    stored = flat(base.get_config())
     del stored["mesh.dcn_data"], stored["layout.axis_order"]
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    loaded = loading.load_stored(tmp_path, {"mesh.dcn_data": "2"})
+    loaded = stored_config.load_to_read(tmp_path, {"mesh.dcn_data": "2"})
     validation.validate(loaded.config, 8)
     assert sizes(loaded) == {"dcn_data": 2, "fsdp": 4}
 

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from configs import base, loading, validation
+from configs import base, loading, stored_config, validation
 from configs.base import ConfigError
+from configs.keys import flat, parse_value
 from tests.support import RECIPES, ROOT
 
 
@@ -28,7 +29,7 @@ def test_every_recipe_loads_and_is_consistent(recipe):
 def test_every_key_is_documented_where_its_default_stands():
     text = (ROOT / "configs/base.py").read_text()
     documented = re.findall(r"^    ((?!config\.)\w+\.\w+) = [^#\n]+# \w", text, re.MULTILINE)
-    assert sorted(documented) == sorted(loading.flat(base.get_config()))
+    assert sorted(documented) == sorted(flat(base.get_config()))
 
 
 def test_topology_stands_between_recipe_and_command_line(tmp_path):
@@ -71,7 +72,7 @@ def test_a_typed_length_of_the_run_replaces_the_recipes(typed, lengths):
     ],
 )
 def test_text_becomes_the_type_of_the_default(key, text, value):
-    parsed = loading.parse_value(key, text, loading.flat(base.get_config()))
+    parsed = parse_value(key, text, flat(base.get_config()))
     assert parsed == value and type(parsed) is type(value)
 
 
@@ -110,27 +111,27 @@ def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
 
 
 def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_own(tmp_path):
-    stored = loading.flat(base.get_config()) | {"data.path": "a", "data.validation_path": "b", "model.num_layers": 3}
+    stored = flat(base.get_config()) | {"data.path": "a", "data.validation_path": "b", "model.num_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    loaded = loading.load_stored(tmp_path, {"data.path": "c"})
+    loaded = stored_config.load_to_read(tmp_path, {"data.path": "c"})
     assert (loaded.config.data.path, loaded.config.data.validation_path) == ("c", "")
     assert loaded.config.data.tokenizer == str(tmp_path / "tokenizer.model")
     assert loaded.origins["model.num_layers"] == str(tmp_path / "config.json")
     (tmp_path / "tokenizer.json").touch()  # an imported one
-    assert loading.load_stored(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
+    assert stored_config.load_to_read(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
-        loading.load_stored(tmp_path, {"data.tokenizer": "byte"})
+        stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})
 
 
 def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
-    stored = loading.flat(base.get_config())
+    stored = flat(base.get_config())
     (tmp_path / "config.json").write_text(json.dumps(stored))
     for length, longest in ((4096, 4096), (128, 1024)):
-        config = loading.load_stored(tmp_path, {"train.sequence_length": str(length)}).config
+        config = stored_config.load_to_read(tmp_path, {"train.sequence_length": str(length)}).config
         assert (config.train.sequence_length, config.model.max_length) == (length, longest)
     (tmp_path / "config.json").write_text(json.dumps(stored | {"model.name": "trm"}))
     with pytest.raises(ConfigError, match=r"train\.sequence_length is fixed by the run"):
-        loading.load_stored(tmp_path, {"train.sequence_length": "128"})
+        stored_config.load_to_read(tmp_path, {"train.sequence_length": "128"})
 
 
 def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from configs import loading, simulation, validation
 from configs.base import ConfigError
+from configs.keys import flat
 from layers.axes import declared_axes
 from parallelism.axis_rules import weight_shardings
 from tests.support import RECIPES
@@ -91,10 +92,10 @@ def test_grouped_queries_stay_grouped_and_others_do_not_become_so(recipe, groupe
 
 
 def test_kinds_of_layers_remat_optimizer_and_data_stay():
-    before = loading.flat(loading.load("configs/large.py", "v4-32", {}).config)
+    before = flat(loading.load("configs/large.py", "v4-32", {}).config)
     config, changes = scaled("large", "v4-32")
     assert "model.remat" not in changes and config.model.remat == "dots"
-    assert all(before[key] == value for key, value in loading.flat(config).items() if key not in changes)
+    assert all(before[key] == value for key, value in flat(config).items() if key not in changes)
     assert changes["model.embed_dim"][0] == 1024 and changes["model.embed_dim"][1] == config.model.embed_dim
 
 

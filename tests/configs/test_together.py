@@ -5,6 +5,7 @@ import pytest
 
 from configs import base, loading, together, validation
 from configs.base import ConfigError
+from configs.keys import flat
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_what_the_recipe_says_or_what_is_the_default_may_stand():
 
 
 def test_the_tables_know_the_keys_that_there_are():
-    values = loading.flat(base.get_config())
+    values = flat(base.get_config())
     for owner, idle, keys in together.OUT_OF_FORCE:
         assert {owner, *keys} <= values.keys() and type(values[owner]) is type(idle)
     assert {key for need in together.NEEDS for key in (need[0], need[2])} <= values.keys()

@@ -92,7 +92,7 @@ def test_other_parts_are_another_run(run, tmp_path):
     run("1", "1", 1)
     (tmp_path / "b" / "more.txt").write_text("more\n")
     (tmp_path / "other.txt").write_text("other\n" * 30)
-    with pytest.raises(CheckpointError, match="the content of the corpus changed"):
+    with pytest.raises(CheckpointError, match="with other documents"):
         run("1", "1", 2)
-    with pytest.raises(CheckpointError, match=r"data.validation_path \S+ -> \S+ changed; take another --workdir"):
+    with pytest.raises(CheckpointError, match=r"with data.validation_path=\S*, now \S+\. Restore that, or"):
         run("1", "1", 2, data__validation_path=str(tmp_path / "other.txt"))

@@ -12,8 +12,9 @@ import safetensors.numpy
 
 import assembly
 import train
-from configs import base, loading
+from configs import base, stored_config
 from configs.base import ConfigError
+from configs.keys import flat
 from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
@@ -189,8 +190,8 @@ def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):
     """From an import on, none moves unless it is asked for; a run goes out in the types that came in."""
     config, imported = runs("mixtral")
     assert config.optimizer.bias_step == 0
-    recipe = loading.load(str(imported / "recipe.py"), "", {}).config
-    assert loading.flat(recipe) == loading.flat(config) | {"mesh.fsdp": -1}
+    loaded = stored_config.load_to_continue(imported, None, None, "", {}, {}).config
+    assert flat(loaded) == flat(config) | {"mesh.fsdp": -1}
     workdir = tmp_path / "run"
     shutil.copytree(imported, workdir)
     config = config.copy_and_resolve_references()
@@ -276,7 +277,7 @@ def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(single
     assert abs(lines_of(workdir, "train")[1]["loss"] - wanted) < TOLERANCE
     config.model.norm_epsilon = 0.1
     shutil.copytree(imported, tmp_path / "other")
-    with pytest.raises(CheckpointError, match=r"model\.norm_epsilon 1e-06 -> 0\.1"):
+    with pytest.raises(CheckpointError, match=r"has imported weights with model\.norm_epsilon=1e-06, now 0\.1"):
         train.train(config, tmp_path / "other", iter([batch]))
 
 
@@ -298,7 +299,7 @@ def test_the_commands_convert_and_say_so(tmp_path):
         (["import", f"--hf={theirs}", *given], "are the checkpoint of step 0 in"),
         (["logits", f"--tokens={tmp_path}/tokens.npy", f"--out={tmp_path}/logits.npy", *given], "logits of step 0 of"),
         (["export", f"--hf={tmp_path}/ours", *given], f"step 0 of {run} is in"),
-        (["--print_config", *given], "model.qk_norm = True"),  # train.py takes the recipe that the import left
+        (["--print_config", *given], "model.qk_norm = True"),  # train.py takes the configuration that the import stored
     ):
         script = "convert.py" if arguments[0].isalpha() else "train.py"
         status, out, err = finish(command(script, *arguments, cache=tmp_path))
@@ -306,8 +307,8 @@ def test_the_commands_convert_and_say_so(tmp_path):
     found = np.load(tmp_path / "logits.npy")
     assert found.dtype == np.float32 and np.abs(found - wanted).max() < TOLERANCE
     assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)
-    recipe = loading.load(str(run / "recipe.py"), "", {}).config
-    assert loading.flat(recipe) == json.loads((run / "config.json").read_text()) | {"mesh.fsdp": -1}
+    loaded = stored_config.load_to_continue(run, None, None, "", {}, {}).config
+    assert flat(loaded) == json.loads((run / "config.json").read_text()) | {"mesh.fsdp": -1}
 
 
 def test_a_file_of_logits_is_whole_or_absent(tmp_path):

@@ -161,7 +161,7 @@ def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
     status, _, _ = finish(command("-c", program, *folders, cache=tmp_path / "cache"))
     assert status == -signal.SIGKILL and (tmp_path / ".run.unfinished").exists() and not (tmp_path / "run").exists()
     cases.import_run(FOLDER / "mistral", tmp_path / "run")
-    assert not (tmp_path / ".run.unfinished").exists() and (tmp_path / "run" / "recipe.py").exists()
+    assert not (tmp_path / ".run.unfinished").exists() and (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import assembly
@@ -15,7 +16,15 @@ from objectives.language_modeling import LanguageModeling
 from parallelism import proof
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, placed, small_config
-from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
+from tests.support import (
+    assert_close,
+    forward,
+    make_model,
+    model_config,
+    packed_batch,
+    random_weights,
+    relative_error,
+)  # fmt: skip
 from training.step import make_gradient
 
 E, D, F = 8, 40, 28
@@ -79,16 +88,27 @@ def small_model(scan: bool):
     return make_model(config, scan=scan)
 
 
-def test_microbatches_add_up_to_the_whole_batch():
-    """But for the auxiliary loss, whose loads are a microbatch's; here it has no weight. Experts have room for all."""
+@pytest.mark.parametrize("balance_loss", [0.0, 0.5])
+def test_microbatches_add_up_to_the_whole_batch(balance_loss):
+    """Except for the balance loss, which is the sum of those of the microbatches. Experts have room for all tokens."""
     graph, params = make_model(model_config(num_experts=4, experts_per_token=2, expert_capacity=2.0, num_layers=1))
     documents = packed_batch([[9, 4], [5], [16], [3, 3, 3]], 16, 37)
-    loss = LanguageModeling(4, 16).loss
-    (cut, *of_cut), (whole, *of_whole) = (
-        jax.jit(make_gradient(graph, loss, num_microbatches=n))(params, {}, documents, jax.random.key(0))
-        for n in (2, 1)
-    )
-    assert_close((cut, of_cut[0], of_cut[2]["loss"]), (whole, of_whole[0], of_whole[2]["loss"]))
+    loss = LanguageModeling(4, 16, balance_loss=balance_loss).loss
+
+    def gradient(num_microbatches: int, rows: slice):
+        batch = {name: array[rows] for name, array in documents.items()}
+        function = make_gradient(graph, loss, num_microbatches=num_microbatches)
+        gradients, weight, _, scalars = jax.jit(function)(params, {}, batch, jax.random.key(0))
+        return gradients, weight, scalars["loss"]
+
+    cut, whole = gradient(2, slice(None)), gradient(1, slice(None))
+    halves = jax.tree.map(jnp.add, gradient(1, slice(0, None, 2)), gradient(1, slice(1, None, 2)))
+    assert_close(cut, halves)
+    if not balance_loss:
+        assert_close(cut, whole)
+    else:
+        router = [of[0]["stack"]["blocks"]["mlp"]["router"] for of in (cut, whole)]
+        assert relative_error(*router) > 1e-3
 
 
 def test_a_loop_over_layers_is_a_scan():

@@ -379,3 +379,11 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         assert process.wait(timeout=20) == 130
         said = process.stderr.readlines()  # of what ssh says no more is waited for
         assert said[-1] == "interrupted; what was launched goes on\n" and len(said) <= 2
+
+
+@pytest.mark.parametrize("path", ["~/a$(touch x)", "~/a`touch x`", "/a;touch x", "/a'b", "/a\nb"])
+def test_a_path_that_scp_would_pass_to_a_shell_is_refused(gcloud, path):
+    """An old scp has a shell on the host expand it."""
+    done = gcloud.run("copy", "LICENSE", f"torus:{path}")
+    assert done.status == 2 and "scp may pass this path to a shell on the host" in done.last_line
+    assert not any("scp" in argv for argv in done.argvs)

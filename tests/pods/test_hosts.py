@@ -2,6 +2,7 @@
 """The commands of the hosts, run by a shell in a folder that plays a host's home."""
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from pods import hosts, settings
+from pods import hosts, settings, watch
 
 SAVES = 'trap "exit 75" TERM; echo started; while :; do sleep 0.05; done'  # as train.py: 75 after SIGTERM
 HANGS = 'trap "" TERM; while :; do sleep 0.05; done'
@@ -44,6 +45,51 @@ class Host:
         while text not in (self.code / "logs" / name).read_text():
             assert time.monotonic() < end, text
             time.sleep(0.02)
+
+
+STUB = """#!/bin/sh
+[ "$1" = checkout ] && exit 1
+[ "$1" = -c ] && [ "${0##*/}" = python3 ] && exit 0
+exit 0
+"""
+
+
+# Each makes the file CANARY where a shell takes any part of it for a command.
+HOSTILE = (
+    "$(touch CANARY)", "`touch CANARY`", "; touch CANARY;", "'; touch CANARY; '", '"; touch CANARY; "',
+    "|touch CANARY&\ntouch CANARY\n#*?[]{}~!<>\\",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_setting_is_a_command_on_a_host(tmp_path, text):
+    """Every text that can reach a host's shell: settings, addresses of code, words, variables, a launch's record."""
+    text, host, tools = text.replace("CANARY", str(tmp_path / "canary")), Host(tmp_path), tmp_path / "bin"
+    tools.mkdir()
+    for name in ("git", "make", "python3", "curl", "setsid", "gcloud"):
+        (tools / name).write_text(STUB)
+        (tools / name).chmod(0o755)
+    fields = {name: text for name, field in settings.FIELDS.items() if isinstance(field.default, str)}
+    for repo_dir, activate in ((f"~/{text}", ""), (f"{tmp_path}/{text}", text)):
+        given = dataclasses.replace(host.settings, **fields | {"repo_dir": repo_dir, "venv_activate": activate})
+        commands = [
+            hosts.setup(given, text, "0" * 40),
+            hosts.setup(given, "url", text),
+            hosts.launch(given, [text, text], environment={text: text}, log="log"),
+            hosts.launch(given, [text], environment={text: hosts.WORKER_NUMBER}, log=text),
+            hosts.status_line(given, watch.heartbeat_path(text)),
+            hosts.status_line(given, watch.heartbeat_path(f"gs://{text}/{text}")),
+            hosts.tail(given, follow=False),
+            hosts.stop(given),
+            hosts.count_devices(given),
+            hosts.protect_secrets(given),
+            watch._read_command(given, text, "metrics.jsonl"),
+            watch._read_command(given, f"gs://{text}/{text}", "metrics.jsonl"),
+        ]
+        for shell in ("bash", "sh"):  # at first without the folder of the code
+            for command in commands:
+                host.run(f"PATH={tools}:$PATH; {command}", shell)
+                assert not (tmp_path / "canary").exists(), command
 
 
 @pytest.fixture

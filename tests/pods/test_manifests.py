@@ -64,6 +64,22 @@ def manifest(capsys):
     return make
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["caf\u00e9 \U0001f30d", "\x7f\x85\u2028\ufeff", "'\"\\ : # {x}", "$(HF_TOKEN) $$(HF_TOKEN) $HOME", "a\nb\t"],
+)
+def test_every_character_of_an_argument_arrives_in_the_container(manifest, text):
+    """Whatever it is: kubectl reads the YAML, Kubernetes replaces $(NAME) and $$ in a command, bash the rest."""
+    [document] = yaml.safe_load_all(
+        manifest(
+            "--gke --accel=v4-8 --bucket=b --image=i --model_size=tiny --batch_size=64", [f"--config.data.path={text}"]
+        )
+    )
+    [container] = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    command = re.sub(r"\$\$|\$\(\w+\)", lambda found: "$" if found[0] == "$$" else "REPLACED", container["command"][2])
+    assert shlex.split(command)[-1] == f"--config.data.path={text}"
+
+
 @pytest.mark.parametrize("accel", TPUS)
 def test_a_jobset_keeps_to_the_schema_and_fits_the_slice(manifest, accel):
     text = manifest(f"--gke --accel={accel} --bucket=b --image=gcr.io/p/torus:1 --model_size=tiny --batch_size=64 "

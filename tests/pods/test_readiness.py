@@ -2,6 +2,7 @@
 """Deployment and validation: on real processes, and what is made of their answers."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,6 +37,15 @@ def test_switches_take_the_usual_words(word):
     assert given["ENABLE_CAUSAL"] == (word.lower() in ("true", "1", "yes", "on"))
 
 
+def test_a_file_of_switches_runs_no_code(tmp_path, monkeypatch):
+    """`arguments` in the file, which an earlier version passed to train.py, are not read; a typed recipe is."""
+    (tmp_path / "c.json").write_text(json.dumps({"arguments": ["--config=evil.py"]}))
+    monkeypatch.chdir(tmp_path)
+    assert deploy.resolve(["deploy", "--config=c.json"], "")[1][0] == "--config=configs/medium.py"
+    words = deploy.resolve(["deploy", "--config=c.json", "--config=configs/tiny.py", "--config.train.steps=3"], "")[1]
+    assert (words[0], words[-1]) == ("--config=configs/tiny.py", "--config.train.steps=3")
+
+
 def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     """A file's false is never turned on by flags that are absent; a flag turns off what the file has on."""
     (tmp_path / "c.json").write_text(
@@ -61,10 +71,17 @@ def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
         (["--model-size=huge"], "--model-size=huge: value should be one of"),
         (["--config=nowhere.json"], "nowhere.json: No such file"),
         (["--modelsize=small"], "modelsize"),
+        (["--config=a.json", "--config=b.json"], "--config=b.json: give one recipe and one JSON file at most"),
+        (["--config=evil.json"], "evil.json: model_size=../HERE/evil is not a recipe of configs/; use"),
     ],
 )
 def test_mistakes_of_the_deployment_are_one_line(tmp_path, flags, message):
+    evil = os.path.relpath(tmp_path / "evil", ROOT / "configs")
+    (tmp_path / "evil.json").write_text(json.dumps({"model_size": evil, "arguments": [f"--config={tmp_path}/evil.py"]}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     done = subprocess.run([sys.executable, SCRIPT, *flags], cwd=tmp_path, capture_output=True, text=True)
+    assert not (tmp_path / "ran").exists()
+    message = message.replace("../HERE/evil", evil)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -9,7 +9,7 @@ import sentencepiece
 from configs.base import ConfigError, get_config
 from input_pipeline.tokenization import open_tokenizer
 from reasoning import decoding
-from reasoning.sampling import answer, continue_texts
+from reasoning.sampling import answers, check_answers, continue_texts
 from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
 
 
@@ -28,7 +28,7 @@ def ask(monkeypatch):
 
         monkeypatch.setattr(decoding, "generate", generate)
         run = types.SimpleNamespace(config=config, graph=None)
-        text = answer(run, {}, tokenizer, message, **{"max_tokens": 8, "temperature": 0.0} | changes)
+        [text] = answers(run, {}, tokenizer, [message], **{"max_tokens": 8, "temperature": 0.0} | changes)
         return asked["prompt"], {tokenizer.decode([end]) for end in asked["ends"]}, text
 
     return ask
@@ -88,6 +88,31 @@ def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa:
         prompt, ends, text = ask(write_tokenizer(CHATML, folder, eos_token=eos))
         assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n" and text == "so it is"
         assert ends == {"<|im_end|>", eos}  # a base model's end of document may be another than a turn's
+
+
+def test_each_of_several_messages_is_answered(monkeypatch):
+    asked = {}
+
+    def generate(graph, params, prompts, **how):
+        asked.update(prompts=prompts)
+        return [[*b"first"], [*b"second"]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert answers(run, {}, open_tokenizer("byte"), ["a", "b"], max_tokens=8) == ["first", "second"]
+    assert asked["prompts"] == [[*b"\0user\n%s\0assistant\n" % message] for message in (b"a", b"b")]
+
+
+def test_a_model_that_never_saw_a_conversation_is_not_asked(write_tokenizer):  # noqa: F811
+    config = get_config()
+    with pytest.raises(
+        ConfigError, match="runs/x was not trained on conversations, and its tokenizer has no chat temp"
+    ):
+        check_answers(config, open_tokenizer("byte"), "runs/x")
+    check_answers(config, open_tokenizer(write_tokenizer(CHATML)), "runs/x")  # as an imported chat model has
+    for source in ("chat", "preferences"):
+        config.data.source = source
+        check_answers(config, open_tokenizer("byte"), "runs/x")
 
 
 def test_what_cannot_be_asked_is_one_line(ask, write_tokenizer):  # noqa: F811

@@ -112,6 +112,17 @@ def test_without_labels_nothing_is_wrong():
     assert "".join(shown[1].find("figcaption").itertext()) == "step 1 halt 0.125"
 
 
+def test_without_labels_what_is_known_to_be_wrong_is_struck_and_the_verdict_is_shown():
+    """As on the page of generate.py: a board that changed givens had no red stroke."""
+    board = sudoku(
+        truth=None, wrong=[np.eye(4, dtype=bool), np.zeros(16, bool)], verdict="NOT a solution: it changes 4 of <4>"
+    )
+    shown = figures(board)
+    assert cells(shown[1], "wrong") == {(n, n) for n in range(4)} and not drawn(shown[2], "wrong")
+    assert "".join(shown[1].find("figcaption").itertext()) == "step 1 halt 0.125 · 4 wrong"
+    assert "NOT a solution: it changes 4 of &lt;4&gt;" in pictures.page([board], "title")
+
+
 def test_a_maze_shows_walls_path_and_marks():
     _, first, second, _ = figures(maze())
     assert cells(first, "wrong") == cells(second, "ring") == {(0, 1), (0, 2), (1, 2), (2, 1), (2, 2)}

@@ -82,6 +82,19 @@ def test_what_is_said_of_a_sudoku():
     assert "(1, 2) (1, 3) (2, 1)" in "\n".join(lines) and lines[-1].startswith("a valid solution")
 
 
+def test_cells_that_are_wrong_whatever_the_solution_is():
+    """Givens that were changed, and digits that occur twice; nothing else is known without the solution."""
+    assert not solving.mistakes(PUZZLE, SOLVED).any() and not solving.mistakes(PUZZLE, GIVEN).any()
+    row, column = np.argwhere(GIVEN != 1)[0]
+    answer = GIVEN.copy()
+    answer[row, column] = SOLVED[row, column] % 4 + 2
+    assert np.argwhere(solving.mistakes(PUZZLE, answer)).tolist() == [[row, column]]
+    twice = np.where(SOLVED == 3, 4, SOLVED)
+    assert np.array_equal(solving.mistakes(PUZZLE, twice), twice == 4)
+    changed = np.array([[3, 5, 5], [5, 1, 5], [4, 5, 5]])
+    assert np.array_equal(solving.mistakes(MAZE, changed), (MAZE.tokens == 1) & (changed != 1))
+
+
 @pytest.mark.parametrize(
     ("answer", "what"),
     [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import assembly
-from configs import base
-from configs.loading import flat
+from configs import base, stored_config
+from configs.keys import flat
 from parallelism.mesh import mesh_context
 from tests.bucket_server import empty_bucket
 from tests.one_step import initial_state
@@ -187,6 +187,6 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
 
 
 def test_differences_name_each_key_old_and_new_but_for_what_may_change():
-    stored = {"model.embed_dim": 4, "mesh.fsdp": 1, "train.seed": 0, "train.steps": 5}
+    before = {"model.embed_dim": 4, "mesh.fsdp": 1, "train.seed": 0, "train.steps": 5}
     now = {"model.embed_dim": 8, "mesh.fsdp": 8, "train.seed": 0, "train.steps": 9}
-    assert workdirs.differences(stored, now, workdirs.MAY_CHANGE) == ["model.embed_dim 4 -> 8"]
+    assert workdirs.differences(before, now, stored_config.MAY_CHANGE) == ["model.embed_dim=4, now 8"]

@@ -21,5 +21,14 @@ def test_a_setting_that_does_not_suit_the_length_of_the_run_is_noted(changes, st
     config = base.get_config()
     config.optimizer.update({"warmup_steps": 0} | changes)
     config.train.steps = steps
-    notes = preflight.notes(config)
+    notes = preflight.notes(config, num_microbatches=1)
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_a_loss_that_depends_on_the_microbatches_is_noted():
+    config = base.get_config()
+    config.train.balance_loss, config.model.expert_capacity = 0.01, 1.5
+    assert not preflight.notes(config, num_microbatches=1)
+    balance, capacity = preflight.notes(config, num_microbatches=4)
+    assert "train.balance_loss=0.01 looks at one of the 4 microbatches at a time" in balance
+    assert "model.expert_capacity=1.5 looks at one of the 4 microbatches" in capacity

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of a run is booked, and what is said of the machine."""
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
 from training import clock as clocks
@@ -64,6 +69,20 @@ def test_an_interval_without_steps_is_no_error(turn):
 
 def test_the_measured_peak_is_that_of_a_processor():
     assert 1e8 < throughput.measured_matmul_peak(size=256, repetitions=2) < 1e16
+
+
+def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one():
+    """Else a run that starts beside other work reports an MFU of over 100 % when that work has ended."""
+    alone = throughput.measured_matmul_peak(size=1024)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    try:
+        time.sleep(0.3)
+        busy = throughput.measured_matmul_peak(size=1024)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert busy > 0.7 * alone  # by the wall clock it is a third of it
 
 
 def test_memory_in_use_is_part_of_what_the_machine_has():

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys by their dotted names: their values, what is typed for them, and what may have been meant."""
+
+import difflib
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.base import ConfigError, shown
+
+DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # what a run reads
+NAMES_ELSEWHERE = {  # what other programs call some keys
+    "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
+    "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
+    "d_model": "model.embed_dim", "hidden_size": "model.embed_dim", "n_embd": "model.embed_dim",
+    "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
+    "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
+}  # fmt: skip
+ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
+    (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
+    (("data.path", "data.mixture"), "say what to train on"),
+)
+
+
+def flat(config: ConfigDict) -> dict[str, object]:
+    """Return {"section.key": value} in alphabetical order, which is that of a ConfigDict."""
+    return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+
+
+def assign(config: ConfigDict, key: str, value) -> None:
+    """Set one dotted key."""
+    section, name = key.split(".")
+    config[section][name] = value
+
+
+def from_flat(values: dict[str, object]) -> ConfigDict:
+    """Return a configuration with these values of dotted keys, the others as in configs/base.py."""
+    config = base.get_config()
+    for key, value in values.items():
+        assign(config, key, value)
+    return config
+
+
+def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[str, object]:
+    """Return {key: value} of typed text, and of the alternatives that a typed key puts out of force.
+
+    Args:
+      current: values of all keys before.
+
+    Raises:
+      ConfigError: an unknown key, a value of the wrong type or none at all, or two alternatives.
+    """
+    typed = {key: parse_value(key, text, current) for key, text in overrides.items()}
+    _refuse_empty(typed, current)
+    return typed | _put_out_of_force(typed, current)
+
+
+def parse_value(key: str, text: str, current: dict[str, object]):
+    """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
+    if key not in current:
+        raise ConfigError(f"--config.{key} is no configuration key; nearest: {' or '.join(nearest_keys(key, current))}")
+    kind = type(current[key])
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise ConfigError(f"--config.{key}={shown(text)} is not {wanted} (now {current[key]})") from None
+
+
+def _refuse_empty(typed: dict, current: dict) -> None:
+    """Raise ConfigError where what a run builds on is typed as nothing, and is nothing: a variable that is not set."""
+    empty = [key for key in (*DATA_READ, "train.init_from") if typed.get(key) == current[key] == ""]
+    if empty:
+        raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
+
+
+def nearest(name: str, candidates) -> str:
+    """Return the candidate most like `name`."""
+    return difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)[0]
+
+
+def nearest_keys(name: str, keys) -> list[str]:
+    """Return the keys whose last part is that of `name`, or has it for initials (lr), else the one most like it.
+
+    If some of them are of its section, only these; of a name from elsewhere the key that is meant by it.
+    """
+    section, _, last = name.rpartition(".")
+    if last in NAMES_ELSEWHERE:
+        return [NAMES_ELSEWHERE[last]]
+    leaves = {key: key.split(".")[-1] for key in keys}
+    alike = [key for key, leaf in leaves.items() if leaf == last]
+    alike = alike or [key for key, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]
+    return [key for key in alike if key.startswith(section + ".")] or alike or [nearest(name, keys)]
+
+
+def one_of(key: str, value: str, choices) -> None:
+    """Raise ConfigError where the value of a key is none of the choices."""
+    if value not in choices:
+        near = nearest(shown(value), list(map(str, choices)))
+        raise ConfigError(f"{key}={shown(value)} is unknown; nearest: {near} (all: {', '.join(map(str, choices))})")
+
+
+def _put_out_of_force(typed: dict, current: dict) -> dict:
+    """Return what becomes of the alternatives to typed keys: nothing, 0 or ''."""
+    emptied = {}
+    for keys, both in ALTERNATIVES:
+        given = [key for key in keys if typed.get(key)]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both {both}; give one")
+        emptied |= {key: type(current[key])() for key in keys if given and key not in given}
+    return emptied
