@@ -11,6 +11,8 @@ import command_line
 from command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
+MOST_DIMS = 6  # of a tensor, each of which every axis of the mesh may split
+MOST_PROCESSES = 1_000
 ROLES = ("weights", "gradients", "optimizer", "activations")
 flags.DEFINE_string("json", "", "write the report to this file as JSON")
 flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
@@ -24,7 +26,7 @@ flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1,
 flags.DEFINE_list("advise_sharding", [], "every way for a tensor of these sizes to lie on the mesh, as in 4096,11008")
 flags.DEFINE_enum("role", "weights", ROLES, "what that tensor is")
 flags.DEFINE_integer(
-    "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", lower_bound=0
+    "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", 0, 1_000_000
 )
 flags.DEFINE_integer("processes", None, "compilations at once; default: one for two cores", lower_bound=1)
 flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology's list price")
@@ -37,9 +39,10 @@ import dataclasses
 import json
 import math
 import os
+import re
 
 from configs import loading, topologies, validation
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 from configs.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import advice, compare, report, search, sections, sharding
@@ -108,6 +111,8 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError("--compare wants topologies, with commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
+    if FLAGS.processes and FLAGS.processes > MOST_PROCESSES:
+        raise ConfigError(f"--processes={shown(FLAGS.processes)} must be at most {MOST_PROCESSES:,}")
     for name in ("json", "html", "hlo"):
         command_line.check_file_to_write(name)
         if asked and name != "json" and FLAGS[name].value:
@@ -119,9 +124,12 @@ def check_tensor() -> None:
     said = FLAGS.advise_sharding
     if not said and (FLAGS["advise_sharding"].present or FLAGS["role"].present):
         raise ConfigError("--advise_sharding and --role want the sizes of a tensor: --advise_sharding=4096,11008")
-    wrong = [part for part in said if not (part.isascii() and part.isdigit() and int(part))]
+    wrong = [part for part in said if not re.fullmatch("0{0,9}[1-9][0-9]{0,11}", part)]
     if wrong:
-        raise ConfigError(f"--advise_sharding: {wrong[0]!r} is not a whole number greater than 0, as in 4096,11008")
+        what = "is not a whole number greater than 0; or it has over 12 digits"
+        raise ConfigError(f"--advise_sharding: {shown(wrong[0])!r} {what}; write as in 4096,11008")
+    if len(said) > MOST_DIMS:
+        raise ConfigError(f"--advise_sharding: {len(said)} sizes, and at most {MOST_DIMS} are tried on every axis")
 
 
 def priced(name: str) -> topologies.Topology:

@@ -38,7 +38,7 @@ import jax
 
 import assembly
 import inspection
-from configs import layouts, preference, ramp, stored_config, validation
+from configs import layouts, preference, ramp, ranges, stored_config, validation
 from configs.keys import DATA_READ, flat
 from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
@@ -343,6 +343,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     if evaluation.every_epochs:
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
     train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
+    ranges.check_steps(train.steps, train.global_batch)
     return start, train.steps
 
 

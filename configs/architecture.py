@@ -5,6 +5,9 @@ from ml_collections import ConfigDict
 
 from configs.base import ConfigError
 
+MOST_EXPERTS = 1_000_000  # of all layers
+MOST_UNROLLED = 64  # layers; what assembling them takes grows with the cube of their number, 15 s for 100
+
 
 def check(config: ConfigDict) -> None:
     """Raise ConfigError where the sizes of a model, and of a recursive one its length, do not go together."""
@@ -27,11 +30,21 @@ def check(config: ConfigDict) -> None:
     if model.num_experts and model.experts_per_token > model.num_experts:
         most = model.num_experts
         raise ConfigError(f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={most}")
+    if model.num_layers * model.num_experts > MOST_EXPERTS:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} each have more than "
+            f"{MOST_EXPERTS:,} experts, as many as can be named one by one; use fewer"
+        )
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)
 
 
 def _check_recursion(model: ConfigDict, length: int) -> None:
+    if model.num_layers > MOST_UNROLLED:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} must be at most {MOST_UNROLLED} with model.name=trm, whose layers "
+            "are compiled one by one; recursion is what makes it deep"
+        )
     if length != model.max_length:
         raise ConfigError(
             f"train.sequence_length={length} must be model.max_length={model.max_length}: the cells of a puzzle"

@@ -6,7 +6,7 @@ import difflib
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # what a run reads
 NAMES_ELSEWHERE = {  # what other programs call some keys
@@ -66,7 +66,7 @@ def parse_value(key: str, text: str, current: dict[str, object]):
         return kind(text)
     except (ValueError, KeyError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise ConfigError(f"--config.{key}={text} is not {wanted} (now {current[key]})") from None
+        raise ConfigError(f"--config.{key}={shown(text)} is not {wanted} (now {current[key]})") from None
 
 
 def _refuse_empty(typed: dict, current: dict) -> None:
@@ -98,7 +98,8 @@ def nearest_keys(name: str, keys) -> list[str]:
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError where the value of a key is none of the choices."""
     if value not in choices:
-        raise ConfigError(f"{key}={value} is unknown; nearest: {nearest(value, choices)} (all: {', '.join(choices)})")
+        near = nearest(shown(value), list(map(str, choices)))
+        raise ConfigError(f"{key}={shown(value)} is unknown; nearest: {near} (all: {', '.join(map(str, choices))})")
 
 
 def _put_out_of_force(typed: dict, current: dict) -> dict:

@@ -9,7 +9,7 @@ import re
 
 from ml_collections import ConfigDict
 
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES, ConfigError, shown
 from configs.resolving import mesh_sizes
 
 EXAMPLE = "100: data=4,fsdp=2; 200: data=1,fsdp=8"
@@ -78,15 +78,17 @@ def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
     found = tuple(_change(part.strip()) for part in said.split(";") if part.strip())
     for (before, _), (step, _) in itertools.pairwise(found):
         if step <= before:
-            raise ConfigError(f"layout.changes={said}: step {step} comes after step {before}; write them ascending")
+            raise ConfigError(
+                f"layout.changes={shown(said)}: step {step} comes after step {before}; write them ascending"
+            )
     return found
 
 
 def _change(said: str) -> tuple[int, tuple[int, ...]]:
     step, _, axes = said.partition(":")
-    pairs = re.findall(r"(?:^|,)\s*([^=,]*?)\s*=\s*([^=,]*?)\s*(?=,|$)", axes)
-    if not re.fullmatch(r"[0-9]*[1-9][0-9]*\s*", step) or len(pairs) != axes.count(",") + 1:
-        raise ConfigError(f"layout.changes: {said!r} is not STEP: AXIS=DEVICES,..., as in {EXAMPLE!r}")
+    pairs = [[word.strip() for word in pair.split("=")] for pair in axes.split(",")]
+    if not re.fullmatch(r"0*[1-9][0-9]{0,9}", step.strip()) or any(len(pair) != 2 for pair in pairs):
+        raise ConfigError(f"layout.changes: {shown(said)!r} is not STEP: AXIS=DEVICES,..., as in {EXAMPLE!r}")
     names, numbers = zip(*pairs, strict=True)
-    sizes = mesh_sizes(names, numbers, f"layout.changes: {said!r}")
-    return int(step), tuple(sizes.get(axis, 1) for axis in MESH_AXES)
+    sizes = mesh_sizes(names, numbers, f"layout.changes: {shown(said)!r}")
+    return int(step.strip().lstrip("0")), tuple(sizes.get(axis, 1) for axis in MESH_AXES)

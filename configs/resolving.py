@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from configs import topologies
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES, ConfigError, shown
 from configs.keys import assign, flat, nearest, parse_typed
 
 EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
 WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; smaller ones are gathered as other weights are
+LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
 EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
 
 
@@ -96,17 +97,19 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
     """
     sizes, names = (environment.get(name, "").strip() for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"))
     if not sizes and names:
-        raise ConfigError(f"TPU_AXIS_NAMES={names} without TPU_MESH_CONFIG, a number of devices for each; set both")
+        raise ConfigError(
+            f"TPU_AXIS_NAMES={shown(names)} without TPU_MESH_CONFIG, a number of devices for each; set both"
+        )
     if not sizes:
         return {}
     numbers = [part.strip() for part in sizes.split(",")]
     if not names and len(numbers) != len(EARLIER_AXES) and all(number.isdigit() for number in numbers):
         raise ConfigError(
-            f"TPU_MESH_CONFIG={sizes} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
+            f"TPU_MESH_CONFIG={shown(sizes)} needs TPU_AXIS_NAMES, a name for each number, of {', '.join(MESH_AXES)}; "
             f"only three numbers go without, as {','.join(EARLIER_AXES)}"
         )
     axes = [name.strip() for name in names.split(",")] if names else EARLIER_AXES
-    said = f"TPU_MESH_CONFIG={sizes}" + (f" TPU_AXIS_NAMES={names}" if names else "")
+    said = f"TPU_MESH_CONFIG={shown(sizes)}" + (f" TPU_AXIS_NAMES={shown(names)}" if names else "")
     if "dcn_data" in axes[1:]:
         raise ConfigError(f"{said}: dcn_data, the network between slices, changes slowest; name it first")
     return mesh_sizes(axes, numbers, said)
@@ -114,15 +117,18 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
 
 def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[str, int]:
     """Return {axis: devices} of text; ConfigError, which begins with what was said, where it is no mesh."""
-    wrong = [number for number in numbers if not re.fullmatch("[0-9]*[1-9][0-9]*", number)]
+    sizes = [int(number) if re.fullmatch("[0-9]{1,20}", number) else 0 for number in numbers]
+    wrong = [shown(number) for number, size in zip(numbers, sizes, strict=True) if not 1 <= size <= LARGEST_AXIS]
     unknown = [axis for axis in axes if axis not in MESH_AXES]
     if wrong:
-        raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0, as in 4,4,2")
+        limit = f", and at most {LARGEST_AXIS:,}" if wrong[0].isdigit() else ""
+        raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0{limit}, as in 4,4,2")
     if unknown:
-        near = nearest(unknown[0], MESH_AXES)
-        raise ConfigError(f"{said}: {unknown[0]!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
+        name = shown(unknown[0])
+        near = nearest(name, MESH_AXES)
+        raise ConfigError(f"{said}: {name!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
     if len(set(axes)) < len(axes):
         raise ConfigError(f"{said}: {max(axes, key=axes.count)} is named more than once; name each axis once")
     if len(axes) != len(numbers):
         raise ConfigError(f"{said}: {len(numbers)} numbers, but {len(axes)} names; give a name for each number")
-    return {axis: int(number) for axis, number in zip(axes, numbers, strict=True)}
+    return dict(zip(axes, sizes, strict=True))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 from configs.keys import DATA_READ, assign, flat, parse_typed
 from configs.resolving import Loaded, resolve
 from files.json_reader import JsonError, Object, Scalar, read_json
@@ -95,9 +95,11 @@ def read_config(folder) -> dict[str, Scalar]:
         values = read_json(path, dict[str, Scalar])
     except JsonError as error:
         raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None
-    unknown = values.keys() - defaults.keys()
-    if unknown:
-        raise ConfigError(f"{path} has {min(unknown)}, which this version does not know; use the version that wrote it")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
+    if unknown := values.keys() - defaults.keys():
+        first = shown(min(unknown))
+        raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")
     for key in ("model.name", "train.objective"):
         if key not in values:
             raise ConfigError(f"{path}: {key} is missing; each checkpoint's record.json has a copy, as `config`")

@@ -12,9 +12,9 @@ import difflib
 import re
 from importlib import metadata
 
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 
-SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9]\d+)x(?P<slice>v\d.*)")
+SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
 # From jaxlib 0.11.1 on XLA has a mode of pipelining for each collective, where it had an option to turn it on.
 if tuple(map(int, re.findall(r"\d+", metadata.version("jaxlib"))[:3])) < (0, 11, 1):
@@ -119,8 +119,8 @@ def get(name: str) -> Topology:
             mesh={"dcn_data": count} | one.mesh,
         )  # fmt: skip
     if name not in SLICES:
-        near = difflib.get_close_matches(name, SLICES, n=1, cutoff=0.0)
-        raise ConfigError(f"--topology={name} is unknown; nearest: {near[0]} (all: {', '.join(SLICES)})")
+        near = difflib.get_close_matches(shown(name), SLICES, n=1, cutoff=0.0)
+        raise ConfigError(f"--topology={shown(name)} is unknown; nearest: {near[0]} (all: {', '.join(SLICES)})")
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]

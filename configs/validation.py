@@ -1,71 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a configuration consistent; checked before any device or file is touched."""
 
-import ast
-import functools
 import itertools
 import math
-import pathlib
 
 from ml_collections import ConfigDict
 
-from configs import architecture, fine_tuning, layouts, ramp, together, topologies
+from configs import architecture, fine_tuning, layouts, ramp, ranges, together, topologies
 from configs.architecture import divisible, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
-from configs.keys import assign, flat, one_of
-from configs.loading import ROOT
+from configs.keys import assign, flat
 from configs.resolving import Loaded
-
-CHOICES = {
-    "model.remat": ("none", "dots", "mlp", "up", "attention", "query", "attended", "full"),
-    "model.dtype": ("auto", "bfloat16", "float32"),
-    "model.quantization": ("none", "int8", "fp8"),
-    "model.attention": ("auto", "reference"),
-    "model.layer_loop": ("auto", "scan", "unroll"),
-    "model.rope_scaling": ("none", "linear", "llama3", "yarn"),
-    "model.activation": ("silu", "gelu_tanh"),
-    "model.biases": ("none", "qkv", "all"),
-    "model.mixer": ("attention", "mlp"),
-    "model.positions": ("rope", "learned", "sinusoidal", "none"),
-    "model.networks": (1, 2),
-    "model.router": ("softmax", "sigmoid"),
-    "supervision.loss": ("stablemax", "softmax"),
-    "optimizer.decayed": ("matrices", "all"),
-    "distillation.divergence": ("forward", "reverse"),
-    "batch.fit": ("none", "auto"),
-    "batch.ramp": ("none", "steps", "noise_scale"),
-    "batch.learning_rate": tuple(ramp.RATES),
-    "data.bad_documents": ("error", "skip"),
-    "data.puzzle_set": ("arc1", "arc2"),
-    "train.offload": ("none", "optimizer"),
-    "train.sum_dtype": ("auto", "float32"),
-    "checkpoint.restore": ("read", "broadcast"),
-}
-MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms
-FUNCTIONS = {"optimizer.name": "training/optimizers.py", "optimizer.schedule": "training/schedules.py"}
-POSITIVE = (
-    "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
-    "model.vocab_size", "model.max_length", "train.global_batch", "train.sequence_length", "checkpoint.keep",
-    "evaluation.batches", "train.log_every", "train.bad_steps",
-    "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout",
-    "optimizer.learning_rate", "optimizer.epsilon", "model.norm_epsilon", "model.high_cycles",
-    "model.num_puzzles", "supervision.max_steps", "model.experts_per_token", "model.gate_scale",
-    "batch.increase_step", "distillation.temperature", "lora.alpha", "preference.beta",
-)  # fmt: skip
-FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
-LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
-RANGES = (  # what is right, the rule in words, and of which keys; the others, where they are numbers, are NOT_NEGATIVE
-    (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
-    (lambda value: 1 <= value < math.inf, "be 1 or greater", ("model.rope_factor",)),
-    (lambda value: 1 < value < math.inf, "be greater than 1", ("model.rope_theta", "batch.increase_factor")),
-    (lambda value: value == 0 or 1 < value < math.inf, "be greater than 1, or 0", ("model.local_rope_theta",)),
-    (lambda value: 0 < value < 1, "lie between 0 and 1", ("data.holdout_fraction",)),
-    (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
-    (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
-    (lambda value: 0 <= value < 2**32, "be 0 or greater and less than 2^32", ("train.seed",)),
-)
-RANGE_OF = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
-NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "be 0 or greater")
 
 
 def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
@@ -89,7 +34,10 @@ def _check_mesh(config: ConfigDict) -> None:
 def check_keys(config: ConfigDict) -> None:
     """Raise ConfigError for what is wrong whatever the devices."""
     values = flat(config)
-    _check_values(values)
+    ranges.check(values)
+    lengths = ("train.steps", "train.tokens", "train.epochs")
+    if sum(values[key] > 0 for key in lengths) != 1:
+        raise ConfigError(f"exactly one of {', '.join(lengths)} must be greater than 0")
     together.check(values, of_mesh=False)
     architecture.check(config)
     _check_axis_order(config.layout.axis_order)
@@ -114,32 +62,6 @@ def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> Co
     return copy
 
 
-def _check_values(values: dict[str, object]) -> None:
-    for key, choices in (CHOICES | _names()).items():
-        one_of(key, values[key], choices)
-    for key, value in values.items():
-        is_right, rule = RANGE_OF.get(key, NOT_NEGATIVE)
-        if isinstance(value, int | float) and not key.startswith("mesh.") and not is_right(value):
-            raise ConfigError(f"{key}={value} must {rule}")
-    lengths = ("train.steps", "train.tokens", "train.epochs")
-    if sum(values[key] > 0 for key in lengths) != 1:
-        raise ConfigError(f"exactly one of {', '.join(lengths)} must be greater than 0")
-
-
-@functools.cache
-def _names() -> dict[str, list[str]]:
-    """Return the modules and functions that a key may name."""
-    modules = {key: [path.stem for path in (ROOT / room).glob("*.py")] for key, room in MODULES.items()}
-    functions = {key: functions_of_config(ROOT / file) for key, file in FUNCTIONS.items()}
-    return {key: sorted(names) for key, names in (modules | functions).items()}
-
-
-def functions_of_config(file: pathlib.Path) -> list[str]:
-    """Return the public functions of a file that take `config` first, without importing it."""
-    functions = (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
-    return [f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config"]
-
-
 def _check_axis_order(order: str) -> None:
     first, *others = order.split(",")
     if first != MESH_AXES[0] or sorted(others) != sorted(MESH_AXES[1:]):
@@ -159,9 +81,8 @@ def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = N
     """
     mesh = config.mesh
     free = [axis for axis, size in mesh.items() if size == -1]
-    wrong = [axis for axis, size in mesh.items() if size < 1 and size != -1]
-    if wrong:
-        raise ConfigError(f"mesh.{wrong[0]}={mesh[wrong[0]]} must be 1 or greater, or -1 for all that is left")
+    for axis, size in mesh.items():
+        ranges.check_number(f"mesh.{axis}", size)
     if len(free) > 1:
         raise ConfigError(f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take what is left")
     product = math.prod(size for size in mesh.values() if size != -1)

@@ -11,18 +11,22 @@ import json
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
 
 import assembly
 from configs import base, validation
 from configs.base import ConfigError
 from configs.keys import flat
+from files.json_reader import JsonError, read_json
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import safetensors_files
+from migration.hugging_face_config import Config
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
 from training import array_files
@@ -56,18 +60,7 @@ class Published:
     def __init__(self, folder: pathlib.Path, workdir: pathlib.Path):
         """Read a folder that is to become a run in `workdir`."""
         self.folder, self.workdir = folder, workdir
-        values = read_config(folder)
-        try:
-            self.family, self.model = families.family_of(values), families.model_section(values)
-            self.config = base.get_config()
-            self.config.model.update(self.model)
-            self.config.update_from_flattened_dict(self.family.settings)
-            self.config.train.sequence_length = min(self.config.train.sequence_length, self.model["max_length"])
-            validation.validate(self.config, 1)
-        except KeyError as error:
-            raise ConfigError(f"{folder / 'config.json'}: {error.args[0]} is missing") from None
-        except (ConfigError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-            raise ConfigError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
+        self.config, self.family, self.model = configuration(folder)
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
         self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer) if self.tokenizer else ""
         run = assembly.assemble(self.config, devices=jax.devices()[:1])
@@ -121,21 +114,34 @@ class Published:
 
 
 def read_config(folder: pathlib.Path) -> dict:
-    """Return the config.json of a folder; ConfigError where there is none."""
+    """Return the config.json of a folder; ConfigError where there is none, or one with values that cannot be."""
     try:
-        values = json.loads((folder / "config.json").read_bytes())
+        return dict(read_json(folder / "config.json", Config))
     except OSError as error:
         raise ConfigError(
             f"--hf={folder}: {error.strerror} (config.json); name a folder with a model in Hugging Face's format, or "
             "org/name on the hub"
         ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"{folder / 'config.json'}: is no JSON ({error}); bring it anew from where it is published"
-        ) from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{folder / 'config.json'}: is no JSON object")
-    return values
+    except JsonError as error:
+        raise ConfigError(f"{error}; bring it again from where it is published") from None
+
+
+def configuration(folder: pathlib.Path) -> tuple[ConfigDict, families.Family, dict]:
+    """Return a configuration with the model of a folder, its family, and the keys of `model` that come from there.
+
+    Raises:
+      ConfigError: as in Published.
+    """
+    values, config = read_config(folder), base.get_config()
+    try:
+        family, model = families.family_of(values), families.model_section(values)
+        config.model.update(model)
+        config.update_from_flattened_dict(family.settings)
+        config.train.sequence_length = min(config.train.sequence_length, model["max_length"])
+        validation.validate(config, 1)
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from None
+    return config, family, model
 
 
 def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path, *, tied: bool) -> None:
@@ -211,6 +217,11 @@ def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
     return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
 
+def kept_types(kept: pathlib.Path) -> dict[str, str]:
+    """Return {tensor: its type in the files that were imported}."""
+    return read_json(kept / TYPES, dict[str, Literal[tuple(DTYPES)]], max_bytes=safetensors_files.INDEX_BYTES)
+
+
 def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
     """Return (config.json, tensors, their types) of a run: those of its import, or of the family that its model fits.
 
@@ -221,7 +232,7 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
     if kept := kept_in(config, workdir):
         values = read_config(kept)
         if all(model[key] == value for key, value in families.model_section(values).items()):
-            return values, tensors_of(families.family_of(values), params), json.loads((kept / TYPES).read_text())
+            return values, tensors_of(families.family_of(values), params), kept_types(kept)
     if values := families.config_json(model):
         return values, tensors_of(families.family_of(values), params), {}
     plain = model | {"embed_scale": 1.0, "tie_embeddings": False, "mup_base_dim": 0}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 
 
 class Rule(NamedTuple):
@@ -163,7 +163,7 @@ def family_of(values: dict) -> Family:
     """Return the family of a config.json; ConfigError where there is none."""
     kind = values.get("model_type")
     if kind not in FAMILIES:
-        raise ConfigError(f"model_type={kind} is none that can be converted: {', '.join(FAMILIES)}")
+        raise ConfigError(f"model_type={shown(kind)} is none that can be converted: {', '.join(FAMILIES)}")
     return FAMILIES[kind]
 
 
@@ -177,7 +177,8 @@ def model_section(values: dict) -> dict:
     values = family.defaults | _classic(values)
     for key, wanted in family.required.items():
         if values.get(key) not in (None, wanted):
-            raise ConfigError(f"{key}={values[key]} is not supported for {values['model_type']}, only {wanted}")
+            found = shown(values[key])
+            raise ConfigError(f"{key}={found} is not supported for {values['model_type']}, only {wanted}")
     for key, least in family.least.items():
         if (values[key] or 0) < least:
             raise ConfigError(f"{key}={values[key]} is not supported for {values['model_type']}, only {least} or more")
@@ -187,7 +188,7 @@ def model_section(values: dict) -> dict:
     values["head_dim"] = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     activation = values.get(family.activation) or values.get("hidden_act")
     if activation not in ACTIVATIONS:
-        raise ConfigError(f"{family.activation}={activation} is not supported, only {', '.join(ACTIVATIONS)}")
+        raise ConfigError(f"{family.activation}={shown(activation)} is not supported, only {', '.join(ACTIVATIONS)}")
     model = MODEL | family.model | {ours: values[theirs] for theirs, ours in KEYS.items()}
     model |= {ours: values.get(theirs) or 0 for theirs, ours in family.keys.items()}
     model["rope_theta"] = float(model["rope_theta"])
@@ -258,13 +259,19 @@ def _classic(values: dict) -> dict:
         return values
     rope, classic = values["rope_parameters"], dict(values)
     if "full_attention" in rope:
-        local = rope["sliding_attention"]
-        if local.get("rope_type", "default") != "default":
-            raise ConfigError(f"rope_parameters of sliding_attention: rope_type={local['rope_type']} is not supported")
-        rope, classic["rope_local_base_freq"] = rope["full_attention"], local["rope_theta"]
-    classic["rope_theta"] = rope["rope_theta"]
+        local = rope.get("sliding_attention", {})
+        if (kind := local.get("rope_type", "default")) != "default":
+            raise ConfigError(f"rope_parameters of sliding_attention: rope_type={shown(kind)} is not supported")
+        rope, classic["rope_local_base_freq"] = rope["full_attention"], _theta(local)
+    classic["rope_theta"] = _theta(rope)
     classic["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     return classic
+
+
+def _theta(rope: dict) -> float:
+    if rope.get("rope_theta") is None:
+        raise ConfigError("rope_theta is missing in rope_parameters")
+    return rope["rope_theta"]
 
 
 def _local_layers(values: dict, size: int) -> list[bool]:
@@ -272,7 +279,8 @@ def _local_layers(values: dict, size: int) -> list[bool]:
     if every := values.get("sliding_window_pattern"):  # Gemma's: all but every n-th
         return [(layer + 1) % every != 0 for layer in range(size)]
     if "use_sliding_window" in values:  # Qwen's: the upper ones
-        return [bool(values["use_sliding_window"]) and layer >= values["max_window_layers"] for layer in range(size)]
+        first = values.get("max_window_layers") or 0
+        return [bool(values["use_sliding_window"]) and layer >= first for layer in range(size)]
     return [bool(values.get("sliding_window"))] * size
 
 
@@ -280,17 +288,17 @@ def _window(values: dict) -> dict:
     """Return sliding_window and global_every; ConfigError where layers do not alternate as ours can."""
     size, kinds = values["num_hidden_layers"], values.get("layer_types")
     if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
-        raise ConfigError(f"layer_types has {min(unknown)}, which is not supported")
+        raise ConfigError(f"layer_types has {shown(min(unknown))}, which is not supported")
     if kinds and len(kinds) != size:
         raise ConfigError(f"layer_types has {len(kinds)} entries, but num_hidden_layers={size}")
     local = [kind == "sliding_attention" for kind in kinds] if kinds else _local_layers(values, size)
     if not any(local):
         return {"sliding_window": 0, "global_every": 0}
-    if all(local):
-        return {"sliding_window": values["sliding_window"], "global_every": 0}
-    every = local.index(False) + 1
-    if every == 1 or local != [(layer + 1) % every != 0 for layer in range(size)]:
+    every = 0 if all(local) else local.index(False) + 1
+    if every == 1 or (every and local != [(layer + 1) % every != 0 for layer in range(size)]):
         raise ConfigError("layer_types: only every n-th layer can be full_attention, the others sliding_attention")
+    if not values.get("sliding_window"):
+        raise ConfigError("sliding_window is missing, which some layers have")
     return {"sliding_window": values["sliding_window"], "global_every": every}
 
 
@@ -304,19 +312,21 @@ FIXED_OF_ROPE = {  # keys of rope_scaling that our layers know one value of
 def _rope(values: dict) -> dict:
     """Return the scaling of rotary positions; ConfigError names what ours has not."""
     scaling = dict(values.get("rope_scaling") or {})
-    older = scaling.pop("type", "default")
-    kind = scaling.pop("rope_type", older)
+    older = scaling.pop("type", None)
+    kind = scaling.pop("rope_type", None) or older or "default"
     if kind == "default":
         return {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_length": 0}
     if kind not in FIXED_OF_ROPE:
-        raise ConfigError(f"rope_scaling: rope_type={kind} is not supported, only default, {', '.join(FIXED_OF_ROPE)}")
-    factor, fixed = float(scaling.pop("factor", 1.0)), FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
+        raise ConfigError(
+            f"rope_scaling: rope_type={shown(kind)} is not supported, only default, {', '.join(FIXED_OF_ROPE)}"
+        )
+    factor, fixed = scaling.pop("factor", None) or 1.0, FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
     length = scaling.pop("original_max_position_embeddings", None)
     if kind == "yarn":
         fixed |= {"attention_factor": 0.1 * math.log(factor) + 1, "truncate": True}
     for key, value in scaling.items():
         if value is not None and value != fixed.get(key):
-            raise ConfigError(f"rope_scaling: {key}={value} is not supported for rope_type={kind}")
+            raise ConfigError(f"rope_scaling: {shown(key)}={shown(value)} is not supported for rope_type={kind}")
     if kind == "linear":
         return {"rope_scaling": kind, "rope_factor": factor, "rope_original_length": 0}
     length = length or values["max_position_embeddings"]

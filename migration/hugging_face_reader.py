@@ -5,21 +5,40 @@ It shares nothing with the conversion and serves to check it. Formulas are those
 float32; a layer's weights are in memory at a time. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
 """
 
-import json
 import math
 import pathlib
 
 import numpy as np
 import safetensors
 
+from files.json_reader import Object, read_json
+
 MILLION = ("gemma3_text", "mixtral")  # of model_type: the base of rotary positions where config.json has none
 WITH_ONE = ("gemma2", "gemma3_text")  # of model_type: norms scale by 1 + weight, and there are two around a sublayer
 
 
+class Unreadable(ValueError):
+    """A folder that is no model, or not one of those that are known here."""
+
+    exit_status = 1
+
+
+class _Index(Object):
+    weight_map: dict[str, str]
+
+
 def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
-    """Return float32 [B, T, V] of int [B, T], each row a document."""
-    config = json.loads((folder / "config.json").read_text())
-    return np.stack([_Reader(folder, config).logits(tokens_T) for tokens_T in tokens_BT])
+    """Return float32 [B, T, V] of int [B, T], each row a document.
+
+    Raises:
+      Unreadable: files are missing or damaged, or a key or a tensor is missing or of another kind than it should be.
+    """
+    try:
+        config = read_json(folder / "config.json", dict[str, object])
+        return np.stack([_Reader(folder, config).logits(tokens_T) for tokens_T in tokens_BT])
+    except (OSError, ArithmeticError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise Unreadable(f"{folder}: cannot be read back: {said}") from error
 
 
 class _Reader:
@@ -27,7 +46,7 @@ class _Reader:
         self.folder, self.config, self.gemma = folder, config, config["model_type"] in WITH_ONE
         index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.exists():
-            self.where = json.loads(index.read_text())["weight_map"]
+            self.where = read_json(index, _Index, max_bytes=100_000_000)["weight_map"]
         else:
             with safetensors.safe_open(alone, "numpy") as tensors:
                 self.where = dict.fromkeys(tensors.keys(), alone.name)

@@ -2,7 +2,8 @@
 """Folders of safetensors files, read and written some rows at a time, so that no tensor need be in memory whole.
 
 A file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other, as
-github.com/huggingface/safetensors describes it. Several files have an index that says in which each tensor is.
+github.com/huggingface/safetensors describes it, whose own reader checks each file before we read from it. Several files
+have an index that says in which each tensor is.
 """
 
 import json
@@ -13,18 +14,29 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+
+from configs.base import shown
+from files.json_reader import JsonError, Object, read_json
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # of tensors in a file, at most, unless one alone is larger
 METADATA = "__metadata__"  # in a header, beside the tensors
-HEADER_BYTES = 100_000_000  # as large as the format lets a header be
+NAME_CHARACTERS = 255  # of a file
+INDEX_BYTES = 100_000_000  # as large as the format lets a header be
 
 
 class WeightsError(ValueError):
     """Files of weights that do not fit: one line with the file, the tensor and what would work."""
 
     exit_status = 2
+
+
+class Index(Object):
+    """The file that says in which file each tensor is."""
+
+    weight_map: dict[str, str]
 
 
 class Stored(NamedTuple):
@@ -36,7 +48,11 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """Return rows `first` to `last` of the first dimension, in the type of the file."""
+        """Return rows `first` to `last` of the first dimension, in the type of the file.
+
+        Not by the format's reader, which maps files: what it has read would count as memory of this process, and a
+        file that becomes shorter would end it.
+        """
         dtype, width = DTYPES[self.dtype], math.prod(self.shape[1:])
         size = (last - first) * width
         found = np.fromfile(self.file, dtype, size, offset=self.start + first * width * dtype.itemsize)
@@ -53,19 +69,16 @@ def find(folder: pathlib.Path) -> dict[str, Stored]:
     """
     index = folder / INDEX
     if not index.is_file():
-        return _header(folder / ONE_FILE)
-    found = _json(index)
-    where = found.get("weight_map") if isinstance(found, dict) else None
-    if not isinstance(where, dict) or not all(pathlib.Path(str(file)).name == file for file in where.values()):
-        raise WeightsError(f"{index}: has no weight_map from tensors to files beside it")
-    headers = {file: _header(folder / file) for file in sorted(set(where.values()))}
+        return _tensors(folder / ONE_FILE)
+    where = _files_by_index(index)
+    headers = {file: _tensors(folder / file) for file in sorted(set(where.values()))}
     for name, file in where.items():
         if name not in headers[file]:
-            raise WeightsError(f"{folder / file}: lacks {name}, which {INDEX} says is there")
+            raise WeightsError(f"{folder / file}: lacks {shown(name)}, which {INDEX} says is there")
     unlisted = {name: file for file, header in headers.items() for name in header if where.get(name) != file}
     if unlisted:
         name, file = min(unlisted.items())
-        raise WeightsError(f"{folder / file}: has {name}, which {INDEX} does not say is there")
+        raise WeightsError(f"{folder / file}: has {shown(name)}, which {INDEX} does not say is there")
     return {name: headers[file][name] for name, file in where.items()}
 
 
@@ -135,38 +148,58 @@ def _size(dtype: str, shape: tuple) -> int:
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
-def _header(path: pathlib.Path) -> dict[str, Stored]:
-    """Return {name: where it lies} of one file."""
+def _files_by_index(index: pathlib.Path) -> dict[str, str]:
+    """Return {tensor: name of the file that it is in}."""
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > HEADER_BYTES:
-                raise WeightsError("is no safetensors file; in a clone, `git lfs pull` brings what it stands for")
-            header = json.loads(file.read(length))
-        header.pop(METADATA, None)
-        end = path.stat().st_size
-        return {name: _stored(name, path, 8 + length, end, **facts) for name, facts in header.items()}
+        where = read_json(index, Index, max_bytes=INDEX_BYTES)["weight_map"]
+        wrong = (file for file in where.values() if pathlib.Path(file).name != file or len(file) > NAME_CHARACTERS)
+        why = next((f"{shown(file)!r} is none" for file in wrong), "")
+    except JsonError as error:
+        why = str(error).removeprefix(f"{index}: ")
+    if why:
+        raise WeightsError(f"{index}: has no weight_map from tensors to files beside it ({why})")
+    return where
+
+
+def _tensors(path: pathlib.Path) -> dict[str, Stored]:
+    """Return {name: where it lies} of one file, which the format's own reader accepts."""
+    _check(path)
+
+    def named_once(pairs: list[tuple]) -> dict:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):  # which the format forbids, and its reader does not see
+            twice = next(name for number, name in enumerate(names) if name in names[:number])
+            raise WeightsError(f"{path}: its header has {shown(twice)} twice; copy it again from where it is published")
+        return dict(pairs)
+
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=named_once)
+        begin = file.tell()
+    header.pop(METADATA, None)
+    for name, facts in header.items():
+        if facts["dtype"] not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise WeightsError(f"{path}: {shown(name)} is of type {facts['dtype']}; these are read: {known}")
+    return {
+        name: Stored(path, begin + facts["data_offsets"][0], facts["dtype"], tuple(facts["shape"]))
+        for name, facts in header.items()
+    }
+
+
+def _check(path: pathlib.Path) -> None:
+    """Raise WeightsError where a file cannot be read, or its header does not describe it byte for byte."""
+    try:
+        if path.exists() and not path.is_file():
+            raise WeightsError(f"{path}: is no file; name a folder of safetensors files")
+        with safetensors.safe_open(path, "numpy"):
+            pass
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
-    except WeightsError as error:
-        raise WeightsError(f"{path}: {error}") from None
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise WeightsError(f"{path}: is no safetensors file ({' '.join(str(error).split())})") from None
-
-
-def _stored(
-    name: str, path: pathlib.Path, base: int, file_end: int, *, dtype: str, shape: list, data_offsets: list
-) -> Stored:
-    if dtype not in DTYPES:
-        raise WeightsError(f"{name} is of type {dtype}; these are read: {', '.join(DTYPES)}")
-    start, end = data_offsets
-    if start < 0 or end - start != _size(dtype, shape) or base + end > file_end:
-        raise WeightsError(f"ends before its tensors do, at {name}, or its header is wrong; copy it again")
-    return Stored(path, base + start, dtype, tuple(shape))
-
-
-def _json(path: pathlib.Path) -> dict:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise WeightsError(f"{path}: is no JSON ({error})") from None
+    except safetensors.SafetensorError as error:
+        if "header too large" in str(error):  # the first bytes are no length, but those of a text
+            hint = "is no safetensors file; in a clone, `git lfs pull` brings what it stands for"
+            raise WeightsError(f"{path}: {hint}") from None
+        why = shown(str(error).removeprefix("Error while deserializing header: "))
+        raise WeightsError(
+            f"{path}: ends before its tensors do, or its header is wrong ({why}); copy it again"
+        ) from None

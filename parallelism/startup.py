@@ -10,7 +10,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 from configs.topologies import Topology
 
 NOT_READ = {
@@ -26,6 +26,7 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is rea
 # Importing and tracing make millions of objects and hardly a cycle. Looking for cycles as often as Python does by
 # itself takes a part of the start, and holds up a step now and then, on one host of all.
 RARE_COLLECTIONS = (100_000, 20, 20)
+MOST_SIMULATED = 1024  # devices of a process; XLA starts threads for each of them, and aborts from 2048 on
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
@@ -86,15 +87,20 @@ def choose_libraries() -> None:
 def simulate(num_devices: int, num_processes: int = 1) -> int:
     """Have jax show this process its part of `num_devices` CPU devices, 0 for what the environment asks of each.
 
-    Returns the number of devices of all processes; ConfigError where these do not divide them.
+    Returns the number of devices of all processes; ConfigError where these do not divide them, or they are too many.
     """
     if num_devices % num_processes:
         raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
-    if not (number.isascii() and number.isdigit() and int(number)):
-        raise ConfigError(f"JAX_NUM_CPU_DEVICES={number} is not a whole number greater than 0; unset it, or mend it")
+    if not re.fullmatch("0{0,9}[1-9][0-9]{0,9}", number):
+        asked = shown(number)
+        raise ConfigError(f"JAX_NUM_CPU_DEVICES={asked} is not a whole number greater than 0; unset it, or correct it")
     local = num_devices // num_processes or int(number)
+    if local > MOST_SIMULATED:
+        raise ConfigError(
+            f"{local:,} devices cannot be simulated by one process, at most {MOST_SIMULATED:,}; take a smaller mesh"
+        )
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}

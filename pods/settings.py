@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from configs import loading, topologies
+from configs.base import shown
 from configs.keys import nearest
 from configs.loading import ROOT
 from pods.transports import check_worker, usage_error
@@ -22,6 +23,12 @@ from pods.transports import check_worker, usage_error
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # what Google lets a node be called
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
+SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, as gcloud takes it
+LARGEST = {  # of numbers; a number that is not here goes up to LARGEST_NUMBER
+    "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
+    "retry_seconds": 3_600.0,
+}  # fmt: skip
+LARGEST_NUMBER = 1_000_000_000  # of seconds that is thirty years
 NOT_IN_ENVIRONMENT = {  # of one call, or with a name that other programs use
     "type", "topology", "network", "labels", "metadata", "scopes", "worker", "lines", "json", "watch", "gke", "slurm",
     "image", "dry_run", "output_directory", "workers", "price", "alert",
@@ -293,16 +300,18 @@ def _convert(name: str, given, default, origin: str):
         value = type(default)(given)
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise usage_error(f"{label}={given} is not {kind}") from None
+        raise usage_error(f"{label}={shown(given)} is not {kind}") from None
     if value < 0:
-        raise usage_error(f"{label}={given} is negative")
+        raise usage_error(f"{label}={shown(given)} is negative")
+    if not value <= (most := LARGEST.get(name, LARGEST_NUMBER)):  # nor is nan
+        raise usage_error(f"{label}={shown(given)} must be at most {most:,}")
     return value
 
 
 def truth(label: str, given: str | bool) -> bool:
     """Return a value as a truth value; a usage error, which calls it `label`, where it is none."""
     if str(given).strip().lower() not in TRUTH:
-        raise usage_error(f"{label}={given} is neither true nor false")
+        raise usage_error(f"{label}={shown(given)} is neither true nor false")
     return TRUTH[str(given).strip().lower()]
 
 
@@ -317,6 +326,8 @@ def _check(settings: Settings) -> None:
         check_worker(settings.worker)
     if bool(settings.type) != bool(settings.topology):
         raise usage_error("--type=v4 and --topology=2x2x4 go together, in place of ACCEL")
+    if settings.topology and not SHAPE.fullmatch(settings.topology):
+        raise usage_error(f"--topology={shown(settings.topology)} is not the shape of a slice, as 2x2x4")
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
         raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
     if not (ROOT / settings.recipe).is_file():

@@ -9,7 +9,11 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-WORKERS = re.compile(r"all|\d+(-\d+)?(,\d+)*")  # what --worker takes; gcloud knows no names of workers
+from configs.base import shown
+
+WORKERS = re.compile(
+    r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*"
+)  # what --worker takes; gcloud knows no names of workers
 GCLOUD_ERROR = re.compile(r"ERROR: (?:\(gcloud\.[\w.-]+\) |(?=gcloud crashed))")
 LONGEST = 400  # characters of a message
 
@@ -110,16 +114,14 @@ def selected(worker: str, num_workers: int) -> list[int]:
     check_worker(worker)
     if worker == "all":
         return list(range(num_workers))
-    chosen = []
-    for part in worker.split(","):
-        first, _, last = part.partition("-")
-        chosen += range(int(first), int(last or first) + 1)
-    if not chosen or max(chosen) >= num_workers:
-        raise usage_error(f"--worker={worker}: the pod has workers 0 to {num_workers - 1}")
-    return sorted(set(chosen))
+    ends = [part.partition("-") for part in worker.split(",")]
+    ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
+    if not any(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
+        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}")
+    return sorted(set().union(*ranges))
 
 
 def check_worker(worker: str) -> None:
     """Raise PodError unless `worker` is what gcloud takes."""
     if not WORKERS.fullmatch(worker):
-        raise usage_error(f"--worker={worker} is not all, a number, a range 0-3 or a list 0,2")
+        raise usage_error(f"--worker={shown(worker)} is not all, a number, a range 0-3 or a list 0,2")

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 
 from configs.base import batch_shards
-from configs.validation import CHOICES, changed
+from configs.ranges import CHOICES
+from configs.validation import changed
 from rehearsal import sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept

@@ -28,9 +28,10 @@ from configs.keys import flat
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
     "assembly.py", "configs/architecture.py", "configs/base.py", "configs/fine_tuning.py", "configs/keys.py",
-    "configs/layouts.py", "configs/loading.py", "configs/ramp.py", "configs/resolving.py", "configs/simulation.py",
-    "configs/stored_config.py", "configs/topologies.py", "files", "layers", "models", "objectives", "parallelism",
-    "training", "rehearsal/compilation.py",
+    "configs/layouts.py", "configs/loading.py", "configs/ramp.py", "configs/ranges.py", "configs/resolving.py",
+    "configs/simulation.py", "configs/stored_config.py", "configs/together.py", "configs/topologies.py",
+    "configs/validation.py", "files", "layers", "models", "objectives", "parallelism", "training",
+    "rehearsal/compilation.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from configs.base import ConfigError
 from configs.keys import flat
-from configs.validation import CHOICES, changed
+from configs.ranges import CHOICES
+from configs.validation import changed
 from rehearsal import assumptions, report, sizing
 from rehearsal.compiler import GIB
 from rehearsal.sections import options

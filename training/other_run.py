@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
-from configs import loading, stored_config
+from configs import loading, stored_config, validation
 from configs.base import ConfigError
 from layers.adapters import INPUTS
 from parallelism import processes
@@ -37,10 +37,14 @@ class OtherRun:
     name: str
 
     def configuration(self) -> ConfigDict:
-        """Return its configuration; ConfigError where there is none."""
-        if self.name.endswith(".py"):
-            return loading.load(self.name, "", {}).config
-        return stored_config.load_to_read(self.folder(), {}).config
+        """Return its configuration; ConfigError where there is none, or one that cannot be."""
+        is_recipe = self.name.endswith(".py")
+        loaded = loading.load(self.name, "", {}) if is_recipe else stored_config.load_to_read(self.folder(), {})
+        try:
+            validation.check_keys(loaded.config)
+        except ConfigError as error:
+            raise ConfigError(f"{self.key}={self.name}: {error}") from None
+        return loaded.config
 
     def folder(self):
         """Return its folder; ConfigError where it is a recipe, which has no weights."""

@@ -8,7 +8,7 @@ import pytest
 
 from configs import topologies
 from configs.base import ConfigError
-from configs.validation import CHOICES
+from configs.ranges import CHOICES
 
 PRESETS = tuple(topologies.SLICES)
 

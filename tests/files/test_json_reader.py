@@ -31,6 +31,7 @@ class Report(Object, total=False):
         (b'{"step": true}', "step: input should be a valid integer, but is True"),
         (b'{"step": 1, "seconds": {"training": "x"}}', "seconds.training: input should be a valid number, but is 'x'"),
         (b'{"step": 1, "config": {"model.name": []}}', "config.model.name."),
+        (b'{"step": 1, "seconds": {"a\\nb' + b"x" * 1000 + b'": "x"}}', "seconds.a\\nbxxx"),
         (b'{"step": 1' + b"0" * 5000 + b"}", "is not valid JSON (number out of range"),
         (b'{"step": "' + b"x" * 1000 + b'"}', "..."),
         (b'{"step": 1}' + b" " * 5000, "r.json: is larger than 5,000 bytes, the limit for such a file"),

@@ -3,11 +3,13 @@
 
 import importlib
 import json
+import os
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # readers need no accelerator
 
 from tests.fuzz import harness  # noqa: E402
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.validation import CHOICES
+from configs.ranges import CHOICES
 from layers import products
 from layers.mlp import SwiGLU
 from models.trm import LengthMixer

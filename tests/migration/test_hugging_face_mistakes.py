@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import signal
+import time
 import types
 
 import numpy as np
@@ -40,7 +41,26 @@ def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_pa
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types has linear_attention"),
         ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
-        ({"hidden_size": "wide"}, "config.json: "),
+        ({"hidden_size": "wide"}, "config.json: hidden_size: input should be a valid integer, but is 'wide'"),
+        ({"hidden_size": True}, "hidden_size: input should be a valid integer"),
+        ({"num_attention_heads": 0}, "num_attention_heads: input should be greater than or equal to 1, but is 0"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads: input should be greater than or equal to 1"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: input should be less than or equal to 10000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: input should be greater than or equal to 1"),
+        ({"vocab_size": 2**31 - 1}, "model.vocab_size=2147483647 must be at most 100,000,000"),
+        ({"intermediate_size": 10**30}, "intermediate_size: input should be less than or equal to"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: input should be a finite number"),
+        ({"rope_parameters": []}, "rope_parameters: input should be an object, but is []"),
+        ({"rope_parameters": {"full_attention": 3}}, "full_attention: input should be an object, but is 3"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_theta is missing in rope_parameters"),
+        ({"rope_parameters": {"rope_theta": 1e4, "factor": 0.0, "rope_type": "yarn"}}, "factor: input should"),
+        ({"layer_types": [["full_attention"]]}, "layer_types.0: input should be a valid string"),
+        ({"model_type": ["llama"]}, "model_type: input should be a valid string"),
+        ({"model_type": "mistral", "sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window"),
+        (
+            {"model_type": "mixtral", "num_hidden_layers": 10_000, "num_local_experts": 10_000},
+            "model.num_layers=10000 with model.num_experts=10000 each have more than 1,000,000 experts",
+        ),
         ({"model_type": "mixtral", "num_experts_per_tok": 1}, "num_experts_per_tok=1 is not supported for mixtral"),
         ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts=None is not supported for mixtral"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "must be at most model.num_experts=8"),
@@ -50,10 +70,20 @@ def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message)
     shutil.copytree(FOLDER / "llama2", tmp_path / "theirs")
     file = tmp_path / "theirs" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         cases.import_run(tmp_path / "theirs", tmp_path / "run")
     assert message in str(caught.value) and "\n" not in str(caught.value) and str(file) in str(caught.value)
+    assert time.monotonic() - began < 5
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"[]", b"3", b"", b"\xff\xfe{}"])
+def test_a_config_json_that_is_none_is_told(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        hugging_face.read_config(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/config.json: ") and "\n" not in str(caught.value)
 
 
 def spoiled(folder: pathlib.Path, how: str) -> None:
