@@ -93,8 +93,7 @@ class Door:
             self.serve(connection)
 
     def _refuse(self, connection: socket.socket, address: str) -> None:
-        connection.close()
-        with self.lock:
+        with connection, self.lock:
             self.waiting.pop(connection, None)
             self.refused += 1
             self.first_refused = self.first_refused or address
