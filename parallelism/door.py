@@ -140,10 +140,11 @@ def prove(connection: socket.socket, find_secret: Callable[[], Secret], seconds:
 def _why(secret: Secret, source: int) -> str:
     """Return why a hub may not know the secret; it says by a number where its own is from."""
     theirs = SOURCES[source] if source < len(SOURCES) else "somewhere else"
-    same = (
-        "all processes must see the same folder" if theirs == secret.source == FROM_FOLDER else "all must have the same"
+    in_folder = theirs == secret.source == FROM_FOLDER
+    remedy = "let all processes see the same folder" if in_folder else "give all processes the same secret"
+    return (
+        f"the hub has its secret of the run from {theirs}, this process from {secret.source}, and they differ; {remedy}"
     )
-    return f"it has another secret of the run, from {theirs}, than this process, from {secret.source}; {same}"
 
 
 def _proof(secret: Secret, role: bytes, nonces: bytes) -> bytes:

@@ -179,9 +179,18 @@ def test_a_stranger_on_the_port_of_the_hub_ends_no_process(monkeypatch):
 @pytest.mark.parametrize(
     ("secret", "why"),
     [
-        (Secret(VARIABLE, b"another secret of the same kind"), f"from {VARIABLE}, than this process, from {VARIABLE};"),
-        (Secret(NOWHERE, b""), f"from {VARIABLE}, than this process, from nowhere; all must have the same"),
-        (Secret(FROM_FOLDER, SECRET.value), f"from {VARIABLE}, than this process, from the folder of the run"),
+        (
+            Secret(VARIABLE, b"another secret of the same kind"),
+            f"from {VARIABLE}, this process from {VARIABLE}, and they differ; give all",
+        ),
+        (
+            Secret(NOWHERE, b""),
+            f"from {VARIABLE}, this process from nowhere, and they differ; give all processes the same secret",
+        ),
+        (
+            Secret(FROM_FOLDER, SECRET.value),
+            f"from {VARIABLE}, this process from the folder of the run, and they differ",
+        ),
     ],
 )
 def test_processes_with_different_secrets_are_told_where_they_are_from(secret, why):
