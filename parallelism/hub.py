@@ -21,6 +21,7 @@ from parallelism.secret import Secret
 
 LEAD = 2  # boundaries from the furthest process to where all are proposed to stop
 LEAVE_SECONDS = 10.0
+LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of what a process says, in a line
 
 
 class RunError(RuntimeError):
@@ -95,7 +96,7 @@ class Hub:
         message = messages.read(lines, messages.JOINING, messages.LONGEST_JOIN)
         if message is None:
             return None
-        index, host = message["index"], message["host"]
+        index, host = message["index"], _one_line(message["host"], LONGEST_HOST)
         with self.changed:
             if len(self.hosts) == self.count:  # the others must not suffer from a second start of the run
                 line = f"process {index} ({host}) is one too many: all {self.count} processes of the run are there"
@@ -131,14 +132,14 @@ class Hub:
             case "sign":
                 self.said[index] = (message["sign"], time.monotonic())
             case "blame":
-                self.blamed = self.blamed or to_blame(self.signs()).text  # for all: who is to blame may end first
+                signs = self.signs()
+                found = to_blame(signs).text if signs else "no process says any more where it is"
+                self.blamed = self.blamed or found  # for all: who is to blame may end first
                 send(connection, {"kind": "blame", "text": self.blamed})
             case "failed":
                 self.left.add(index)  # it says so itself
-                line = (
-                    f"process {index} of {self.count} ({self.hosts[index]}): {message['line'].removeprefix('error: ')}"
-                )
-                self._end(line, message["status"])
+                why = _one_line(message["line"].removeprefix("error: "), LONGEST_REASON)
+                self._end(f"process {index} of {self.count} ({self.hosts[index]}): {why}", message["status"])
             case "leave":
                 self.left.add(index)
 
@@ -182,3 +183,7 @@ class Hub:
         for index, connection in self.connections.items():
             if index not in self.left:
                 send(connection, message)
+
+
+def _one_line(text: str, longest: int) -> str:
+    return " ".join(text.split())[:longest]

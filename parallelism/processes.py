@@ -298,8 +298,8 @@ def sign(own: Sign | None) -> None:
 
 
 def signs(own: Sign) -> list[Sign]:
-    """Return the last sign of every process, in process 0, which holds the middle; of one alone, `own`."""
-    return _hub.signs() if _hub else [own]
+    """Return the last sign of every process, in process 0, which holds the middle; elsewhere, or where none is, `own`."""
+    return (_hub.signs() if _hub else []) or [own]
 
 
 def blame(own: Sign) -> str:

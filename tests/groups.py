@@ -6,8 +6,8 @@ import pathlib
 import socket
 import subprocess
 
+from pods import local
 from tests import warm
-from tests.support import free_port
 
 SECONDS = 240  # for a group to end
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
@@ -15,12 +15,8 @@ _started: list[subprocess.Popen] = []
 
 
 def free_ports() -> int:
-    """Return a port that is free together with the one after it, which is the hub's."""
-    while True:
-        port = free_port()
-        with socket.socket() as second:
-            if second.connect_ex(("localhost", port + 1)):
-                return port
+    """Return a free port, of those that no connection gets; the one after it, which is the hub's, is free too."""
+    return local.free_port()
 
 
 def listening(port: int) -> set[str]:

@@ -119,6 +119,7 @@ class Siege(threading.Thread):
         super().__init__(daemon=True)
         self.port, self.number, self.made, self.seed = port, number, 0, seed
         self.addresses: set[str] = set()
+        self.seconds = 0.0
         self.start()
 
     def run(self) -> None:
@@ -126,4 +127,6 @@ class Siege(threading.Thread):
         while not self.addresses and time.monotonic() < deadline:  # before, one might be connected to oneself
             time.sleep(0.01)
             self.addresses = groups.listening(self.port)
+        began = time.monotonic()
         self.made = strike_all(self.port, attacks(self.number, self.seed))
+        self.seconds = time.monotonic() - began

@@ -297,6 +297,15 @@ def test_who_has_ended_its_watch_is_not_to_blame():
     assert group[2].line.blame(5).startswith("process 1 (host-1) is in save")
 
 
+def test_where_all_have_ended_their_watch_nobody_is_to_blame():
+    """The hub's thread raised an exception here, which ended process 0."""
+    hubs = []
+    (member,) = members(1, hubs=hubs)
+    member.line.sign(None)
+    wait_for_signs(hubs[0], [])
+    assert member.line.blame(5) == "no process says any more where it is"
+
+
 FROZEN = "import sys, time; from tests.hubs import make_hub; h = make_hub(int(sys.argv[1]), 1); time.sleep(60)"
 
 
