@@ -298,7 +298,7 @@ def sign(own: Sign | None) -> None:
 
 
 def signs(own: Sign) -> list[Sign]:
-    """Return the last sign of every process, in process 0, which holds the middle; elsewhere, or where none is, `own`."""
+    """Return the last signs of all processes, in process 0, which has the middle; elsewhere, or without any, `own`."""
     return (_hub.signs() if _hub else []) or [own]
 
 
