@@ -245,15 +245,27 @@ def test_hosts_with_other_data_are_told(place):
 
 
 @pytest.fixture(scope="module")
-def parts(place) -> list[dict]:
-    """What each of four processes of tests/parts_of_a_group.py printed."""
+def of_parts(place) -> list[tuple[int, str, str]]:
+    """What four processes of tests/parts_of_a_group.py printed, which have no folder of a run."""
     ended = groups.finish(groups.start(["tests/parts_of_a_group.py"], count=4, cache=place / "cache"))
     assert [status for status, _, _ in ended] == [0] * 4, ended
-    warnings = [
-        line for _, _, err in ended for line in err.splitlines() if line.startswith("warning: no secret protects")
-    ]
-    assert len(warnings) == 1 and "can end it; set TORUS_RUN_SECRET to the same secret in" in warnings[0]
-    return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in ended]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def parts(of_parts) -> list[dict]:
+    """The same, read."""
+    return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in of_parts]
+
+
+def test_a_run_that_no_secret_protects_says_so_once(of_parts):
+    said = [[line for line in err.splitlines() if line.startswith("warning:")] for _, _, err in of_parts]
+    assert [len(lines) for lines in said] == [1, 0, 0, 0]
+    assert re.fullmatch(
+        r"warning: no secret protects this run: whoever reaches port \d+ of localhost can end it; "
+        r"set TORUS_RUN_SECRET to the same secret in all processes",
+        said[0][0],
+    )
 
 
 def test_rows_of_the_processes_are_disjoint_and_cover_the_batch(parts):

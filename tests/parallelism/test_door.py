@@ -195,13 +195,13 @@ def test_a_stranger_on_the_port_of_the_hub_ends_no_process(monkeypatch):
 )
 def test_processes_with_different_secrets_are_told_where_they_are_from(secret, why):
     """And process 0 tells that there was somebody."""
-    hub = make_hub(port := free_ports(), 2, 0.5)
+    hub = make_hub(port := free_ports(), 2, 0.2)
     member = make_line(port, 0, 2)
     with pytest.raises(RunError) as error:
-        make_line(port, 1, 2, 0.5, secret=secret)
+        make_line(port, 1, 2, 0.2, secret=secret)
     assert why in str(error.value) and SECRET.value.decode() not in str(error.value) + repr(secret) + repr(SECRET)
     wait_for(lambda: hub.end)
-    assert "process 1 of 2 did not come up within 0.5 s (there are: 0 on " in hub.end["line"]
+    assert "process 1 of 2 did not come up within 0.2 s (there are: 0 on " in hub.end["line"]
     assert "; 1 connection that did not know the secret of the run" in hub.end["line"]
     member.leaving = True
     hub.close(0.1)

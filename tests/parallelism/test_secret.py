@@ -19,7 +19,7 @@ def machine(monkeypatch):
     """A metadata server, whose values the test sets."""
     monkeypatch.setattr(secret, "METADATA_PAUSE_SECONDS", 0.01)
     with Metadata() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         monkeypatch.setenv("GCE_METADATA_HOST", server.host)
         yield server
         server.shutdown()
