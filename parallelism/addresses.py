@@ -42,7 +42,8 @@ def listen(address: str | None, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
     except OSError as error:
-        raise RunError(f"port {port} on this machine: {error.strerror}; take another coordinator port") from None
+        why = error.strerror.partition(" (while")[0]  # which Python adds, and says the port again
+        raise RunError(f"port {port} on this machine: {why}; take another coordinator port") from None
 
 
 def check_free(address: str | None, port: int) -> None:

@@ -192,8 +192,10 @@ def start(
         signal.signal(number, handler)
 
 
-def _join(group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None):
-    """Hold the hub, in process 0, and have a line to it; return when all processes have."""
+def _join(
+    group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
+) -> None:
+    """Hold the hub, in process 0, at an address, and connect to it; return when all processes have."""
     global _line, _hub
 
     def withdraw_and_end(line: str, status: int) -> None:

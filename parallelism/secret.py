@@ -95,7 +95,7 @@ class RunSecret:
 def _given(environment: Mapping[str, str]) -> Secret | None:
     """Return the secret that the environment, a file of the user's or the machine's metadata has."""
     if text := environment.get(VARIABLE):
-        return _checked(VARIABLE, text.encode(), VARIABLE)
+        return _checked(VARIABLE, os.fsencode(text), VARIABLE)
     if name := environment.get(FILE_VARIABLE):
         path, what = pathlib.Path(name).expanduser(), f"{FILE_VARIABLE}={name}"
         try:

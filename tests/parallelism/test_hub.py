@@ -195,7 +195,7 @@ def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
 def test_a_taken_port_is_told():
     port = free_ports()
     make_hub(port, 2)
-    with pytest.raises(RunError, match=f"port {port} on this machine: Address already in use"):
+    with pytest.raises(RunError, match=f"^port {port} on this machine: Address already in use; take another"):
         make_hub(port, 2)
 
 
