@@ -168,9 +168,9 @@ class Hub:
             missing = [str(i) for i in range(self.count) if i not in self.hosts]
             if missing:
                 came = ", ".join(f"{i} on {host}" for i, host in sorted(self.hosts.items()))
-                strangers = f"; {self.door.strangers()} were closed" if self.door.refused else ""
+                strangers = f"; closed {self.door.strangers()}" if self.door.refused else ""
                 which = f"process {', '.join(missing)} of {self.count}"
-                self._end(f"{which} did not come up within {seconds:g} s (there are: {came}{strangers})", 1)
+                self._end(f"{which} did not come up within {seconds:g} s (there are: {came}){strangers}", 1)
 
     def _end(self, line: str, status: int, also: socket.socket | None = None) -> None:
         if self.end is None:  # the first cause; what follows from it is not told
