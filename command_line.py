@@ -162,16 +162,20 @@ def parse(
     return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
 
 
-def join(command: Command) -> None:
+def join(command: Command, *, shares_folder: bool = True) -> None:
     """Join the other processes of the run, if it has any, before any device is touched, and then touch them.
+
+    Args:
+      shares_folder: whether the workdir, where it is a local one, is the same folder on all hosts.
 
     Raises:
       RunError: not all came within --join_seconds.
-      ConfigError: they are not all the same in configuration, code, libraries or variables; jax does not compute on
-        the attached accelerator.
+      ConfigError: they are not all the same in configuration, code, libraries or variables; the secret of the run
+        cannot be read or written; jax does not compute on the attached accelerator.
     """
     if command.group is not None:
-        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others)
+        folder = command.workdir if shares_folder and command.bucket is None else None
+        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others, folder)
         values = flat(command.config)
         processes.check_same({key: values[key] for key in values.keys() - set(OF_ONE_HOST)}, "their configuration")
         identity.check_same()

@@ -107,15 +107,19 @@ def _read(stream, lines: list[tuple[float, str]]) -> None:
         lines.append((time.monotonic(), line.rstrip()))
 
 
-def started(place: pathlib.Path, workdir: str, *, count: int = 1, faults: str = "", **changes) -> list[Watched]:
-    """Start train.py on the texts of `place`; `changes` are keys with __ for the dot."""
+def started(
+    place: pathlib.Path, workdir: str, *, count: int = 1, faults: str = "", port: int | None = None,
+    absent: Sequence[int] = (), **changes,
+) -> list[Watched]:  # fmt: skip
+    """Start train.py on the texts of `place`; `changes` are keys with __ for the dot; the rest as in groups.start."""
     values = KEYS | {"data.path": f"{place}/texts/*.txt"} | (OF_FOUR if count > 1 else {})
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     keys = [f"--config.{key}={value}" for key, value in values.items()]
     arguments = ["train.py", f"--workdir={place / workdir}", f"--faults={faults}", *keys]
     if count == 1:
         return [Watched(groups.start_alone(arguments, cache=place / "cache"))]
-    return [Watched(process) for process in groups.start(arguments, count=count, cache=place / "cache", devices=4)]
+    how = {"count": count, "cache": place / "cache", "devices": 4, "port": port, "absent": absent}
+    return [Watched(process) for process in groups.start(arguments, **how)]
 
 
 def until_ended(processes: list[Watched]) -> None:

@@ -210,6 +210,16 @@ FAULTS = (
         ("tests/training/test_damage.py::test_a_damage_is_detected_by_name_or_changes_nothing",),
     ),
     Fault(
+        "a stranger's proof is good whatever it is", "parallelism/door.py",
+        'hmac.compare_digest(proof, _proof(secret, b"process", nonces))', "len(proof) == PROOF_BYTES",
+        ("tests/parallelism/test_door.py",),
+    ),
+    Fault(
+        "a lease falls by the clock of the host", "training/lease.py",
+        "generation and now < written", "generation and time.time() < written",
+        ("tests/training/test_lease.py::test_the_clock_of_who_wants_a_lease_does_not_count",),
+    ),
+    Fault(
         "a lease is renewed when it has run out", "training/lease.py",
         "lease.renew, RENEW_SECONDS", "lease.renew, LEASE_SECONDS", ("tests/training/test_lease.py",),
     ),

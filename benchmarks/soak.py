@@ -121,7 +121,7 @@ def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, 
         sys.exit("jax does not say what it compiles, so nobody knows whether it compiled again")
     return {
         "steps": steps,
-        # Medians: a machine with other work makes two saves overlap now and then, which a maximum would take for growth.
+        # Medians: with other work on the machine two saves may overlap, which a maximum would take for growth.
         "grown_mb": round(statistics.median(of(memory, late)) - statistics.median(of(memory, early)), 1),
         "recompilations": sum(step >= settled for step in compiled),
         "open_files_grown": grown(watched, 1, early, late),

@@ -6,14 +6,19 @@ answers for one process.
 """
 
 import dataclasses
+import logging
+import os
 import pathlib
 import re
 import signal
+import sys
 from collections.abc import Callable, Mapping
 
 from configs.base import ConfigError
+from parallelism import addresses, secret
 from parallelism.blame import Sign, to_blame
-from parallelism.hub import Hub, Line, check_free
+from parallelism.hub import Hub
+from parallelism.line import Line
 
 DEFAULT_PORT = 8476
 LAST_PORT = 65535
@@ -34,6 +39,7 @@ ADDRESS = re.compile(  # of which a bare IPv6 address has no port
     r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))(:(?P<port>[^:]*))?"
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # set on every GKE worker too, where jax finds the rest
+LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's own variable, for where the address of the coordinator is no own one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Group:
     @property
     def coordinator(self) -> str:
         """Its address, as jax writes it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return _with_port(self.host, self.port)
 
     @property
     def hub_port(self) -> int:
@@ -158,29 +164,80 @@ _line: Line | None = None
 _hub: Hub | None = None
 
 
-def start(group: Group, join_seconds: float, on_end: Callable[[str, int], None]) -> None:
+def start(
+    group: Group, join_seconds: float, on_end: Callable[[str, int], None], workdir: pathlib.Path | None = None
+) -> None:
     """Join the group and let jax do so, before any device is touched; RunError names who is late.
 
-    `on_end`, given a line and an exit status in a thread when another process has died or failed, ends this one.
+    Args:
+      on_end: ends this process; given a line and an exit status, in a thread, when another one has died or failed.
+      workdir: a folder that all processes share, where process 0 may leave them the secret of the run meanwhile.
     """
-    global _line, _hub
     import jax
 
-    if group.index == 0:
-        check_free(group.host, group.port)
-        _hub = Hub(group.host, group.hub_port, group.count, join_seconds)
-    _line = Line(
-        group.host, group.hub_port, index=group.index, count=group.count, join_seconds=join_seconds, on_end=on_end
-    )
-    _line.join()
+    run_secret = secret.RunSecret(os.environ, workdir, first=group.index == 0)
+    address = _listening_address(group) if group.index == 0 else None
+    try:
+        _join(group, join_seconds, on_end, run_secret, address)
+    finally:
+        run_secret.withdraw()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     jax.distributed.initialize(
         group.coordinator, group.count, group.index, local_device_ids=group.local_devices,
         initialization_timeout=int(join_seconds) + 1, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         cluster_detection_method="deactivate",
+        coordinator_bind_address=address and _with_port(address, group.port),
     )  # fmt: skip
     for number, handler in handlers.items():  # jax has put its own in place of SIGTERM's
         signal.signal(number, handler)
+
+
+def _join(
+    group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
+) -> None:
+    """Hold the hub, in process 0, at an address, and connect to it; return when all processes have."""
+    global _line, _hub
+
+    def withdraw_and_end(line: str, status: int) -> None:
+        run_secret.withdraw()
+        on_end(line, status)
+
+    if group.index == 0:
+        addresses.check_free(address, group.port)
+        listener = addresses.listen(address, group.hub_port)
+        found = run_secret.find()
+        if found.source == secret.NOWHERE:
+            _warn(
+                f"no secret protects this run: whoever reaches port {group.hub_port} of {group.host} can end it; "
+                f"set {secret.VARIABLE} to the same secret in all processes"
+            )
+        _hub = Hub(listener, group.count, join_seconds, found)
+    _line = Line(
+        group.host, group.hub_port, index=group.index, count=group.count, join_seconds=join_seconds,
+        on_end=withdraw_and_end, find_secret=run_secret.find,
+    )  # fmt: skip
+    _line.join()
+
+
+def _listening_address(group: Group) -> str | None:
+    """Return the address that process 0 listens on; None: on all, where the one that the others use is not known."""
+    if os.environ.get(LISTENING):
+        return _address(LISTENING, os.environ)[0]
+    address = addresses.own_address(group.host)
+    if address is None:
+        _warn(
+            f"{group.host} is no address of this machine that others can use, so ports {group.port} and "
+            f"{group.hub_port} are open on all its addresses; {LISTENING}=ADDRESS:{group.port} names one"
+        )
+    return address
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def index() -> int:
@@ -243,8 +300,8 @@ def sign(own: Sign | None) -> None:
 
 
 def signs(own: Sign) -> list[Sign]:
-    """Return the last sign of every process, in process 0, which holds the middle; of one alone, `own`."""
-    return _hub.signs() if _hub else [own]
+    """Return the last signs of all processes, in process 0, which has the middle; elsewhere, or without any, `own`."""
+    return (_hub.signs() if _hub else []) or [own]
 
 
 def blame(own: Sign) -> str:
@@ -266,6 +323,7 @@ def settle() -> None:
     """In process 0, which holds the middle, wait until all others have been told why the run ends."""
     if _hub:
         _hub.settle(SETTLE_SECONDS)
+        _report_strangers(_hub)
 
 
 def leave() -> None:
@@ -274,3 +332,10 @@ def leave() -> None:
         _line.leave()
     if _hub:
         _hub.close()
+        _report_strangers(_hub)
+
+
+def _report_strangers(hub: Hub) -> None:
+    """Leave a line in the log about connections that were not of the run, if there were any."""
+    if line := hub.door.report():
+        logging.getLogger("torus").warning(line)

@@ -4,11 +4,16 @@
 With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, ..., and workers are counted through.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import pathlib
 import re
+import secrets
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from pods import hosts, recipes, records
@@ -21,8 +26,9 @@ NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "
 SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
 OPTIONS = (  # of a creation
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
-    "data_disk",
+    "tags", "data_disk",
 )  # fmt: skip
+RUN_SECRET = "torus-run-secret"  # attribute of every host, by which the processes of a run know each other
 
 
 class Gcloud:
@@ -69,7 +75,8 @@ class Gcloud:
             words = ["tpu-vm", "create", settings.name, *self.scope, *self._accelerator()]
             words += [f"--version={settings.version}", *self._flags(*OPTIONS)]
         try:
-            self._gcloud(words)
+            with _new_secret(settings) as file:
+                self._gcloud([*words, f"--metadata-from-file={RUN_SECRET}={file}"])
         except _Exists:
             return f"{settings.name} exists already"
         asked = f"request {settings.request} is queued; `wait` for it" if settings.queued else "created"
@@ -177,6 +184,8 @@ class Gcloud:
             described = None
         if not isinstance(described, dict):
             raise PodError(f"gcloud compute tpus tpu-vm describe: answered no JSON object: {text[:100]!r}")
+        if isinstance(metadata := described.get("metadata"), dict):
+            metadata.pop(RUN_SECRET, None)  # `pod.py describe --json` prints all that is returned
         return described
 
     def _imagined(self) -> dict:
@@ -249,6 +258,19 @@ class _Exists(PodError):
     """There is one already."""
 
     SAID = re.compile(r"already[_ ]exists?", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def _new_secret(settings: Settings) -> Iterator[pathlib.Path]:
+    """Give the path of a file with a new secret, which only this user can read, and which goes after the block."""
+    if settings.dry_run:
+        yield pathlib.Path("/tmp/private", RUN_SECRET)
+        return
+    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
+        file = pathlib.Path(folder, RUN_SECRET)
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_hex(32))
+        yield file
 
 
 def storage(settings: Settings, words: list[str]) -> Result:

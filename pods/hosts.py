@@ -26,8 +26,8 @@ OURS = (  # in git's eyes no changes
 WORKER_NUMBER = "$W"  # as a variable's value: the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
 WORKER = (
-    f"W=${{POD_WORKER:-$(curl -sf -H 'Metadata-Flavor: Google' {METADATA})}}; "
-    '[ -n "$W" ] || { echo "the metadata server does not tell the number of this worker" >&2; exit 1; }'
+    f"W=${{POD_WORKER:-$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' {METADATA} | head -c 9)}}; "
+    'case "$W" in ""|*[!0-9]*) echo "the metadata server does not tell the number of this worker" >&2; exit 1;; esac'
 )
 # Not kill -0, to which a zombie that nobody reaps is alive.
 ALIVE = (

@@ -19,7 +19,7 @@ from pods.settings import Settings
 from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
 
 BACKUP = "/tmp/backup_models"
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY")  # of this machine's environment, for the hosts
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # of this machine's environment, for the hosts
 REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
 
 

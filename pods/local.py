@@ -11,6 +11,7 @@ import os
 import pathlib
 import random
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -155,6 +156,7 @@ class Local:
     def _run_on(self, workers: list[int], command: str, show: bool) -> list[Result]:
         """Run a command on workers as one process group; after Ctrl-C, what was started goes with us."""
         group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(len(workers))}
+        group |= {"TORUS_RUN_SECRET": secrets.token_hex(32)}
         started = {
             index: self._start(index, command, group | {"JAX_PROCESS_INDEX": str(rank)})
             for rank, index in enumerate(workers)

@@ -69,6 +69,12 @@ spec:
                     name: {secret}
                     key: HF_TOKEN
                     optional: true
+              - name: TORUS_RUN_SECRET  # by which the processes of the run know each other
+                valueFrom:
+                  secretKeyRef:
+                    name: {secret}
+                    key: TORUS_RUN_SECRET
+                    optional: true
               ports:
               - containerPort: 8471  # of the TPU runtime
               resources:
@@ -91,6 +97,8 @@ SBATCH = """\
 # Slurm signals this shell before the time is up; the run saves and ends with {saved}, and the job is queued again.
 mkdir -p logs
 if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
+# By this the processes of the run know each other; srun passes it on in the environment, which nobody else sees.
+export TORUS_RUN_SECRET="${{TORUS_RUN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}"
 srun --kill-on-bad-exit=0 bash -c {worker} &
 step=$!
 signalled=0
@@ -124,7 +132,8 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
 def jobset(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:
     """Return the YAML of a JobSet: a job for each slice, a pod for each host; `kubectl apply -f -` takes it.
 
-    The image has the code and its .venv in /torus; HF_TOKEN comes from the secret torus-secrets, where there is one.
+    The image has the code and its .venv in /torus; HF_TOKEN and TORUS_RUN_SECRET come from the Kubernetes secret
+    torus-secrets, where there is one.
     """
     if not topology.gke_name:
         known = ", ".join(name for name, chip in topologies.CHIPS.items() if "gke_name" in chip)

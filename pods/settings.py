@@ -30,8 +30,8 @@ LARGEST = {  # of numbers; a number that is not here goes up to LARGEST_NUMBER
 }  # fmt: skip
 LARGEST_NUMBER = 1_000_000_000  # of seconds that is thirty years
 NOT_IN_ENVIRONMENT = {  # of one call, or with a name that other programs use
-    "type", "topology", "network", "labels", "metadata", "scopes", "worker", "lines", "json", "watch", "gke", "slurm",
-    "image", "dry_run", "output_directory", "workers", "price", "alert",
+    "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
+    "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert",
 }  # fmt: skip
 ANSWERED = {  # variables of the earlier systems that nothing here reads, and why
     "TPU_NAME": "the pod is NAME",
@@ -76,6 +76,7 @@ class Settings:
     scopes: str = variable("", "what it may do, as https://www.googleapis.com/auth/cloud-platform", "create")
     labels: str = variable("", "KEY=VALUE,...", "create")
     metadata: str = variable("", "KEY=VALUE,... of the hosts", "create")
+    tags: str = variable("", "network tags of the hosts, TAG,..., for firewall rules", "create")
     data_disk: str = variable("", "source=...,mode=read-only", "create")
 
     repo_url: str = variable("", "code of the hosts; default: `git remote get-url origin`", "hosts")

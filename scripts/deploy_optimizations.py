@@ -78,7 +78,7 @@ def measure(config) -> dict:
 def main() -> None:
     """Measure, and leave the report in the present folder."""
     config = COMMAND.config
-    command_line.join(COMMAND)
+    command_line.join(COMMAND, shares_folder=False)
     if COMMAND.num_devices is None:
         validation.validate(config, jax.device_count())
     first = processes.index() == 0

@@ -51,6 +51,13 @@ REPLACED = {
 @contextlib.contextmanager
 def empty_bucket():
     """Serve the bucket gs://runs to this process and its children until the end of the block; gives a file system."""
+    with served_bucket() as (files, _):
+        yield files
+
+
+@contextlib.contextmanager
+def served_bucket():
+    """Serve it and give the file system and the server's own record: what it knows of each object, by name."""
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulator.server.HTTPServer, "handle_error", lambda *unused: None)  # clients that hang up
@@ -69,6 +76,6 @@ def empty_bucket():
         files = fsspec.filesystem("gs", skip_instance_cache=True)
         type(files).clear_instance_cache()
         files.mkdir("runs")
-        yield files
+        yield files, server._storage.objects.setdefault("runs", {})
         server.stop()
         type(files).clear_instance_cache()

@@ -6,33 +6,45 @@ import pathlib
 import socket
 import subprocess
 
+from pods import local
 from tests import warm
-from tests.support import free_port
 
 SECONDS = 240  # for a group to end
+LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 _started: list[subprocess.Popen] = []
 
 
 def free_ports() -> int:
-    """Return a port that is free together with the one after it, which is the hub's."""
-    while True:
-        port = free_port()
-        with socket.socket() as second:
-            if second.connect_ex(("localhost", port + 1)):
-                return port
+    """Return a free port, of those that no connection gets; the one after it, which is the hub's, is free too."""
+    return local.free_port()
+
+
+def listening(port: int) -> set[str]:
+    """Return the addresses on which programs of this machine listen at a port."""
+    found = set()
+    for family, file in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in pathlib.Path("/proc/net", file).read_text().splitlines()[1:]:
+            _, (address, _, number), _, state, *_ = (
+                part.partition(":") if ":" in part else part for part in line.split()
+            )
+            if state == LISTENS and int(number, 16) == port:
+                words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+                found.add(socket.inet_ntop(family, b"".join(words)))
+    return found
 
 
 def start(
     arguments: list[str], *, count: int, cache: pathlib.Path, devices: int = 8, absent: tuple[int, ...] = (),
-    variables: dict[int, dict[str, str]] | None = None,
+    variables: dict[int, dict[str, str]] | None = None, port: int | None = None,
 ) -> list[subprocess.Popen]:  # fmt: skip
     """Start `count` processes of a Python program with `devices` simulated devices together.
 
     Args:
       absent: numbers of processes that are not started.
       variables: more of the environment, by number of the process.
+      port: of the coordinator, which the hub's follows; None: any.
     """
-    port = free_ports()
+    port = port or free_ports()
     started = [
         warm.start(
             arguments, environment(port, index, count, devices // count, cache) | (variables or {}).get(index, {})

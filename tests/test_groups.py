@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests import groups
+from tests.hostile import Siege
 from tests.test_train import RISING, SMALL, lines_of
 
 OF_A_GROUP = SMALL | RISING | {
@@ -23,6 +24,7 @@ OF_A_GROUP = SMALL | RISING | {
 ENDLESS = {"train.steps": 100_000}
 DEVICES = 4
 SIXTH = '"kind": "eval", "step": 6'
+NUM_STRANGERS = 300
 HANG_SECONDS = 12  # longer than it takes to compile for the third mesh
 KILLED, KILLED_SECONDS = 2, 30  # who, and in which the others must end
 
@@ -101,9 +103,18 @@ def of_four(place) -> list[tuple[int, str, str]]:
 
 @pytest.fixture(scope="module")
 def of_two(place, of_four) -> list[tuple[int, str, str]]:
-    """What 2 processes printed that went on in `place`/two, one reading for both, until number 1 had a SIGTERM."""
-    processes = start(place, go_on(place, "two", 2), 2, ENDLESS | {"checkpoint.restore": "broadcast"})
+    """What 2 processes printed that went on in `place`/two, one reading for both, until number 1 had a SIGTERM.
+
+    Strangers were at the door of their hub all the time.
+    """
+    port, changes = groups.free_ports(), ENDLESS | {"checkpoint.restore": "broadcast"}
+    processes = start(place, go_on(place, "two", 2), 2, changes, port=port)
+    siege = Siege(port + 1, NUM_STRANGERS)
     wait_for(place, "two", SIXTH, processes)
+    assert siege.addresses == groups.listening(port + 1) == {"127.0.0.1"}
+    assert groups.listening(port) <= {"127.0.0.1", "::ffff:127.0.0.1"}  # jax's coordinator
+    siege.join(groups.SECONDS)
+    assert siege.made == NUM_STRANGERS
     processes[1].send_signal(signal.SIGTERM)
     return groups.finish(processes)
 
@@ -147,6 +158,14 @@ def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
     """Bit for bit, by one of the two that reads for the other too."""
     assert start_of(place, "two") == 2
     assert losses(place, "two", after=2) == losses(place, "four", after=2)
+
+
+def test_strangers_at_the_hub_change_nothing_and_are_counted(place, of_two):
+    """The losses, too, are those of processes that none disturbed, as the test above has it."""
+    log = (place / "two" / "logs" / "train_worker_0.out").read_text()
+    [number] = re.findall(r"WARNING closed (\d+) connections that did not know the secret of the run", log)
+    assert 0.95 * NUM_STRANGERS < int(number) <= NUM_STRANGERS  # some hang up before anybody has seen them
+    assert [err.count("warning") for _, _, err in of_two] == [0, 0] and not (place / "two" / "run_secret").exists()
 
 
 def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
@@ -226,11 +245,27 @@ def test_hosts_with_other_data_are_told(place):
 
 
 @pytest.fixture(scope="module")
-def parts(place) -> list[dict]:
-    """What each of four processes of tests/parts_of_a_group.py printed."""
+def of_parts(place) -> list[tuple[int, str, str]]:
+    """What four processes of tests/parts_of_a_group.py printed, which have no folder of a run."""
     ended = groups.finish(groups.start(["tests/parts_of_a_group.py"], count=4, cache=place / "cache"))
     assert [status for status, _, _ in ended] == [0] * 4, ended
-    return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in ended]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def parts(of_parts) -> list[dict]:
+    """The same, read."""
+    return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in of_parts]
+
+
+def test_a_run_that_no_secret_protects_says_so_once(of_parts):
+    said = [[line for line in err.splitlines() if line.startswith("warning:")] for _, _, err in of_parts]
+    assert [len(lines) for lines in said] == [1, 0, 0, 0]
+    assert re.fullmatch(
+        r"warning: no secret protects this run: whoever reaches port \d+ of localhost can end it; "
+        r"set TORUS_RUN_SECRET to the same secret in all processes",
+        said[0][0],
+    )
 
 
 def test_rows_of_the_processes_are_disjoint_and_cover_the_batch(parts):

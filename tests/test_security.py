@@ -17,7 +17,10 @@ RUNNING = {"eval", "exec", "__import__", "torch.load", "yaml.load", "yaml.unsafe
 LOADING_CODE = {"importlib.util.spec_from_file_location", "runpy.run_path"}
 RECIPES = "configs/loading.py"  # which runs what --config names, as README.md says
 SECRET = "s3cret-that-nobody-may-keep"
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY", "DATABASE_PASSWORD")
+SECRETS = (
+    "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY", "DATABASE_PASSWORD",
+    "TORUS_RUN_SECRET",
+)  # fmt: skip
 FAILING = "import command_line, train; train.train_from = None; train.main(command_line.parse(''))"
 
 
@@ -71,3 +74,9 @@ def test_a_run_keeps_no_secret(place, script, status):
 def test_hosts_compare_and_notes_show_no_variable_that_may_hold_a_secret():
     shown = {*identity.VARIABLES, *startup.NOT_READ}
     assert not [name for name in shown if re.search("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL|AUTH", name)]
+
+
+def test_the_tests_that_the_page_on_security_names_are_there():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 15
+    assert not [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]

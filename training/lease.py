@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who trains in a workdir: the names that runs leave there for each other, and the lease of a folder in a bucket.
 
-A bucket has no lock that falls with its holder. There a run keeps `lock.json`, and renews it; one that was not renewed
-for LEASE_SECONDS, or is of a process of this machine that is no more, is taken over. Each write names the generation of
-the object that it replaces, so that of two runs that write at once the storage lets one through.
+A bucket has no lock that falls with its holder. There a run keeps `lock.json`, and writes it anew again and again; one
+that is LEASE_SECONDS old, or is of a process of this machine that is no more, is taken over. How old it is the storage
+says, by the date of its answer and the time when it stored the object: the hosts' clocks may be wrong. Each write names
+the generation of the object that it replaces, so that of two runs that write at once the storage lets one through.
 """
 
 import contextlib
 import datetime
+import email.utils
 import json
 import os
 import socket
@@ -15,6 +17,7 @@ import threading
 import time
 
 from configs.base import ConfigError
+from files.json_reader import JsonError, Object, parse_json
 from parallelism import processes
 from parallelism.hub import RunError
 from training.clock import Repeated
@@ -23,16 +26,31 @@ NAME = "lock.json"
 LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
 REQUEST_SECONDS = 15.0  # for which a request is tried, less than until the next one
+LONGEST_NAME = 1024  # bytes of the JSON by which a run is named
 
 
-def this_run() -> dict:
+class Holder(Object):
+    """How a run is named."""
+
+    host: str
+    pid: int
+    since: str
+
+
+def this_run() -> Holder:
     """Return how this process is named to others that want the same workdir."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": clock(time.time())}
 
 
-def named(run: dict | None) -> str:
+def named(run: Holder | None) -> str:
     """Return the sentence's part for a run that left its name; None: a run that is known no better."""
     return f"process {run['pid']} on {run['host']}, since {run['since']}," if run else "another process"
+
+
+def read_name(content: bytes | str) -> Holder | None:
+    """Return the name that a run has left; None where it is none."""
+    with contextlib.suppress(JsonError):
+        return parse_json(content, Holder, NAME, max_bytes=LONGEST_NAME)
 
 
 def clock(seconds: float) -> str:
@@ -84,13 +102,9 @@ class Lease:
         from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed
 
         try:
-            run, generation = self._read()
-            if run and _is_up(run):
-                raise RunError(
-                    f"--workdir={self.url}: {named(run)} trains there; take another --workdir, or wait: its lease is "
-                    f"taken over at {clock(run['renewed'] + LEASE_SECONDS)} unless it is renewed until then"
-                )
-            self._write(generation)
+            now = self._write_first()
+            if now is not None:
+                self._take_over(now)
         except PreconditionFailed:
             raise RunError(f"--workdir={self.url}: another run has begun there at this moment") from None
         except (Forbidden, NotFound):
@@ -111,8 +125,8 @@ class Lease:
             try:
                 self._write(self.generation)
             except PreconditionFailed:
-                run, self.generation = self._read()
-                if not run or any(run[key] != self.run[key] for key in self.run):
+                run, self.generation, _ = self._read()
+                if run != self.run:
                     raise RunError(
                         f"--workdir={self.url}: {named(run)} has taken this run's place there; see which is to go on"
                     ) from None
@@ -123,32 +137,67 @@ class Lease:
             generation, self.generation = self.generation, None
             self.blob.delete(if_generation_match=generation, **self.patience)
 
-    def _read(self) -> tuple[dict | None, int]:
-        """Return who holds the lease, and the object's generation; (None, 0) where nobody does."""
+    def _write_first(self) -> float | None:
+        """Take the lease where there is none, and return None; where there is one, return the storage's time."""
+        from google.api_core.exceptions import PreconditionFailed
+
+        try:
+            self._write(0)
+        except PreconditionFailed as refusal:
+            return _date(refusal.response.headers.get("Date", ""))
+        return None
+
+    def _take_over(self, now: float) -> None:
+        """Take the lease that is there at a time of the storage; RunError where it binds this run."""
+        run, generation, written = self._read()
+        if generation and now < written + LEASE_SECONDS and not _is_gone(run):
+            raise RunError(
+                f"--workdir={self.url}: {named(run)} trains there; take another --workdir, or wait: its lease is "
+                f"taken over at {clock(written + LEASE_SECONDS)} unless it is renewed until then"
+            )
+        self._write(generation)
+
+    def _read(self) -> tuple[Holder | None, int, float]:
+        """Return who holds the lease, the object's generation, and when it was stored; generation 0: nobody does."""
         from google.api_core.exceptions import NotFound
 
         newest = self.blob.bucket.blob(self.blob.name)  # what was written here is asked for by its generation
         try:
             newest.reload(**self.patience)
-            content = newest.download_as_bytes(if_generation_match=newest.generation, **self.patience)
+            too_long = newest.size > LONGEST_NAME
+            content = (
+                b"" if too_long else newest.download_as_bytes(if_generation_match=newest.generation, **self.patience)
+            )
         except NotFound:
-            return None, 0
-        return json.loads(content), newest.generation
+            return None, 0, 0.0
+        return read_name(content), newest.generation, newest.time_created.timestamp()
 
     def _write(self, generation: int) -> None:
         """Put this run's name in place of that generation of the object; 0: of none."""
-        content = json.dumps(self.run | {"renewed": time.time()})
+        content = json.dumps(self.run)
         self.blob.upload_from_string(content, "application/json", if_generation_match=generation, **self.patience)
         self.generation = self.blob.generation
 
 
-def _is_up(run: dict) -> bool:
-    """Return whether a lease still binds others: it was renewed, and is of no process of this machine that is gone."""
+def _is_gone(run: Holder | None) -> bool:
+    """Return whether a run was a process of this machine that is no more; one with this one's number is no other."""
+    if run is None or run["host"] != socket.gethostname():
+        return False
     try:
-        gone = run["host"] == socket.gethostname() and (run["pid"] == os.getpid() or os.kill(run["pid"], 0))
-    except OSError as error:
-        gone = isinstance(error, ProcessLookupError)
-    return not gone and time.time() < run["renewed"] + LEASE_SECONDS
+        os.kill(run["pid"], 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return run["pid"] == os.getpid()
+
+
+def _date(text: str) -> float:
+    """Return the Unix time that an answer of the storage has as its date."""
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        raise ConfigError(f"the storage answers with the date {text!r}; whose lease there is cannot be told") from None
 
 
 def _failures() -> tuple[type[Exception], ...]:

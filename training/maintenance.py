@@ -2,15 +2,12 @@
 """Heeds the notice of Google Compute Engine that this machine is about to be taken away."""
 
 import contextlib
-import http.client
-import os
-import pathlib
 import threading
-import urllib.request
 from collections.abc import Callable
 
+from parallelism import metadata
+
 ENDS = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}  # key of the metadata, value
-PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 # A request hangs for as long, unless the value changes. Who has not asked for an hour gets no notice of maintenance.
 HANG_SECONDS = 60
 ANSWER_SECONDS = 10.0
@@ -25,7 +22,7 @@ def maintenance_notices(on_notice: Callable[[str], None]):
     moves it alive. A metadata server that fails is asked again later, and nothing is said of it. `on_notice` is called
     once, in a thread, at the first notice, with a line that says what was announced.
     """
-    host, over, telling = metadata_host(), threading.Event(), threading.Lock()
+    host, over, telling = metadata.find_host(), threading.Event(), threading.Lock()
 
     def tell(text: str) -> None:
         with telling:
@@ -42,37 +39,18 @@ def maintenance_notices(on_notice: Callable[[str], None]):
             over.set()
 
 
-def metadata_host() -> str | None:
-    """Return the metadata server's host, by GCE_METADATA_HOST or the machine's firmware; None: not Compute Engine."""
-    if host := os.environ.get("GCE_METADATA_HOST"):
-        return host
-    with contextlib.suppress(OSError):
-        if PRODUCT.read_text().startswith("Google"):
-            return "metadata.google.internal"
-    return None
-
-
 def _watch(host: str, key: str, tell: Callable[[str], None], over: threading.Event) -> None:
     """Tell when the key has the value that ends the machine."""
     tag, pause = "0", FIRST_PAUSE_SECONDS
     while not over.is_set():
         try:
-            value, tag = _ask(host, key, tag)
+            value, tag = metadata.ask(
+                host, key, HANG_SECONDS + ANSWER_SECONDS,
+                wait_for_change="true", timeout_sec=HANG_SECONDS, last_etag=tag,
+            )  # fmt: skip
             pause = FIRST_PAUSE_SECONDS
-        except (OSError, http.client.HTTPException):
+        except metadata.FAILURES:
             value, pause = None, min(2 * pause, LONGEST_PAUSE_SECONDS)
         if value == ENDS[key]:
             tell(f"Compute Engine is about to end this machine: instance/{key} is {value}")
         over.wait(pause)  # after an answer too: not every metadata server lets a request hang
-
-
-def _ask(host: str, key: str, tag: str) -> tuple[str, str]:
-    """Return the value of a key and its tag, once it is another than the one with `tag`, or after HANG_SECONDS."""
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/{key}"
-        f"?wait_for_change=true&timeout_sec={HANG_SECONDS}&last_etag={tag}",
-        headers={"Metadata-Flavor": "Google"},
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
-    with opener.open(request, timeout=HANG_SECONDS + ANSWER_SECONDS) as response:
-        return response.read().decode().strip(), response.headers.get("ETag", "0")

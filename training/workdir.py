@@ -11,7 +11,7 @@ from configs import stored_config
 from configs.stored_config import MAY_CHANGE, OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints
-from training.lease import named, this_run
+from training.lease import LONGEST_NAME, named, read_name, this_run
 
 
 @contextlib.contextmanager
@@ -42,10 +42,8 @@ def _hold(lock, workdir: pathlib.Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.seek(0)
-        holder = None
-        with contextlib.suppress(ValueError):  # from before names were left there, or just being written
-            holder = json.load(lock)
+        with (workdir / "lock").open("rb") as file:
+            holder = read_name(file.read(LONGEST_NAME + 1))  # None: just being written, or no name of ours
         raise CheckpointError(
             f"another process trains in {workdir}: {named(holder)} holds it; take another --workdir, or stop that one"
         ) from None

@@ -16,10 +16,12 @@ import time
 import numpy as np
 import pytest
 
-from parallelism import blame, hub
+from parallelism import blame, line
 from parallelism.blame import Sign
-from parallelism.hub import Hub, Line, RunError
+from parallelism.hub import Hub, RunError
+from parallelism.line import Line
 from tests.groups import free_ports
+from tests.hubs import Member, make_hub, make_line, members
 from tests.support import ROOT
 
 
@@ -47,30 +49,7 @@ def closed(monkeypatch):
                 one.connection.shutdown(2)
     for one in made:
         if isinstance(one, Hub) and "timer" in vars(one):
-            one.listener.shutdown(2)
             one.close(1.0)
-
-
-class Member:
-    """A line and what its end was told."""
-
-    def __init__(self, port: int, index: int, count: int, join_seconds: float = 5.0):
-        self.ended, self.end = threading.Event(), None
-        self.line = Line("localhost", port, index=index, count=count, join_seconds=join_seconds, on_end=self._on_end)
-        self.line.join()
-
-    def _on_end(self, line: str, status: int) -> None:
-        self.end = self.end or (line, status)
-        self.ended.set()
-
-
-def members(count: int, hubs: list | None = None) -> list[Member]:
-    """Return members that have joined; their hub is put into `hubs`."""
-    port = free_ports()
-    hub = Hub("localhost", port, count, 5.0)
-    (hubs if hubs is not None else []).append(hub)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda index: Member(port, index, count), range(count)))
 
 
 def wait_for(line: Line) -> None:
@@ -104,16 +83,6 @@ def test_a_process_that_fails_is_quoted_with_its_status():
     group[1].line.fail("error: data.path='x': no such file", 2)
     assert group[0].ended.wait(5)
     assert group[0].end[0].endswith("): data.path='x': no such file") and group[0].end[1] == 2
-
-
-def test_what_a_stranger_sends_is_nothing_to_the_run():
-    port = free_ports()
-    hub = Hub("localhost", port, 2, 5)
-    for text in (b"0\n", b"GET / HTTP/1.1\n", b'{"kind": "failed", "line": "x", "status": 1}\n', b'{"kind": "join"}\n'):
-        with socket.create_connection(("localhost", port)) as stranger:
-            stranger.sendall(text)
-            assert stranger.recv(10) == b""  # hung up on
-    assert hub.end is None
 
 
 def test_process_0_ends_only_when_the_others_have_been_told():
@@ -156,7 +125,7 @@ def test_all_stop_at_the_same_boundary_however_far_apart_they_are(seed):
 
 def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
     """A signal's handler runs in the thread that speaks, between the parts of a long message."""
-    group, genuine = members(2), hub._send
+    group, genuine = members(2), line.send
 
     def in_two_parts(connection, message):
         if message["kind"] != "value" or connection is not group[0].line.connection:
@@ -166,7 +135,7 @@ def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
         group[0].line.ask_to_stop()
         connection.sendall(text[5:])
 
-    monkeypatch.setattr(hub, "_send", in_two_parts)
+    monkeypatch.setattr(line, "send", in_two_parts)
     values, deadline, stopped = [], time.monotonic() + 5, []
     for member in group:
         threading.Thread(target=lambda line=member.line: values.append(line.gather("topic", 0)), daemon=True).start()
@@ -179,12 +148,11 @@ def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
 
 def test_who_is_late_is_named_and_who_came_too():
     port = free_ports()
-    Hub("localhost", port, 3, 0.5)
+    make_hub(port, 3, 0.5)
     ends = []
 
     def join(index: int) -> None:
-        line = Line("localhost", port, index=index, count=3, join_seconds=0.5, on_end=lambda *end: ends.append(end))
-        wait_for(line)
+        wait_for(make_line(port, index, 3, 0.5, lambda *end: ends.append(end)))
 
     for index in (0, 2):
         threading.Thread(target=join, args=[index], daemon=True).start()
@@ -201,7 +169,7 @@ def test_who_is_late_is_named_and_who_came_too():
 def test_without_process_0_the_others_name_it():
     port = free_ports()
     with pytest.raises(RunError, match=f"process 0 did not come up at localhost:{port} within 0.3 s"):
-        Line("localhost", port, index=1, count=2, join_seconds=0.3, on_end=print)
+        make_line(port, 1, 2, 0.3)
 
 
 def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
@@ -220,15 +188,15 @@ def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
     genuine = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(RunError, match="process 0 did not come up"):
-        Line("localhost", port, index=1, count=2, join_seconds=0.5, on_end=print)
+        make_line(port, 1, 2, 0.5)
     assert reached[0].fileno() == -1  # closed: process 0 may have its port
 
 
 def test_a_taken_port_is_told():
     port = free_ports()
-    Hub("localhost", port, 2, 5)
-    with pytest.raises(RunError, match=f"port {port} on this machine: Address already in use"):
-        Hub("localhost", port, 2, 5)
+    make_hub(port, 2)
+    with pytest.raises(RunError, match=f"^port {port} on this machine: Address already in use; take another"):
+        make_hub(port, 2)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +205,7 @@ def test_a_taken_port_is_told():
 )
 def test_processes_that_were_told_different_things_end(index, count, message):
     port = free_ports()
-    Hub("localhost", port, 2, 5)
+    make_hub(port, 2)
     ends, told = [], threading.Event()
 
     def join(index: int, count: int) -> None:
@@ -245,7 +213,7 @@ def test_processes_that_were_told_different_things_end(index, count, message):
             ends.append(end)
             told.set()
 
-        wait_for(Line("localhost", port, index=index, count=count, join_seconds=5, on_end=on_end))
+        wait_for(make_line(port, index, count, on_end=on_end))
 
     threading.Thread(target=join, args=[0, 2], daemon=True).start()
     threading.Event().wait(0.2)
@@ -329,16 +297,23 @@ def test_who_has_ended_its_watch_is_not_to_blame():
     assert group[2].line.blame(5).startswith("process 1 (host-1) is in save")
 
 
-FROZEN = (
-    "import sys, time; from parallelism.hub import Hub; h = Hub('localhost', int(sys.argv[1]), 1, 9); time.sleep(60)"
-)
+def test_where_all_have_ended_their_watch_nobody_is_to_blame():
+    """The hub's thread raised an exception here, which ended process 0."""
+    hubs = []
+    (member,) = members(1, hubs=hubs)
+    member.line.sign(None)
+    wait_for_signs(hubs[0], [])
+    assert member.line.blame(5) == "no process says any more where it is"
+
+
+FROZEN = "import sys, time; from tests.hubs import make_hub; h = make_hub(int(sys.argv[1]), 1); time.sleep(60)"
 
 
 def test_a_frozen_hub_is_not_waited_for_however_much_is_said():
     port = free_ports()
     with subprocess.Popen([sys.executable, "-c", FROZEN, str(port)], cwd=ROOT) as process:
         try:
-            line = Line("localhost", port, index=0, count=1, join_seconds=5, on_end=lambda *end: None)
+            line = make_line(port, 0, 1)
             line.join()
             process.send_signal(signal.SIGSTOP)
             answers = []

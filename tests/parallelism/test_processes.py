@@ -117,3 +117,24 @@ def test_outside_a_group_everything_answers_for_one_process():
     processes.fail("line", 1)
     processes.leave()
     assert not processes.boundary()
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "address"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("192.0.2.1", "", None),
+        ("192.0.2.1", "[::1]:8476", "::1"),
+        ("h", "0.0.0.0", "0.0.0.0"),
+    ],
+)
+def test_process_0_listens_on_the_address_that_the_others_use_or_says_where(
+    monkeypatch, capsys, host, variable, address
+):
+    """A variable of jax's names another one, as for a machine that others reach through a translated address."""
+    monkeypatch.setenv(processes.LISTENING, variable)
+    assert processes._listening_address(Group(host, 8476, 0, 2, "")) == address
+    said = capsys.readouterr().err
+    assert said.count("\n") == (address is None) and ("ports 8476 and 8477 are open on all its" in said) == (
+        address is None
+    )

@@ -3,6 +3,7 @@
 
 import json
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -49,24 +50,25 @@ def lifecycle(accel: str) -> dict[str, tuple[list[str], list[list[str]]]]:
     """Return {what: (words typed, calls expected)} of all that does not look at the number of hosts."""
     describe = vm("describe", NAME, *SCOPE, "--format=json")
     software = "tpu-ubuntu2204-base"
+    secret = "--metadata-from-file=torus-run-secret=SECRET"
     create = vm("create", NAME, *SCOPE, f"--accelerator-type={accel}", f"--version={software}")
     request = [*SCOPE, f"--accelerator-type={accel}", f"--runtime-version={software}"]
     more = "--network=n --subnetwork=s --internal-ips --service-account=a@b --scopes=https://x/auth/cloud-platform"
-    more += " --labels=a=b,c=d --metadata=e=f --data-disk=source=d,mode=read-only"
+    more += " --labels=a=b,c=d --metadata=e=f --tags=g,h --data-disk=source=d,mode=read-only"
     poll = queued("describe", NAME, *SCOPE, "--format=value(state.state)")
     models = f"{NAME}:{CODE}/models"
     return {
         "versions": (["versions"], [vm("versions list", *SCOPE), vm("accelerator-types list", *SCOPE)]),
-        "create": (["create"], [create]),
-        "spot": (["create", "--spot"], [[*create, "--spot"]]),
-        "reserved": (["create", "--reserved"], [[*create, "--reserved"]]),
-        "options": (["create", *more.split()], [[*create, *more.split()]]),
+        "create": (["create"], [[*create, secret]]),
+        "spot": (["create", "--spot"], [[*create, "--spot", secret]]),
+        "reserved": (["create", "--reserved"], [[*create, "--reserved", secret]]),
+        "options": (["create", *more.split()], [[*create, *more.split(), secret]]),
         "shape": (["create", "--type=v4", "--topology=2x2x4"], [
-            vm("create", NAME, *SCOPE, "--type=v4", "--topology=2x2x4", f"--version={software}")]),
+            vm("create", NAME, *SCOPE, "--type=v4", "--topology=2x2x4", f"--version={software}", secret)]),
         "queued": (["create", "--queued", "--spot", "--valid-until-duration=6h"], [
-            queued("create", NAME, f"--node-id={NAME}", *request, "--spot", "--valid-until-duration=6h")]),
+            queued("create", NAME, f"--node-id={NAME}", *request, "--spot", "--valid-until-duration=6h", secret)]),
         "slices": (["create", "--queued", "--slices=2", "--queued_resource=q"], [
-            queued("create", "q", "--node-count=2", f"--node-prefix={NAME}", *request)]),
+            queued("create", "q", "--node-count=2", f"--node-prefix={NAME}", *request, secret)]),
         "wait": (["wait"], [describe]),
         "wait queued": (["wait", "--queued"], [poll]),
         "describe": (["describe"], [describe]),
@@ -94,6 +96,11 @@ def expected(words, folder) -> list[str]:
     return [word.replace("OUT", str(folder)) for word in words]
 
 
+def without_secrets(argvs) -> list[list[str]]:
+    """The calls with the file of a new secret, whose folder has a name of its own, replaced."""
+    return [[re.sub(r"=/tmp\S*/torus-run-secret$", "=SECRET", word) for word in argv] for argv in argvs]
+
+
 def run_all(gcloud: Recorder, entry: str, num_hosts: int, names=None) -> None:
     accel = ACCEL[num_hosts]
     for what, (words, calls) in lifecycle(accel).items():
@@ -103,7 +110,7 @@ def run_all(gcloud: Recorder, entry: str, num_hosts: int, names=None) -> None:
                 NAME=NAME, ACCEL=accel, REPO_DIR=CODE, CKPT_OUT="models",
             )  # fmt: skip
             assert done.status == 0, (what, done.stderr)
-            assert done.argvs == [expected(call, gcloud.folder) for call in calls], what
+            assert without_secrets(done.argvs) == [expected(call, gcloud.folder) for call in calls], what
 
 
 @pytest.mark.parametrize("num_hosts", [1, 4, 8])
@@ -126,6 +133,20 @@ def test_the_scripts_have_the_defaults_of_the_earlier_system(gcloud, entry):
     for line in ("SEQ_LEN 256", "STEPS 1200", "LR 0.0008", "BATCH_SIZE 128", "MODEL_SIZE medium", "DTYPE bf16"):
         name, value = line.split()
         assert any(name in words and value in words for words in map(str.split, values.splitlines())), line
+
+
+def test_a_pod_gets_a_new_secret_that_is_on_no_command_line_and_in_no_answer(gcloud):
+    """The processes of its runs know each other by it."""
+    made = [gcloud.run(*words.split()) for words in ("create", "create --queued", "create --dry-run")]
+    found = [call["secret"] for done in made for call in done.calls]
+    assert [done.status for done in made] == [0] * 3
+    assert len({secret["text"] for secret in found}) == len(found) == 2
+    for secret in found:
+        assert re.fullmatch("[0-9a-f]{64}", secret["text"]) and secret["mode"] == "0o600"
+        assert not pathlib.Path(secret["path"]).parent.exists()
+        assert secret["text"] not in str([(done.argvs, done.stdout, done.stderr) for done in made])
+    described = gcloud.run("describe", "--json", FAKE_METADATA=json.dumps({"torus-run-secret": "s", "mine": "m"}))
+    assert json.loads(described.stdout)["metadata"] == {"mine": "m"}
 
 
 def test_what_is_copied_from_all_workers_lies_apart(gcloud):
@@ -238,7 +259,7 @@ def test_a_dry_run_makes_no_call_and_prints_what_would_be_called(gcloud, what):
     assert (done.status, done.calls) == (0, []), done.stderr
     script = "gcloud() { for word; do printf '%s\\0' \"$word\"; done; printf '\\n'; }\n" + done.stdout
     printed = subprocess.run(["bash", "-eu"], input=script, capture_output=True, text=True, check=True).stdout
-    assert [line.split("\0") for line in printed.split("\0\n") if line] == calls
+    assert without_secrets(line.split("\0") for line in printed.split("\0\n") if line) == calls
 
 
 FAILURES = [

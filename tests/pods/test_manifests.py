@@ -95,8 +95,11 @@ def test_a_jobset_keeps_to_the_schema_and_fits_the_slice(manifest, accel):
     shape = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
     assert eval(shape.replace("x", "*")) == topology.chips
     assert pod["terminationGracePeriodSeconds"] == 99
-    [secret] = container["env"]
-    assert secret["valueFrom"]["secretKeyRef"]["key"] == "HF_TOKEN" and "value" not in secret
+    secrets = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container["env"]}
+    assert {name: secret["key"] for name, secret in secrets.items()} == {
+        name: name for name in ("HF_TOKEN", "TORUS_RUN_SECRET")
+    }
+    assert all("value" not in variable for variable in container["env"])
     assert f"--workdir=gs://b/runs/torus/tiny --topology={accel}" in container["command"][2]
 
 
@@ -139,7 +142,8 @@ def test_a_batch_job_lets_the_run_save_and_is_queued_again_on_75(manifest, tmp_p
         "bin/srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nSLURM_PROCID=0 "$@" & echo $! > step.pid; wait $!',
         "bin/scancel": 'echo "$@" >> scancel.txt; kill -TERM "$(cat step.pid)"',
         "bin/scontrol": 'echo "$@" >> scontrol.txt',
-        ".venv/bin/python": f'trap "exit {status}" TERM; echo "$@"; touch started; while :; do sleep 0.05; done',
+        ".venv/bin/python": f'trap "exit {status}" TERM; echo "$@"; echo "$TORUS_RUN_SECRET" > secret; touch started; '
+        "while :; do sleep 0.05; done",
     }
     for name, text in programs.items():
         path = tmp_path / name
@@ -158,6 +162,7 @@ def test_a_batch_job_lets_the_run_save_and_is_queued_again_on_75(manifest, tmp_p
     if requeued:
         assert (tmp_path / "scontrol.txt").read_text() == "requeue 41\n"
     assert "train.py --config=configs/tiny.py" in (tmp_path / "logs/train_worker_0.out").read_text()
+    assert re.fullmatch(r"[0-9a-f]{64}\n", (tmp_path / "secret").read_text())
 
 
 @pytest.mark.parametrize(

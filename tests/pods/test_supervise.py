@@ -182,7 +182,9 @@ def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
     done = gcloud.run(*words, FAKE_NODE_STATE="PREEMPTED", FAKE_HOSTS="2")
     assert done.status == 1 and "the pod is PREEMPTED; given up after 1 restarts" in done.stderr
     again = [argv for argv in done.argvs if argv[2:4] == ["queued-resources", "create"]]
-    assert again == [[word.replace("a=b", "e=f") for word in made.argvs[0]]] and "--spot" in again[0]
+    before = [word.replace("a=b", "e=f") for word in made.argvs[0]]
+    assert [argv[:-1] for argv in again] == [before[:-1]] and "--spot" in again[0]
+    assert before[-1].startswith("--metadata-from-file=torus-run-secret=/") and before[-1] != again[0][-1]
     assert ["queued-resources", "delete", "q"] in [argv[2:5] for argv in done.argvs]
 
 

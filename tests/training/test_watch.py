@@ -14,8 +14,9 @@ import types
 import pytest
 
 from parallelism import blame, processes
-from parallelism.hub import Hub, Line, RunError
+from parallelism.hub import RunError
 from tests.groups import free_ports
+from tests.hubs import make_hub, make_line
 from training import clock as clocks
 from training import watch
 from training.clock import Clock
@@ -156,8 +157,8 @@ def test_the_end_of_the_block_leaves_no_thread(raised, clock, tmp_path, monkeypa
 def pair(monkeypatch):
     """Two processes: this one is number 0, which holds the hub; yields the line of the other."""
     port = free_ports()
-    hub = Hub("localhost", port, 2, 5)
-    lines = [Line("localhost", port, index=i, count=2, join_seconds=5, on_end=lambda *end: None) for i in range(2)]
+    hub = make_hub(port, 2)
+    lines = [make_line(port, i, 2) for i in range(2)]
     for line in lines:
         line.join()
     monkeypatch.setattr(processes, "_hub", hub)
@@ -166,7 +167,6 @@ def pair(monkeypatch):
     for line in lines:
         line.leaving = True
         line.connection.shutdown(socket.SHUT_RDWR)
-    hub.listener.shutdown(socket.SHUT_RDWR)
     hub.close(1.0)
 
 

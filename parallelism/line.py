@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process's line to the hub in process 0: what it says to the others, and how it hears of their end."""
+
+import collections
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from files.json_reader import JsonError
+from parallelism import messages
+from parallelism.door import PROOF_SECONDS, Refused, prove
+from parallelism.hub import LEAVE_SECONDS, RunError
+from parallelism.messages import has_room, keep_alive, send
+from parallelism.secret import Secret
+
+RETRY_SECONDS, REFUSED_SECONDS = 0.2, 1.0  # between two tries to reach the hub
+
+
+class Line:
+    """A process's connection to the hub.
+
+    Processes of a run must stop after the same step, or those that go on wait for the others for ever. So each counts
+    the boundaries that it passes, of steps and of evaluated batches, the same in all. A boundary at which all stop is
+    agreed on between the lines, in threads of their own: a process may be in a collective that waits for another.
+
+    Attributes:
+      hosts: name of the machine of each process.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable,
+        find_secret: Callable[[], Secret],
+    ):  # fmt: skip
+        """Reach the hub; RunError where within `join_seconds` there was none that knows the secret of the run.
+
+        Args:
+          on_end: is given a line and an exit status, in a thread, when a process has died or failed; it does not
+            return.
+          find_secret: is called for each try to reach the hub, since process 0 may not have written the secret yet.
+        """
+        self.index, self.count = index, count
+        self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
+        self.changed, self.rounds = threading.Condition(), collections.Counter()
+        self.values: dict[str, list] = {}
+        self.hosts: list[str] = []
+        self.to_blame: str | None = None
+        self.sending, self.stop_asked = threading.Lock(), False
+        self.on_end, self.leaving = on_end, False
+        self.address, self.join_seconds = f"{host}:{port}", join_seconds
+        self.deadline = time.monotonic() + join_seconds
+        self.connection = _reach(host, port, find_secret, self.deadline, join_seconds)
+        keep_alive(self.connection)
+        self._say(kind="join", index=index, count=count, host=socket.gethostname())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def join(self) -> None:
+        """Wait for the others; who is late the hub tells all. Raises RunError where it says nothing."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.hosts, self.deadline - time.monotonic() + LEAVE_SECONDS):
+                raise RunError(f"process 0 at {self.address} did not answer within {self.join_seconds:g} s")
+
+    def gather(self, topic: str, value) -> list:
+        """Return the values of all processes, by number; every process must ask for the same topics."""
+        with self.changed:
+            self.rounds[topic] += 1
+            topic = f"{topic} {self.rounds[topic]}"
+        self._say(kind="value", topic=topic, value=value)  # not in the lock, which hearing the hub needs meanwhile
+        with self.changed:
+            self.changed.wait_for(lambda: topic in self.values)
+            return self.values.pop(topic)
+
+    def ask_to_stop(self) -> None:
+        """Have all processes stop at a boundary soon; from a signal's handler too, whose thread may be speaking."""
+        self.stop_asked = True
+        self._say_stop()
+
+    def boundary(self) -> bool:
+        """Pass a boundary; return whether all processes stop here."""
+        with self.changed:
+            self.passed += 1
+            self.changed.wait_for(lambda: self.passed < self.promised or self.stop_at < math.inf)
+            return self.passed >= self.stop_at
+
+    def sign(self, sign: dict | None) -> None:
+        """Give a sign of life, the fields of a Sign; None: the last one. Never waits for the hub."""
+        self._say_at_once(kind="sign", sign=sign)
+
+    def blame(self, seconds: float) -> str | None:
+        """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`."""
+        with self.changed:
+            self.to_blame = None
+            self._say_at_once(kind="blame")
+            self.changed.wait_for(lambda: self.to_blame, seconds)
+            return self.to_blame
+
+    def fail(self, line: str, status: int) -> None:
+        """Say why this process ends; the others end too."""
+        if self.sending.acquire(timeout=LEAVE_SECONDS):  # not where this very thread was speaking
+            with contextlib.suppress(OSError):  # nobody is left to be told
+                send(self.connection, {"kind": "failed", "line": line, "status": status})
+            self.sending.release()
+
+    def leave(self) -> None:
+        """Part in peace, once all are done."""
+        self.gather("leave", None)
+        self.leaving = True
+        self._say(kind="leave")
+
+    def _say(self, **message) -> None:
+        with self.sending:
+            send(self.connection, message)
+        self._say_stop()
+
+    def _say_stop(self) -> None:
+        """Say that a stop is asked for, unless a message is on its way: whoever sends that one says it after it."""
+        while self.stop_asked and self.sending.acquire(blocking=False):
+            try:
+                if self.stop_asked:
+                    self.stop_asked = False
+                    send(self.connection, {"kind": "stop", "passed": self.passed})
+            finally:
+                self.sending.release()
+
+    def _say_at_once(self, **message) -> None:
+        """Say what is short, or nothing where that would have to wait: for a hub that is frozen and reads no more."""
+        if not self.sending.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(OSError, ValueError):  # closed, which `_listen` tells
+                if has_room(self.connection):
+                    send(self.connection, message)
+        finally:
+            self.sending.release()
+        self._say_stop()
+
+    def _listen(self) -> None:
+        why = "died"
+        with contextlib.suppress(OSError, ValueError), self.connection.makefile("rb") as lines:
+            try:
+                while message := messages.read(lines, messages.FROM_HUB, self.count * messages.LONGEST_MESSAGE):
+                    self._hear(message)
+            except JsonError as error:
+                why = f"sent what no hub sends: {error}"
+        self.connection.close()
+        if not self.leaving:
+            self.on_end(f"process 0 of {self.count} ({self.hosts[0] if self.hosts else 'the coordinator'}) {why}", 1)
+
+    def _hear(self, message: dict) -> None:
+        if message["kind"] == "end":
+            self.on_end(message["line"], message["status"])
+        with self.changed:
+            match message["kind"]:
+                case "joined":
+                    self.hosts = message["hosts"]
+                case "values":
+                    self.values[message["topic"]] = message["values"]
+                case "propose":
+                    self.promised = message["boundary"]
+                    self._say(kind="promise", boundary=self.promised, passed=self.passed)
+                case "stop":
+                    self.stop_at = message["boundary"]
+                case "blame":
+                    self.to_blame = message["text"]
+            self.changed.notify_all()
+
+
+def _reach(host: str, port: int, find_secret: Callable[[], Secret], deadline: float, seconds: float) -> socket.socket:
+    """Return a connection to the hub, each end having proved to the other that it knows the secret of the run.
+
+    What listens there and does not know it may be a stranger, or the hub of an earlier start that has not ended yet:
+    the next try may find the right one. RunError when the deadline has passed.
+    """
+    while True:
+        try:
+            return _connect(host, port, find_secret, deadline)
+        except OSError as error:
+            reason = error.strerror or error
+            pause = REFUSED_SECONDS if isinstance(error, Refused) else RETRY_SECONDS
+        if time.monotonic() + pause > deadline:
+            raise RunError(f"process 0 did not come up at {host}:{port} within {seconds:g} s ({reason})")
+        time.sleep(pause)
+
+
+def _connect(host: str, port: int, find_secret: Callable[[], Secret], deadline: float) -> socket.socket:
+    seconds = max(RETRY_SECONDS, deadline - time.monotonic())
+    connection = socket.create_connection((host, port), timeout=seconds)
+    try:
+        if connection.getsockname() == connection.getpeername():
+            # Nobody listens yet, and the kernel gave this end the port that it asks for: TCP connects it to itself.
+            raise ConnectionError("nobody listens there")
+        prove(connection, find_secret, min(seconds, PROOF_SECONDS))
+    except OSError:
+        connection.close()
+        raise
+    return connection

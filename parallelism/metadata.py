@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks Compute Engine's metadata server about the machine that this process runs on."""
+
+import contextlib
+import http.client
+import os
+import pathlib
+import urllib.parse
+
+PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
+LONGEST_VALUE = 256 << 10  # bytes, the most that Compute Engine lets a value have
+FAILURES = (OSError, http.client.HTTPException)  # of a server that does not answer, or answers what is not HTTP
+
+
+class Absent(OSError):
+    """The server has no such value."""
+
+
+def find_host() -> str | None:
+    """Return the metadata server's host, by GCE_METADATA_HOST or the machine's firmware; None: not Compute Engine."""
+    if host := os.environ.get("GCE_METADATA_HOST"):
+        return host
+    with contextlib.suppress(OSError):
+        if PRODUCT.read_text().startswith("Google"):
+            return "metadata.google.internal"
+    return None
+
+
+def ask(host: str, key: str, seconds: float, **query: str | int) -> tuple[str, str]:
+    """Return the value of a key below `instance/`, and its tag; waits at most `seconds` for each part of the answer.
+
+    No proxy is asked, which would answer for its own machine, and no redirection is followed. Raises Absent, or one
+    of FAILURES.
+    """
+    connection = http.client.HTTPConnection(host, timeout=seconds)
+    try:
+        path = f"/computeMetadata/v1/instance/{key}?{urllib.parse.urlencode(query)}"
+        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+        response = connection.getresponse()
+        if response.status == http.client.NOT_FOUND:
+            raise Absent(f"the metadata server has no instance/{key}")
+        if response.status != http.client.OK:
+            raise OSError(f"the metadata server answers {response.status} to instance/{key}")
+        return response.read(LONGEST_VALUE).decode(errors="replace").strip(), response.headers.get("ETag", "0")
+    finally:
+        connection.close()
