@@ -39,9 +39,10 @@ class Gcloud:
     """
 
     def __init__(self, settings: Settings):
-        for name in ("zone", "project"):
-            if not getattr(settings, name):
-                raise usage_error(f"{name.upper()} is not set: export {name.upper()}=... or give --{name}=...")
+        if missing := [name for name in ("zone", "project") if not getattr(settings, name)]:
+            variables, are = " and ".join(name.upper() for name in missing), "is" if len(missing) == 1 else "are"
+            exports, flags = (" ".join(f"{form(name)}=..." for name in missing) for form in (str.upper, "--{}".format))
+            raise usage_error(f"{variables} {are} not set: export {exports} or give {flags}")
         self.settings = settings
         self.scope = [f"--zone={settings.zone}", f"--project={settings.project}"]
         self.nodes = [settings.name]

@@ -31,6 +31,9 @@ def test_without_zone_or_project_nothing_is_called(gcloud, name):
         done = gcloud.run(name, *TYPED.get(name, []), **{variable: "-"})
         assert (done.status, done.calls) == (2, []), done.stderr
         assert done.stderr == f"error: {variable} is not set: export {variable}=... or give --{variable.lower()}=...\n"
+    both = gcloud.run(name, *TYPED.get(name, []), ZONE="-", PROJECT="-")
+    said = "ZONE and PROJECT are not set: export ZONE=... PROJECT=... or give --zone=... --project=..."
+    assert (both.status, both.calls, both.stderr) == (2, [], f"error: {said}\n")
 
 
 @pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
