@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md says can be followed: links lead somewhere, commands can be typed, keys are there.
+"""What README.md and docs/ say can be followed: links lead somewhere, commands can be typed, keys are there.
 
 No command is run here; but its file, its flags, its recipe, its topology and what it sets are held to those that exist,
 as the command itself would, and a recipe with all of that to what makes a configuration consistent.
@@ -19,7 +19,8 @@ from pods import settings
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md")
+DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md", *DOCS)
 FENCED = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
 PYTHON = (".venv/bin/python", "$python")
@@ -28,7 +29,8 @@ OF_MAKE = {"train": "train.py", "rehearse": "rehearse.py"}
 
 def words_typed() -> list[list[str]]:
     """Return each command of the fenced blocks: a Python file and what follows, or `make`, target and variables."""
-    lines = "".join(FENCED.findall(README)).replace("\\\n", " ").splitlines()
+    blocks = [block for page in ("README.md", *DOCS) for block in FENCED.findall((ROOT / page).read_text())]
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
     found = []
     for line in lines:
         if not re.search(r"(^|\s)(make|\.venv/bin/python|\$python) \w", line):
@@ -87,16 +89,16 @@ def test_links_and_anchors_lead_somewhere(page):
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = link.partition("#")
-        assert path.startswith("https://") or (ROOT / path).exists(), link
+        assert path.startswith("https://") or ((ROOT / page).parent / path).exists(), link
         assert path or anchor in anchors, link
 
 
-@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
+@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md", *DOCS])
 def test_configuration_keys_and_files_that_are_named_are_there(page):
     text, keys = (ROOT / page).read_text(), flat(base.get_config())
     sections = "|".join(base.get_config())
     named = set(re.findall(rf"(?:--config\.|`)((?:{sections})\.(?!py`)[a-z]\w*)(?=[=`])", text))
-    assert named - {"train.train"} <= keys.keys()
+    assert named - {"train.train"} <= keys.keys(), named - keys.keys()
     files = set(re.findall(r"`((?:[a-z]\w*/)*[a-z]\w*\.(?:py|sh|md|toml))[`:]", text))
     assert not [file for file in files if not (ROOT / file).exists() and not any(ROOT.glob(f"[a-z]*/**/{file}"))]
 
