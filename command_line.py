@@ -10,7 +10,6 @@ on; 1 anything else. Every other than 0 ends with one line on stderr.
 
 import contextlib
 import dataclasses
-import difflib
 import faulthandler
 import functools
 import logging
@@ -30,7 +29,7 @@ try:
 
     from configs import base, loading, simulation, stored_config, topologies, validation
     from configs.base import ConfigError
-    from configs.keys import NAMES_ELSEWHERE, flat, nearest_keys
+    from configs.keys import NAMES_ELSEWHERE, did_you_mean, flat, similar, similar_keys, stray_argument
     from configs.resolving import Loaded
     from input_pipeline.cache import cache_path
     from parallelism import identity, processes, startup
@@ -51,11 +50,12 @@ BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this
 flags.DEFINE_string(
     "config",
     "configs/tiny.py",
-    "recipe: a Python file with get_config(), or a run's folder; default: of an import, or of train.init_from, its own",
+    "recipe: a Python file with get_config(), in the present folder or in the workspace, or a run's folder; default: what "
+    "the run in --workdir has, else the run of train.init_from",
 )
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
-flags.DEFINE_string("workdir", "", "folder of the run; default: runs/<recipe>[-<topology>]")
+flags.DEFINE_string("workdir", "", "folder of the run, from the present folder; default: runs/<recipe>[-<topology>]")
 flags.DEFINE_integer("join_seconds", 300, "how long the processes of a run wait for each other at its start", 1)
 
 
@@ -121,11 +121,12 @@ def parse_flags(description: str) -> dict[str, str]:
     try:
         stray = FLAGS(rest)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise ConfigError(f"--{error.flagname} is no flag; nearest: {_nearest_options(error.flagname)}") from None
+        near = did_you_mean(_similar_options(error.flagname)) or "; --help lists the flags"
+        raise ConfigError(f"--{error.flagname} is not a flag{near}") from None
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
     if stray:
-        raise ConfigError(f"stray argument {stray[0]!r}; options are written --name=value")
+        raise ConfigError(stray_argument(stray[0]))
     if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
         raise ConfigError(f"--{empty[0]}= has no value; give it one, or leave it out")
     return overrides
@@ -278,12 +279,11 @@ def _own_flags() -> list[flags.Flag]:
     return FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__)
 
 
-def _nearest_options(name: str) -> str:
+def _similar_options(name: str) -> list[str]:
     """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
-    keys = nearest_keys(name, flat(base.get_config()))
-    close = difflib.get_close_matches(name, [flag.name for flag in _own_flags()], n=1)
-    known = name in NAMES_ELSEWHERE or keys[0].split(".")[-1] == name
-    return f"--{close[0]}" if close and not known else " or ".join(f"--config.{key}" for key in keys)
+    keys, close = similar_keys(name, flat(base.get_config())), similar(name, [flag.name for flag in _own_flags()])
+    known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
+    return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
 
 
 def _print_help(description: str) -> None:

@@ -13,6 +13,7 @@ import traceback
 
 try:
     from configs.base import ConfigError
+    from configs.keys import did_you_mean, similar
     from pods import settings as table
     from pods.transports import PodError, connect, usage_error
 except ModuleNotFoundError as missing:
@@ -80,8 +81,8 @@ def main(arguments: list[str]) -> int:
         raise usage_error(f"which subcommand? {', '.join(SUBCOMMANDS)}")
     name = ALIASES.get(positional[0], positional[0])
     if name not in SUBCOMMANDS:
-        near = table.nearest(name, [*SUBCOMMANDS, *ALIASES])
-        raise usage_error(f"{positional[0]} is no subcommand; nearest: {near}")
+        near = did_you_mean(similar(name, [*SUBCOMMANDS, *ALIASES]))
+        raise usage_error(f"{positional[0]} is not a subcommand{near or '; `pod.py help` lists them'}")
     rest = what_follows(name, positional[1:], dashes, command)
     for line in table.answers():
         print(line, file=sys.stderr)

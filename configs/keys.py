@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from configs import base
 from configs.base import ConfigError, shown
 
+DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # that editors put in place of hyphens
 DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # what a run reads
 NAMES_ELSEWHERE = {  # what other programs call some keys
     "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
@@ -58,7 +59,8 @@ def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[s
 def parse_value(key: str, text: str, current: dict[str, object]):
     """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
     if key not in current:
-        raise ConfigError(f"--config.{key} is no configuration key; nearest: {' or '.join(nearest_keys(key, current))}")
+        near = did_you_mean([f"--config.{name}" for name in similar_keys(key, current)])
+        raise ConfigError(f"--config.{shown(key)} is not a configuration key{near or '; configs/base.py has them all'}")
     kind = type(current[key])
     try:
         if kind is bool:
@@ -76,13 +78,31 @@ def _refuse_empty(typed: dict, current: dict) -> None:
         raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
 
 
-def nearest(name: str, candidates) -> str:
-    """Return the candidate most like `name`."""
-    return difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)[0]
+def similar(name: str, candidates) -> list[str]:
+    """Return the candidate that `name` has the initials of (wsd), else the one most like it; none if none is."""
+    candidates = list(map(str, candidates))
+    by_initials = [candidate for candidate in candidates if _initials(candidate) == name]
+    return by_initials[:1] or difflib.get_close_matches(name, candidates, n=1)
 
 
-def nearest_keys(name: str, keys) -> list[str]:
-    """Return the keys whose last part is that of `name`, or has it for initials (lr), else the one most like it.
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
+
+
+def did_you_mean(names: list[str]) -> str:
+    """Return the end of a message about a name that does not exist."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def stray_argument(argument: str) -> str:
+    """Return the message about an argument that is not an option; one with a dash in place of hyphens is named."""
+    if argument.startswith(DASHES):
+        return f"{argument!r} begins with a dash, not with hyphens; type --{argument.lstrip(''.join(DASHES) + '-')}"
+    return f"stray argument {argument!r}; options are written --name=value"
+
+
+def similar_keys(name: str, keys) -> list[str]:
+    """Return the keys whose last part is that of `name`, or has it for initials (lr), else one that is like it.
 
     If some of them are of its section, only these; of a name from elsewhere the key that is meant by it.
     """
@@ -91,15 +111,15 @@ def nearest_keys(name: str, keys) -> list[str]:
         return [NAMES_ELSEWHERE[last]]
     leaves = {key: key.split(".")[-1] for key in keys}
     alike = [key for key, leaf in leaves.items() if leaf == last]
-    alike = alike or [key for key, leaf in leaves.items() if "".join(word[:1] for word in leaf.split("_")) == last]
-    return [key for key in alike if key.startswith(section + ".")] or alike or [nearest(name, keys)]
+    alike = alike or [key for key, leaf in leaves.items() if _initials(leaf) == last]
+    return [key for key in alike if key.startswith(section + ".")] or alike or similar(name, keys)
 
 
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError where the value of a key is none of the choices."""
     if value not in choices:
-        near = nearest(shown(value), list(map(str, choices)))
-        raise ConfigError(f"{key}={shown(value)} is unknown; nearest: {near} (all: {', '.join(map(str, choices))})")
+        near = did_you_mean(similar(shown(value), choices))
+        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")
 
 
 def _put_out_of_force(typed: dict, current: dict) -> dict:

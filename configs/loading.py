@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import base, stored_config
 from configs.base import ConfigError
-from configs.keys import flat, nearest
+from configs.keys import did_you_mean, flat, similar
 from configs.resolving import Loaded, resolve
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -58,12 +58,14 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     if stored_config.is_run(folder):
         return stored_config.load_as_recipe(folder)
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
-    near = nearest(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
+    known = similar(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
+    near = did_you_mean([f"configs/{name}.py" for name in known]) or "; configs/ has the recipes of this workspace"
     if file is None:
-        what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is no file"
-        raise ConfigError(f"--config={path} {what}; nearest recipe: configs/{near}.py")
+        what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is not a file"
+        places = " and ".join(dict.fromkeys(map(str, (pathlib.Path.cwd(), ROOT))))
+        raise ConfigError(f"--config={path} {what} (looked in {places}){near}")
     if file.suffix != ".py":
-        raise ConfigError(f"--config={path} is no Python file, as recipes are; nearest recipe: configs/{near}.py")
+        raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:

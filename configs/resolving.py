@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import topologies
 from configs.base import MESH_AXES, ConfigError, shown
-from configs.keys import assign, flat, nearest, parse_typed
+from configs.keys import assign, did_you_mean, flat, parse_typed, similar
 
 EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
 WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; smaller ones are gathered as other weights are
@@ -125,8 +125,8 @@ def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[s
         raise ConfigError(f"{said}: {wrong[0]!r} is not a whole number greater than 0{limit}, as in 4,4,2")
     if unknown:
         name = shown(unknown[0])
-        near = nearest(name, MESH_AXES)
-        raise ConfigError(f"{said}: {name!r} is no mesh axis; nearest: {near} (all: {', '.join(MESH_AXES)})")
+        near = did_you_mean(similar(name, MESH_AXES))
+        raise ConfigError(f"{said}: {name!r} is no mesh axis{near} (all: {', '.join(MESH_AXES)})")
     if len(set(axes)) < len(axes):
         raise ConfigError(f"{said}: {max(axes, key=axes.count)} is named more than once; name each axis once")
     if len(axes) != len(numbers):

@@ -90,7 +90,9 @@ def read_config(folder) -> dict[str, Scalar]:
     """
     path, defaults = folder / CONFIG, flat(base.get_config())
     if not path.is_file():
-        raise ConfigError(f"--workdir={folder} holds no run (no {CONFIG} there); train first, or name another folder")
+        raise ConfigError(
+            f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
+        )
     try:
         values = read_json(path, dict[str, Scalar])
     except JsonError as error:

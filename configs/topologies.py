@@ -8,11 +8,11 @@ H200 data sheets (dense bfloat16, int8 and fp8); to the host's memory: jax-ml.gi
 """
 
 import dataclasses
-import difflib
 import re
 from importlib import metadata
 
 from configs.base import ConfigError, shown
+from configs.keys import did_you_mean, similar
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
@@ -119,8 +119,8 @@ def get(name: str) -> Topology:
             mesh={"dcn_data": count} | one.mesh,
         )  # fmt: skip
     if name not in SLICES:
-        near = difflib.get_close_matches(shown(name), SLICES, n=1, cutoff=0.0)
-        raise ConfigError(f"--topology={shown(name)} is unknown; nearest: {near[0]} (all: {', '.join(SLICES)})")
+        near = did_you_mean(similar(shown(name), SLICES))
+        raise ConfigError(f"--topology={shown(name)} is unknown{near} (all: {', '.join(SLICES)})")
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]

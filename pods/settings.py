@@ -16,7 +16,7 @@ from absl import flags
 
 from configs import loading, topologies
 from configs.base import shown
-from configs.keys import nearest
+from configs.keys import DASHES, did_you_mean, similar, stray_argument
 from configs.loading import ROOT
 from pods.transports import check_worker, usage_error
 
@@ -278,9 +278,12 @@ def _parse_flags(arguments: list[str]) -> tuple[dict[str, str | None], list[str]
     try:
         positional = values(["pod.py", *[_with_underscores(argument) for argument in arguments]])[1:]
     except flags.UnrecognizedFlagError as error:
-        raise usage_error(f"--{error.flagname} is no flag; nearest: --{nearest(error.flagname, FIELDS)}") from None
+        near = did_you_mean([f"--{name}" for name in similar(error.flagname, FIELDS)])
+        raise usage_error(f"--{error.flagname} is not a flag{near or '; `pod.py help` lists them'}") from None
     except flags.Error as error:
         raise usage_error(str(error)) from None
+    if mistyped := [argument for argument in positional if argument.startswith(DASHES)]:
+        raise usage_error(stray_argument(mistyped[0]))
     return {name: values[name].value for name in FIELDS}, positional
 
 
@@ -333,8 +336,8 @@ def _check(settings: Settings) -> None:
         raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
     if not (ROOT / settings.recipe).is_file():
         names = [name for name in loading.recipe_names() if name != "base"]  # from which all begin
-        near = nearest(settings.recipe_name, names)
-        raise usage_error(f"there is no recipe {settings.recipe}; nearest: {near} (all: {', '.join(names)})")
+        near = did_you_mean(similar(settings.recipe_name, names))
+        raise usage_error(f"there is no recipe {settings.recipe}{near} (all: {', '.join(names)})")
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):
         raise usage_error(f"REPO_DIR={settings.repo_dir}: a path below the home folder begins with ~/")
     if settings.transport == "local":

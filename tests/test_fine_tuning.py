@@ -239,7 +239,7 @@ def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):
 def test_adapters_that_do_not_go_with_the_rest_are_one_line(base):
     for changes, message in (
         (dict(train__init_from=""), "lora.rank=2 needs train.init_from"),
-        (dict(lora__targets="query,kay"), "lora.targets=kay is unknown; nearest: key"),
+        (dict(lora__targets="query,kay"), "lora.targets=kay is unknown; did you mean key"),
         (dict(lora__targets="query,query"), "has a weight twice"),
         (dict(model__num_experts=8), "of model.num_experts=8 none has adapters; use some of query,key,value,out"),
         (

@@ -43,10 +43,10 @@ def test_nor_by_the_scripts(gcloud, entry):
 
 
 MISTAKES = [
-    (["descibe"], "descibe is no subcommand; nearest: describe"),
-    (["launch-optimized"], "nearest: launch_optimized"),
-    (["describe", "--zonne=a"], "--zonne is no flag; nearest: --zone"),
-    (["create", "--dry-runn"], "nearest: --dry_run"),
+    (["descibe"], "descibe is not a subcommand; did you mean describe"),
+    (["launch-optimized"], "did you mean launch_optimized"),
+    (["describe", "--zonne=a"], "--zonne is not a flag; did you mean --zone"),
+    (["create", "--dry-runn"], "did you mean --dry_run"),
     ([], "which subcommand?"),
     (["describe", "torus"], "stray argument 'torus' of describe"),
     (["describe", "--", "ls"], "describe takes no command after --"),
@@ -148,7 +148,8 @@ def test_a_dry_run_of_metrics_knows_the_folder_of_the_run(gcloud):
 
 def test_recipes_alone_are_offered(gcloud):
     said = gcloud.run("launch", MODEL_SIZE="tinny").last_line
-    assert "nearest: tiny " in said and not {"base", "loading"} & set(re.findall(r"\w+", said.partition("all: ")[2]))
+    assert "did you mean tiny? " in said
+    assert not {"base", "loading"} & set(re.findall(r"\w+", said.partition("all: ")[2]))
 
 
 def test_the_scripts_can_be_executed():

@@ -70,7 +70,7 @@ def test_only_two_and_more_slices_of_tpus_are_joined(name):
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; nearest: v5[ep]-8"):
+    with pytest.raises(ConfigError, match=r"--topology=v5-8 is unknown; did you mean v5[ep]-8"):
         topologies.get("v5-8")
 
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_configured_is_told_in_one_line(arguments, message):
     ("arguments", "message"),
     [
         ({"model": object()}, "model=object is made from the configuration here; give its name"),
-        ({"optimizer": "adam"}, "nearest: adamw"),
+        ({"optimizer": "adam"}, "did you mean adamw"),
         ({"use_3d_mesh": False}, "the mesh alone says how many axes there are"),
     ],
 )

@@ -234,7 +234,7 @@ def test_what_is_typed_wins_over_variables_and_switches(tmp_path):
         (["launch_optimized"], {"ENABLE_CAUSAL": "maybe"}, "ENABLE_CAUSAL=maybe is neither true nor false"),
         (["launch_pretrain_hf"], {"DATASET2": "a/b", "MIX_P2": "1.5"}, "MIX_P2=1.5 must lie between 0 and 1"),
         (["launch_pretrain_hf"], {"DATASET2": "a/b", "CONFIG2": "de"}, "one configuration is read of both"),
-        (["launch", "--config.model.remta=full"], {}, "--config.model.remta is no configuration key; nearest"),
+        (["launch", "--config.model.remta=full"], {}, "--config.model.remta is not a configuration key; did you mean"),
         (["launch"], {"BATCH_SIZE": "7"}, "train.global_batch=7 is not a multiple"),
         (["launch_optimized"], {"OPTIMIZATION_CONFIG": "/nowhere.json"}, "/nowhere.json: No such file"),
     ],

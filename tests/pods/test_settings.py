@@ -44,14 +44,14 @@ def test_evolution_is_off_by_default_and_the_others_on():
 
 
 MISTAKES = [
-    ("--zon=a", {}, "--zon is no flag; nearest: --zone"),
+    ("--zon=a", {}, "--zon is not a flag; did you mean --zone"),
     ("--worker=worker-0", {}, "--worker=worker-0 is not all, a number, a range 0-3 or a list 0,2"),
     ("", {"STEPS": "many"}, "STEPS=many is not a whole number"),
     ("--lr=x", {}, "--lr=x is not a number"),
     ("--steps=-1", {}, "--steps=-1 is negative"),
     ("", {"ENABLE_CAUSAL": "maybe"}, "ENABLE_CAUSAL=maybe is neither true nor false"),
-    ("", {"MODEL_SIZE": "mediun"}, "no recipe configs/mediun.py; nearest: medium"),
-    ("--config=configs/larg.py", {}, "no recipe configs/larg.py; nearest: large"),
+    ("", {"MODEL_SIZE": "mediun"}, "no recipe configs/mediun.py; did you mean medium"),
+    ("--config=configs/larg.py", {}, "no recipe configs/larg.py; did you mean large"),
     ("--transport=ssh", {}, "TRANSPORT=ssh is not gcloud or local"),
     ("", {"DTYPE": "fp8"}, "DTYPE=fp8 is not bf16 or f32"),
     ("", {"NAME": "My Pod"}, "NAME=My Pod: small letters"),
