@@ -50,8 +50,8 @@ BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this
 flags.DEFINE_string(
     "config",
     "configs/tiny.py",
-    "recipe: a Python file with get_config(), in the present folder or in the workspace, or a run's folder; default: what "
-    "the run in --workdir has, else the run of train.init_from",
+    "recipe: a Python file with get_config(), here or in the workspace, or a run's folder; default: what the run in "
+    "--workdir has, else the run of train.init_from",
 )
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")

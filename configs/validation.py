@@ -91,12 +91,21 @@ def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = N
         if loaded and loaded.environment_mesh and not any(f"mesh.{axis}" in loaded.typed for axis in MESH_AXES):
             raise ConfigError(_environment_misfit(loaded, num_devices))
         raise ConfigError(
-            f"mesh {sizes} needs {product} devices{' or a multiple' if free else ''}, there are {num_devices}; "
-            f"set the axes to a product of {num_devices}, one of them to -1, or give --topology"
+            f"mesh {sizes} needs {_devices(product, multiple=bool(free))}, but there {_are(num_devices)}; "
+            f"set the axes to a product of {num_devices}, set one of them to -1, or give --topology"
         )
     if free:
         mesh[free[0]] = num_devices // product
     layouts.check(config)
+
+
+def _devices(count: int, *, multiple: bool) -> str:
+    devices = "1 device" if count == 1 else f"{count} devices"
+    return f"a multiple of {devices}" if multiple else devices
+
+
+def _are(count: int) -> str:
+    return "is 1" if count == 1 else f"are {count}"
 
 
 def _environment_misfit(loaded: Loaded, num_devices: int) -> str:

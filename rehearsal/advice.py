@@ -155,10 +155,10 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
     at = REMAT.index(config.model.remat)
     for saved, policy in enumerate(reversed(REMAT[:at])):
         part = recomputed * (saved + 1) / (len(REMAT) - 1)
-        yield {"model.remat": policy}, part, f"{recomputed:.0%} of the step computes again what this keeps"
+        yield {"model.remat": policy}, part, f"{recomputed:.0%} of the step recomputes what this saves"
     passes = figures["seconds_by_category"].get("element-wise", 0.0) / step
     for policy in REMAT[at + 1 : at + 2]:
-        why = f"{passes:.0%} of the step are passes over memory, of which keeping less may spare some"
+        why = f"{passes:.0%} of the step is memory traffic, which saving fewer activations may reduce"
         yield {"model.remat": policy}, passes / 10, why
     now = config.train.gradient_accumulation or 1
     for fewer in [n for n in range(1, now) if now % n == 0][-1:]:
@@ -168,10 +168,10 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
     in_loss = [r["exposed_seconds"] for r in figures["collectives"] if r["source"].startswith("layers/cross_entropy")]
     part = sum(in_loss) / step
     if part > WORTH and config.train.loss_chunk_tokens != chunk:
-        why = f"{part:.0%} of the step sums the head's gradient once a chunk; one chunk sums it once"
+        why = f"{part:.0%} of the step all-reduces the head's gradient, once for each chunk of the loss"
         yield {"train.loss_chunk_tokens": chunk}, 0.9 * part, why
     for mesh in _neighbouring_meshes(config):
-        why = f"{exposed:.0%} of the step waits for communication, which another mesh might hide or spare"
+        why = f"{exposed:.0%} of the step waits for communication, which another mesh may hide or reduce"
         yield mesh, exposed / 3, why
 
 

@@ -66,7 +66,8 @@ def of_changes(report: dict) -> list[Section]:
         for row in report["advice"] if row["verified"]
     ]  # fmt: skip
     lines = [
-        f"not compiled (--advice_seconds): {options(row['keys'])}, perhaps {row['expected']:+.1%}: {row['why']}"
+        f"Untested (raise --advice_seconds to compile it): {options(row['keys'])} may be {row['expected']:.1%} faster; "
+        f"{row['why']}."
         for row in report["advice"] if not row["verified"]
     ]  # fmt: skip
     if report["advice"]:

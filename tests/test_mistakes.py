@@ -122,7 +122,7 @@ MISTAKES = [
     ("generate.py --workdir=HERE/solver --topology=v4-8", {}, "--topology is not read here, where one device is "),
     ("rehearse.py --topology=v4-33", {}, "--topology=v4-33 is unknown; did you mean v4-32"),
     ("rehearse.py --topology=v4-8 --compare=v4-8,v4-99", {}, "--topology=v4-99 is unknown"),
-    ("rehearse.py --topology=v4-8 --config.mesh.fsdp=3", {}, "mesh fsdp=3 needs 3 devices, there are 4"),
+    ("rehearse.py --topology=v4-8 --config.mesh.fsdp=3", {}, "mesh fsdp=3 needs 3 devices, but there are 4"),
     ("rehearse.py --topology=v4-8 --config.train.global_batch=6", {}, "=6 is not a multiple of its 4 shards"),
     ("rehearse.py --topology=cpu-8 --search", {}, "layouts are searched for slices of TPUs and GPUs alone"),
     ("pod.py create --transport=local --pod_root=HERE/pods --workers=3", {}, "--workers=3 does not divide the 16 chip"),

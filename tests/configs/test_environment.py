@@ -128,7 +128,7 @@ def test_a_mesh_that_is_too_small_is_an_error_too():
 
 def test_where_an_axis_was_typed_the_whole_mesh_is_told():
     loaded = load("v4-32", {"mesh.fsdp": "4"}, **EARLIER)
-    with pytest.raises(ConfigError, match=r"mesh data=4 .*needs 64 devices, there are 16"):
+    with pytest.raises(ConfigError, match=r"mesh data=4 .*needs 64 devices, but there are 16"):
         validation.resolve_mesh(loaded.config, 16, loaded)
 
 

@@ -125,7 +125,7 @@ def test_page_tells_the_figures_of_its_report():
         "large on v4-32: 16 chips, 4 hosts", "FITS: 13.5 of 32 GiB a chip", "MFU 38.4%, 52,429 tokens/s",
         "COST: $272.90 per billion tokens at $3.22", "fsdp 16", "6,738,415,616", "--config.model.remat=full",
         "$17,900.00", "saved activations", "stream of layers", "2.125", "8,160", "28.50", "layers/mlp.py:31",
-        "160", "20.0%", "--config.mesh.data=2 --config.mesh.fsdp=8", "+12.0%", "275 TFLOP/s", "not compiled",
+        "160", "20.0%", "--config.mesh.data=2 --config.mesh.fsdp=8", "+12.0%", "275 TFLOP/s", "Untested (raise",
         "schedule of the TPU compiler", "80.0%", "a note", "BTF,FD->BTD/dot: matmul, 30.0 ms",
     ):  # fmt: skip
         assert figure in text
