@@ -175,6 +175,7 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
         cannot be read or written; jax does not compute on the attached accelerator.
     """
     if command.group is not None:
+        startup.drop_native_stdout()
         folder = command.workdir if shares_folder and command.bucket is None else None
         processes.start(command.group, FLAGS.join_seconds, _end_with_the_others, folder)
         values = flat(command.config)

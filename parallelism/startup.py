@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 
 from configs.base import ConfigError, shown
@@ -108,6 +109,17 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)
     return local * num_processes
+
+
+def drop_native_stdout() -> None:
+    """Drop what C++ libraries print to stdout, such as gloo's connections; what Python prints stays."""
+    usual = sys.stdout
+    usual.flush()
+    sys.stdout = open(os.dup(usual.fileno()), "w", encoding=usual.encoding, errors=usual.errors)  # noqa: SIM115
+    sys.stdout.reconfigure(line_buffering=usual.line_buffering, write_through=usual.write_through)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, usual.fileno())
+    os.close(nowhere)
 
 
 def check_platform(accelerator: str) -> None:

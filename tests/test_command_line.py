@@ -104,7 +104,7 @@ MISTAKES = [
     # the mesh
     ("--topology=cpu-8 --config.mesh.model=3", "mesh fsdp=8 * model=3 needs 24 devices, but there are 8"),
     ("--topology=cpu-8 --config.mesh.fsdp=-1 --config.mesh.model=3", "needs a multiple of 3 devices, but there are 8"),
-    ("--config.mesh.data=2", "needs a multiple of 2 devices, but there is 1; set the axes to a product of 1, set one of"),
+    ("--config.mesh.data=2", "needs a multiple of 2 devices, but there is 1; set the axes to a product of 1"),
     ("--config.mesh.data=-1", "mesh.data and mesh.fsdp are both -1"),
     ("--config.mesh.data=0", "mesh.data=0 must be 1 or greater"),
     # topologies and recipes

@@ -168,6 +168,11 @@ def test_strangers_at_the_hub_change_nothing_and_are_counted(place, of_two):
     assert [err.count("warning") for _, _, err in of_two] == [0, 0] and not (place / "two" / "run_secret").exists()
 
 
+def test_what_c_libraries_print_is_not_shown(of_two):
+    """gloo prints its connections to stdout, which is for the run's own lines."""
+    assert all("Gloo" not in out for _, out, _ in of_two) and "step " in of_two[0][1]
+
+
 def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
     assert [status for status, _, _ in of_two] == [75] * 2, of_two
     (line,) = {err.strip().splitlines()[-1] for _, _, err in of_two}
