@@ -19,7 +19,7 @@ typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin
 $(if $(filter-out $(variables),$(typed)),$(error \
     $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
 
-.PHONY: help setup train rehearse test bench lint style audit format lock clean
+.PHONY: help setup train runs rehearse test bench lint style audit format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,9 @@ setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="h
 
 train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/mine] [ARGS="--config.train.steps=10"]
 	$(python) train.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir=$(WORKDIR)) $(ARGS)
+
+runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
+	$(python) scripts/list_runs.py $(ARGS)
 
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List the runs below a folder, with their state, last step and losses: python scripts/list_runs.py [FOLDER]
+
+`make runs` does so for runs/.
+"""
+
+import fcntl
+import pathlib
+import shlex
+import sys
+from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+try:
+    from configs import stored_config
+    from files.json_reader import JsonError, Object, parse_json, read_json
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+
+END_BYTES = 1 << 16  # of metrics.jsonl, in which the last lines stand
+DEEPEST = 3  # folders below FOLDER that are looked into
+
+
+class Line(Object, total=False):
+    """What is read of a line of metrics.jsonl."""
+
+    kind: str
+    step: int
+    loss: float | None
+    eval_loss: float | None
+
+
+class Run(NamedTuple):
+    """A row of the list; `command` is that of the last start."""
+
+    folder: str
+    state: str
+    step: str
+    loss: str
+    heldout: str
+    command: str
+
+
+def main(arguments: list[str]) -> None:
+    """Print the list; a usage error ends with status 2."""
+    if len(arguments) > 1 or (arguments and not pathlib.Path(arguments[0]).is_dir()):
+        print(f"error: {' '.join(arguments)}: not a folder; usage: list_runs.py [FOLDER]", file=sys.stderr)
+        sys.exit(2)
+    root = pathlib.Path(arguments[0] if arguments else "runs")
+    runs = [look(folder) for folder in folders(root)]
+    if not runs:
+        print(f"There are no runs below {root}. `make train` makes one.")
+        return
+    rows = [("run", "state", "step", "loss", "held out"), *(run[:-1] for run in runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        if number and runs[number - 1].command:
+            print(f"    {runs[number - 1].command}")
+
+
+def folders(root: pathlib.Path, depth: int = DEEPEST) -> list[pathlib.Path]:
+    """Return the folders of runs below a folder, in order of their names; those within a run are not looked for."""
+    if stored_config.is_run(root):
+        return [root]
+    below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() and depth else []
+    return [run for path in below for run in folders(path, depth - 1)]
+
+
+def look(folder: pathlib.Path) -> Run:
+    """Return what there is to know about a run without opening its checkpoints."""
+    lines = last_lines(folder)
+    trained = next((line for line in reversed(lines) if line.get("kind") == "train"), {})
+    evaluated = next((line for line in reversed(lines) if line.get("kind") == "eval"), {})
+    step = trained.get("step", stored_config.trained_to(folder))
+    return Run(
+        str(folder), state(folder, step), "-" if step is None else f"{step:,}", number(trained.get("loss")),
+        number(evaluated.get("eval_loss")), command(folder),
+    )  # fmt: skip
+
+
+def state(folder: pathlib.Path, step: int | None) -> str:
+    """Return whether a process trains in a folder now, or what has become of the run."""
+    if is_held(folder / "lock"):
+        return "running"
+    if (folder / "summary.txt").is_file():
+        return "finished"
+    if step is not None:
+        return "stopped"
+    return "imported" if (folder / "checkpoints" / "0").is_dir() else "not saved"
+
+
+def is_held(lock: pathlib.Path) -> bool:
+    """Return whether a process holds the lock of a run."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file
+        return False
+    return False
+
+
+def last_lines(folder: pathlib.Path) -> list[Line]:
+    """Return the last lines of a run's metrics.jsonl; none where there is none, without those that are damaged."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - END_BYTES))
+            texts = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    for text in texts:
+        try:
+            found.append(parse_json(text, Line, "metrics.jsonl"))
+        except JsonError:  # the first line is cut, and the last one may be
+            continue
+    return found
+
+
+def command(folder: pathlib.Path) -> str:
+    """Return the command that started the run last; "" where it is not known."""
+    try:
+        return shlex.join(read_json(folder / stored_config.ORIGIN, stored_config.Origin).get("command", []))
+    except (OSError, JsonError):
+        return ""
+
+
+def number(value: float | None) -> str:
+    """Return a loss as text."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make runs` lists each run with its state, whatever stands in its folder."""
+
+import fcntl
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+SCRIPT = ROOT / "scripts" / "list_runs.py"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder of four runs: finished, imported, damaged, and one that is training."""
+
+    def make(name: str, lines: list, checkpoint: int | None, record: dict, **files):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        if checkpoint is not None:
+            (folder / "checkpoints" / str(checkpoint)).mkdir(parents=True)
+            (folder / "checkpoints" / str(checkpoint) / "record.json").write_text(json.dumps(record))
+        for file, text in files.items():
+            (folder / file.replace("__", ".")).write_text(text)
+        return folder
+
+    lines = [{"kind": "train", "step": 20, "loss": 2.5}, {"kind": "eval", "step": 20, "eval_loss": 2.25}]
+    started = json.dumps({"command": ["train.py", "--config=a b.py"]})
+    make("done", lines, 20, {}, summary__txt="", run__json=started)
+    make("deep/imported", [], 0, {"weights_only": []})
+    make("torn", [*lines, {"kind": "train", "step": "x"}], 10, {}, run__json="[")
+    with (make("now", lines[:1], None, {}) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield tmp_path / "runs"
+
+
+def listed(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
+
+
+def test_each_run_has_its_state_step_losses_and_command(runs):
+    done = listed(runs)
+    assert done.returncode == 0, done.stderr
+    rows = [line.removeprefix(f"{runs}/").split() for line in done.stdout.splitlines()]
+    assert rows == [
+        ["run", "state", "step", "loss", "held", "out"],
+        ["deep/imported", "imported", "-", "-", "-"],
+        ["done", "finished", "20", "2.5000", "2.2500"],
+        ["train.py", "'--config=a", "b.py'"],
+        ["now", "running", "20", "2.5000", "-"],
+        ["torn", "stopped", "20", "2.5000", "2.2500"],
+    ]
+
+
+def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path):
+    assert listed(tmp_path).stdout == f"There are no runs below {tmp_path}. `make train` makes one.\n"
+    done = listed(tmp_path / "none")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a folder" in done.stderr
