@@ -20,7 +20,7 @@ from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
-from training.other_run import restore_evaluated
+from training.other_run import newest_of, restore_evaluated
 from training.step_log import told
 from training.workdir import write_atomically
 
@@ -150,7 +150,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     """
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
-        step = checkpoints.newest_or_error()
+        step = newest_of(checkpoints, config)
         params = restore_evaluated(checkpoints, step, run.abstract_state.params)
         reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
         if reference:

@@ -38,7 +38,7 @@ from parallelism.mesh import mesh_context
 from reasoning import pictures, puzzle_file, solving
 from reasoning.sampling import answers, check_answers, continue_texts
 from training.checkpoints import Checkpoints
-from training.other_run import restore_evaluated
+from training.other_run import newest_of, restore_evaluated
 from training.workdir import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -66,7 +66,7 @@ def continue_prompts(flags, config, address) -> None:
         check_answers(config, tokenizer, address)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        params = restore_evaluated(checkpoints, checkpoints.newest_or_error(), run.abstract_state.params)
+        params = restore_evaluated(checkpoints, newest_of(checkpoints, config), run.abstract_state.params)
         how = {name: flags[name].value for name in SAMPLING}
         if flags.message:
             texts = answers(run, params, tokenizer, flags.message, **how)
@@ -82,7 +82,7 @@ def solve_puzzle(flags, config, address) -> None:
     solving.check_fits(puzzle, config)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        step = checkpoints.newest_or_error()
+        step = newest_of(checkpoints, config)
         params = restore_evaluated(checkpoints, step, run.abstract_state.params)
         answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
     print("\n".join(solving.report(puzzle, answers)))

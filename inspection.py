@@ -15,7 +15,7 @@ from parallelism.mesh import mesh_context
 from parallelism.placement import place
 from training.checkpoint_folder import DAMAGED
 from training.checkpoints import Checkpoints
-from training.other_run import restore_evaluated
+from training.other_run import check_model, restore_evaluated
 from training.retention import Retention
 
 
@@ -26,7 +26,7 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.files.others()
-    losses = {int(step): loss for record in records.values() for step, loss in record["losses"].items()}
+    losses = {int(step): loss for record in records.values() for step, loss in record.get("losses", {}).items()}
     reasons = retention.reasons(good, losses)
     lines = []
     for step, found in problems.items():
@@ -53,6 +53,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
         newest = checkpoints.newest()
         if newest is None:
             return ledger.table(examples)
+        check_model(checkpoints, newest, config)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
             params = restore_evaluated(checkpoints, newest, run.abstract_state.params)

@@ -105,11 +105,17 @@ def read_config(folder) -> dict[str, Scalar]:
     for key in ("model.name", "train.objective"):
         if key not in values:
             raise ConfigError(f"{path}: {key} is missing; each checkpoint's record.json has a copy, as `config`")
-    for key, value in values.items():
-        kind = type(defaults[key])
-        if type(value) is not kind and (type(value), kind) != (int, float):
-            raise ConfigError(f"{path}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
+    check_types(values, str(path))
     return defaults | {key: type(defaults[key])(value) for key, value in values.items()}
+
+
+def check_types(values: Mapping[str, Scalar], source: str) -> None:
+    """Raise ConfigError where the value of a dotted key is of another type than its default; other keys may be."""
+    defaults = flat(base.get_config())
+    for key in values.keys() & defaults.keys():
+        value, kind = values[key], type(defaults[key])
+        if type(value) is not kind and (type(value), kind) != (int, float):
+            raise ConfigError(f"{source}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
 
 
 def load_to_continue(

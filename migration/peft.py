@@ -16,6 +16,7 @@ from migration.hugging_face import as_published, kept_in, new_folder, read_confi
 from migration.hugging_face_tensors import Tensor
 from training import adapters, array_files
 from training.checkpoints import Checkpoints
+from training.other_run import newest_of
 
 FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
 
@@ -32,15 +33,16 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     """
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
-        step = checkpoints.newest_or_error()
+        step = newest_of(checkpoints, run.config)
         record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
     if not record.get("base"):
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}
-    for tensor in adapted:
-        arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
+    with checkpoints.files.whole(step):
+        for tensor in adapted:
+            arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))

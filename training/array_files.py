@@ -4,11 +4,20 @@
 With these a model of any size is taken in or given out in little memory.
 """
 
+import math
 import pathlib
 
+import numpy as np
 import tensorstore
 
-FAILURES = (OSError, ValueError)  # of opening and reading
+from files.json_reader import Object, read_json
+
+
+class Layout(Object):
+    """What is read here of an array's .zarray."""
+
+    shape: list[int]
+    chunks: list[int]
 
 
 def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> tensorstore.TensorStore:
@@ -25,13 +34,24 @@ def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tupl
 
 
 def opened(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
-    """Return an array of a checkpoint to read from; files of several layers are kept in memory once they are read."""
-    array = tensorstore.open(_spec(folder, name), open=True, read=True).result()
+    """Return an array of a checkpoint to read from; files of several layers are kept in memory once they are read.
+
+    A file that is missing is an error when it is read, and not zeros.
+    """
+    spec = _spec(folder, name) | {"fill_missing_data_reads": False}
+    array = tensorstore.open(spec, open=True, read=True).result()
     layers = array.chunk_layout.read_chunk.shape[:1]
     if not layers or layers[0] == 1:
         return array
     kept = {"cache_pool": {"total_bytes_limit": 2 * array.size * array.dtype.numpy_dtype.itemsize}}
-    return tensorstore.open(_spec(folder, name) | {"context": kept}, open=True, read=True).result()
+    return tensorstore.open(spec | {"context": kept}, open=True, read=True).result()
+
+
+def chunks(zarray: pathlib.Path) -> list[str]:
+    """Return the names of the files that an array has beside its .zarray."""
+    layout = read_json(zarray, Layout)
+    counts = [math.ceil(size / chunk) for size, chunk in zip(layout["shape"], layout["chunks"], strict=True)]
+    return [".".join(map(str, index)) or "0" for index in np.ndindex(*counts)]
 
 
 def _spec(folder: pathlib.Path, name: str) -> dict:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import re
 import shutil
 
 import jax
@@ -12,12 +13,19 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from configs.stored_config import check_types
+from files.json_reader import parse_json
 from parallelism import processes
-from training import manifest
+from parallelism.hub import RunError
+from training import array_files, manifest
 from training.bucket import copy_name
+from training.record import MAX_BYTES as RECORD_BYTES
+from training.record import Record
 from training.state import TrainState
 
 FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
+RECORD, ZARRAY = "record.json", ".zarray"
+STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
 # Bytes of a copied array that each holder writes a part of; of less one writes all, without a program to cut it.
 SMALLEST_PART = 1 << 20
@@ -32,8 +40,14 @@ class Folder:
       failures: the exceptions that writing to it may raise.
     """
 
-    def __init__(self, workdir, staging: pathlib.Path | None):
-        """Know the folder of a workdir, or of the address of one in a bucket; `staging` as for `Checkpoints`."""
+    def __init__(self, workdir, staging: pathlib.Path | None, writer: str = ""):
+        """Know the folder of a workdir, or of the address of one in a bucket.
+
+        Args:
+          staging: as for `Checkpoints`.
+          writer: a name of this run alone, the same in all its processes. Should another run write to the same workdir,
+            as after its lock was deleted, neither writes into what the other has not finished.
+        """
         path = epath.Path(workdir)
         self.is_local = "://" not in str(workdir)
         self.path = (path.absolute() if self.is_local else path) / "checkpoints"
@@ -41,6 +55,7 @@ class Folder:
         # Below it a folder for each process of each run.
         place = f"{copy_name(str(self.path.parent))}/process_{processes.index()}"
         self.staging = staging and pathlib.Path(staging).expanduser().absolute() / place
+        self.writer, self.num_arrays, self.chunks = writer, 0, {}  # these two are of the save that goes on
 
     def names(self) -> set[str]:
         """Return the names of all that is in it."""
@@ -51,7 +66,9 @@ class Folder:
         names = self.names()
         # A local folder gets its name when it is complete; one in a bucket then loses the mark beside it.
         return sorted(
-            int(name) for name in names if name.isdigit() and (self.is_local or f"{name}{UNFINISHED}" not in names)
+            int(name)
+            for name in names
+            if STEP.fullmatch(name) and (self.is_local or f"{name}{UNFINISHED}" not in names)
         )
 
     def there(self) -> list[str]:
@@ -80,7 +97,7 @@ class Folder:
 
     def begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
         """Have Orbax copy this process's part of the arrays, and begin to write it."""
-        own = self._own(step)
+        own, self.num_arrays = self._own(step), len(jax.tree.leaves(state))
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
         alone = ocp.options.MultiprocessingOptions(
@@ -110,7 +127,7 @@ class Folder:
         with contextlib.closing(writer):
             writer.wait_until_finished()
         if processes.index() == 0:
-            (self._own(step) / "record.json").write_text(record)
+            (self._own(step) / RECORD).write_text(record)
             if not self.is_local:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._mark(step).write_text("")
@@ -118,8 +135,9 @@ class Folder:
     def digest(self, step: int) -> dict[str, list]:
         """Return the digests of this process's part."""
         own = self._own(step)
-        files = [path for path in own.rglob("*") if path.is_file()]
-        return manifest.digests(own, sorted(str(path.relative_to(own)) for path in files))
+        names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
+        self.chunks = {name: array_files.chunks(own / name) for name in names if name.endswith(f"/{ZARRAY}")}
+        return manifest.digests(own, names)
 
     def land(self, step: int, files: dict[str, list]) -> None:
         """Move this process's part to where the checkpoint comes together; copies are read back."""
@@ -139,8 +157,9 @@ class Folder:
         shutil.rmtree(own)
 
     def commit(self, step: int, files: dict[str, list]) -> None:
-        """Make a checkpoint of the files that have landed."""
+        """Make a checkpoint of the files that have landed; OSError where they are not all that its arrays have."""
         landing, checkpoint = self._landing(step), self.path / str(step)
+        self._check_complete(files)
         manifest.write(landing, step, files)
         if not self.is_local:
             self._mark(step).unlink()
@@ -151,6 +170,18 @@ class Folder:
             self.move_aside(step)
         landing.rename(checkpoint)
         _sync(self.path)
+
+    def _check_complete(self, files: dict[str, list]) -> None:
+        """Raise OSError where files of arrays are missing: somebody has deleted them while they were written.
+
+        A manifest of the others would call the checkpoint good.
+        """
+        if len(self.chunks) < self.num_arrays:
+            raise OSError(f"{len(self.chunks)} of {self.num_arrays} arrays are left; others were deleted meanwhile")
+        for name, chunks in self.chunks.items():
+            for chunk in chunks:
+                if name.removesuffix(ZARRAY) + chunk not in files:
+                    raise OSError(f"{name.removesuffix(ZARRAY)}{chunk} is missing; it was deleted meanwhile")
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint such that, half-deleted, it is none."""
@@ -175,6 +206,43 @@ class Folder:
                 if name.endswith(UNFINISHED):
                     self._erase(self.path / name)
 
+    def record(self, step: int) -> Record:
+        """Return the record of a checkpoint.
+
+        Raises:
+          RunError: it cannot be read.
+          JsonError, ConfigError: it has values that no run has.
+        """
+        path = self.path / str(step) / RECORD
+        try:
+            content = path.read_bytes()
+        except self.failures as error:
+            raise RunError(f"{path} cannot be read now ({error}); run the command again") from None
+        record = parse_json(content, Record, str(path), max_bytes=RECORD_BYTES)
+        check_types(record.get("config", {}), f"{path}: config")
+        return record
+
+    def manifest(self, step: int) -> manifest.Manifest:
+        """Return the manifest of a checkpoint; RunError where it cannot be read."""
+        folder = self.path / str(step)
+        try:
+            return manifest.read(folder)
+        except self.failures as error:
+            raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
+
+    @contextlib.contextmanager
+    def whole(self, step: int):
+        """Raise RunError, whatever the block raises, where files of a checkpoint went while the block read them.
+
+        The run that it belongs to may have deleted it.
+        """
+        folder, names = self.path / str(step), sorted(self.manifest(step)["files"])
+        try:
+            yield
+        finally:
+            if gone := manifest.missing(folder, names[processes.index() :: processes.count()]):
+                raise RunError(f"{folder} was deleted while it was read ({gone[0]} is missing); run the command again")
+
     def _erase(self, mark) -> None:
         """Delete what is marked as unfinished, the mark last."""
         if self.is_local:
@@ -186,12 +254,12 @@ class Folder:
     def _own(self, step: int) -> pathlib.Path:
         """Return where this process writes its part."""
         if self.staging:
-            return self.staging / str(step)
-        return pathlib.Path(self._mark(step)) / f"process_{processes.index()}"
+            return self.staging / f"{step}-{self.writer}"
+        return pathlib.Path(self._landing(step)) / f"process_{processes.index()}"
 
     def _landing(self, step: int):
         """Return where the parts come together."""
-        return self._mark(step) if self.is_local else self.path / str(step)
+        return self.path / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
 
     def _mark(self, step: int):
         """Return what says that a checkpoint is unfinished: the name of its folder, in a bucket a file beside it."""

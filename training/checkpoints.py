@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import re
+import secrets
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from parallelism.hub import RunError
 from training import manifest
 from training.checkpoint_folder import Folder
 from training.interruption import Interrupted
+from training.record import Record
 from training.retention import Retention
 from training.state import TrainState
 from training.step_log import NonFinite
@@ -74,7 +76,8 @@ class Checkpoints:
           retention: which are kept; None: only to read, beside a run that may go on.
           staging: local folder to which they are saved before they are copied to `workdir`; a bucket needs one.
         """
-        self.address, self.files = workdir, Folder(workdir, staging)
+        writer = processes.shared("writer", lambda: secrets.token_hex(4)) if retention else ""
+        self.address, self.files = workdir, Folder(workdir, staging, writer)
         self.retention, self.losses = retention, {}
         self.told: list[dict] = []
         self.tell: Callable[..., None] = self._tell_early
@@ -155,14 +158,12 @@ class Checkpoints:
             fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
         self.tell(f"{what}; {fate}", event="damaged", step=step)
 
-    def record(self, step: int) -> dict:
-        """Return the record that was saved beside the arrays of `step`."""
-        return processes.shared(
-            f"record {step}", lambda: json.loads((self.files.path / str(step) / "record.json").read_text())
-        )
+    def record(self, step: int) -> Record:
+        """Return the record that was saved beside the arrays of `step`; errors as in `Folder.record`."""
+        return processes.shared(f"record {step}", lambda: self.files.record(step))
 
     def _read(self, step: int, handler, arguments):
-        with ocp.Checkpointer(handler) as reader:
+        with self.files.whole(step), ocp.Checkpointer(handler) as reader:
             return reader.restore(self.files.path / str(step) / "state", args=arguments)
 
     def restore(self, step: int, abstract_state):
@@ -191,7 +192,7 @@ class Checkpoints:
 
     def evaluated(self, step: int) -> str:
         """Return the part of the state of `step` that is evaluated: "average" where one is kept, else "params"."""
-        files = manifest.read(self.files.path / str(step))["files"]
+        files = self.files.manifest(step)["files"]
         return "average" if any(name.startswith("state/average.") for name in files) else "params"
 
     def restore_evaluated(self, step: int, abstract_params: dict) -> dict:

@@ -9,11 +9,26 @@ import hashlib
 import json
 import pathlib
 import re
+from typing import Annotated
+
+import pydantic
+
+from files.json_reader import JsonError, Object, parse_json
 
 NAME = "manifest.json"
+MAX_BYTES = 256 << 20  # some hundred for each file of a checkpoint
 FORMAT = 1
 THREADS = 4  # hashing leaves Python's lock to the others
-INSIDE = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\0]+")  # a path that stays in its folder
+INSIDE = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\0]+", re.DOTALL)  # a path that stays in its folder
+
+
+class Manifest(Object):
+    """The files of a checkpoint, each with its size and SHA-256, and the digest of all this."""
+
+    format: int
+    step: int
+    files: dict[str, tuple[Annotated[int, pydantic.Field(ge=0)], str]]
+    sha256: str
 
 
 def digests(folder, names: list[str]) -> dict[str, list]:
@@ -31,8 +46,11 @@ def write(folder, step: int, files: dict[str, list]) -> None:
 
 def read(folder) -> dict:
     """Return the manifest of a checkpoint; ValueError where it is damaged, OSError where it is not there."""
-    content = json.loads((folder / NAME).read_bytes())
-    if not isinstance(content, dict) or content.pop("sha256", None) != _of_content(content):
+    try:
+        content = dict(parse_json((folder / NAME).read_bytes(), Manifest, "it", max_bytes=MAX_BYTES))
+    except JsonError as error:
+        raise ValueError(str(error)) from None
+    if content.pop("sha256") != _of_content(content):
         raise ValueError("has other content than when it was written")
     if content["format"] != FORMAT or not all(map(INSIDE.fullmatch, content["files"])):
         raise ValueError(f"is none of format {FORMAT} with files inside the folder")
@@ -57,6 +75,13 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
     names = sorted(files)[part::parts]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
         return list(filter(None, executor.map(lambda name: _problem(folder / name, name, *files[name]), names)))
+
+
+def missing(folder, names: list[str]) -> list[str]:
+    """Return which of these files are not there; nothing is read."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
+        there = executor.map(lambda name: (folder / name).exists(), names)
+        return [name for name, is_there in zip(names, there, strict=True) if not is_there]
 
 
 def _problem(path, name: str, size: int, digest: str) -> str | None:

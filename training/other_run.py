@@ -16,17 +16,17 @@ from ml_collections import ConfigDict
 
 from configs import loading, stored_config, validation
 from configs.base import ConfigError
+from configs.keys import flat
 from layers.adapters import INPUTS
 from parallelism import processes
-from training import adapters, array_files, manifest
+from training import adapters, array_files
 from training.bucket import path_of
 from training.checkpoints import CheckpointError, Checkpoints
 
-# Keys of `model` that weights do not depend on: how they are used, and how far positions reach, which may be extended.
-FREE = (
-    "dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length",
-    "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta",
-)  # fmt: skip
+# Keys of `model` that say how weights are used, and not what they compute.
+USED = ("dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length")
+# Those on which weights do not depend: these, and how far positions reach, which may be extended.
+FREE = (*USED, "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class OtherRun:
         """
         folder = self.folder()
         with Checkpoints(folder) as checkpoints:
-            step = known["step"] if known else checkpoints.newest_or_error()
+            step = known["step"] if known else newest_of(checkpoints, self.configuration())
             problems = checkpoints.problems(step) if known else []
             digest = "" if problems else processes.shared(f"digest {step}", lambda: _digest(checkpoints, step))
         if known and known["digest"] != digest:
@@ -128,6 +128,30 @@ class OtherRun:
 def initial(config: ConfigDict) -> OtherRun:
     """Return the run that `train.init_from` names, with whose parameters one of `config` begins."""
     return OtherRun("train.init_from", config.train.init_from)
+
+
+def newest_of(checkpoints: Checkpoints, config: ConfigDict) -> int:
+    """Return the step of the newest good checkpoint of a run that has this configuration.
+
+    Raises:
+      CheckpointError: there is none, or it is of another model, though its arrays may have the same shapes.
+    """
+    step = checkpoints.newest_or_error()
+    check_model(checkpoints, step, config)
+    return step
+
+
+def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None:
+    """Raise CheckpointError where a checkpoint is of another model than a configuration."""
+    record, now = checkpoints.record(step), flat(config)
+    fixed = record.get("weights_only", now)
+    for key, saved in record.get("config", {}).items():
+        computes = key.startswith("model.") and key.removeprefix("model.") not in USED
+        if computes and key in fixed and now.get(key) != saved:
+            raise CheckpointError(
+                f"checkpoint {step} of {checkpoints.address} is of a model with {key}={saved}, but config.json there "
+                f"says {now.get(key)}; bring back the config.json of that run, of which record.json has a copy"
+            )
 
 
 def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
@@ -177,7 +201,14 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
 
 
 def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
-    """Return the run that adapters are beside, its checkpoint being there as it was."""
+    """Return the run that adapters are beside, its checkpoint being there as it was.
+
+    Raises:
+      CheckpointError: it is not, or the record does not say what the adapters are.
+    """
+    stored = record.get("config", {})
+    if not (stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")):
+        raise CheckpointError(f"{checkpoints.address}: the record of its adapters has no lora.rank, alpha and targets")
     base = OtherRun("train.init_from", record["base"]["folder"])
     try:
         base.pin(record["base"])
@@ -191,6 +222,6 @@ def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
 
 def _digest(checkpoints: Checkpoints, step: int) -> str:
     """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
-    files, root = manifest.read(checkpoints.files.path / str(step))["files"], checkpoints.evaluated(step)
+    files, root = checkpoints.files.manifest(step)["files"], checkpoints.evaluated(step)
     arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
     return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -12,6 +12,7 @@ from configs.stored_config import MAY_CHANGE, OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints
 from training.lease import LONGEST_NAME, named, read_name, this_run
+from training.record import RESUMED
 
 
 @contextlib.contextmanager
@@ -86,6 +87,11 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; use a new --workdir"
         )
     record = checkpoints.record(step)
+    if lacking := [key for key in RESUMED if key not in record]:
+        raise CheckpointError(
+            f"{workdir} cannot be continued: record.json of checkpoint {step} lacks {lacking[0]}; bring it back from a "
+            "copy, or use a new --workdir"
+        )
     if "weights_only" in record and config["train.init_from"]:
         raise CheckpointError(
             f"{workdir} has weights of its own to begin with; leave out train.init_from, or use a new --workdir"

@@ -12,7 +12,7 @@ from training.goodput import Goodput
 class Time:
     """Stands still but for `sleep`, so that a busy machine changes nothing."""
 
-    now = 1000.0
+    now, offset = 1000.0, 1e9
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -21,7 +21,7 @@ class Time:
         return self.now
 
     def time(self) -> float:
-        return 1e9 + self.now
+        return self.offset + self.now
 
 
 time = Time()
@@ -29,6 +29,7 @@ time = Time()
 
 @pytest.fixture(autouse=True)
 def still(monkeypatch):
+    monkeypatch.setattr(time, "offset", Time.offset)
     monkeypatch.setattr("training.clock.time", time)
     monkeypatch.setattr("training.goodput.time", time)
 
@@ -97,3 +98,54 @@ def test_going_back_within_a_process_loses_what_is_done_again(tmp_path):
     goodput.lost_since(saved["training"])
     parts = check_sum(goodput)
     assert parts["lost"] == pytest.approx(0.1) and parts["training"] == pytest.approx(0.05)
+
+
+def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path):
+    clock = Clock(time.monotonic())
+    goodput = Goodput(clock, tmp_path / "none.json", None)
+    spend(clock, wait=0.1)
+    time.offset -= 3600
+    spend(clock, evaluation=0.1)
+    clock.enter("start_up")
+    parts = check_sum(goodput)
+    assert goodput.wall_seconds() == pytest.approx(0.2) and goodput.fraction() == pytest.approx(0.5)
+    assert min(parts.values()) >= 0 and "50.0%" in goodput.line()
+
+
+def test_a_clock_that_was_set_back_between_two_processes_makes_no_time_negative(tmp_path):
+    clock = Clock(time.monotonic())
+    first = Goodput(clock, tmp_path / "0.json", None)
+    spend(clock, wait=0.1)
+    saved = json.loads(json.dumps(first.record()))
+    spend(clock, wait=0.1)
+    (tmp_path / "0.json").write_text(json.dumps({"seconds": first.record()}))
+    time.offset -= 3600
+    clock = Clock(time.monotonic())
+    second = Goodput(clock, tmp_path / "0.json", saved)
+    spend(clock, wait=0.2)
+    clock.enter("start_up")
+    parts = check_sum(second)
+    assert parts["idle"] == 0 and parts["lost"] == pytest.approx(0.1) and parts["training"] == pytest.approx(0.3)
+    assert second.record()["time"] >= first.record()["time"]  # which the next process compares
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000, "[]", "{}", '{"seconds": 3}', '{"seconds": {"began": "x", "time": 0, "parts": {}}}',
+        '{"seconds": {"began": 0, "time": NaN, "parts": {}}}',
+        '{"seconds": {"began": 0, "time": 0, "parts": {"step": []}}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_sign_of_life_is_none(tmp_path, content):
+    (tmp_path / "0.json").write_text(content)
+    clock = Clock(time.monotonic())
+    goodput = Goodput(clock, tmp_path / "0.json", None)
+    spend(clock, wait=0.1)
+    assert check_sum(goodput)["training"] == pytest.approx(0.1)
+
+
+def test_an_account_without_a_part_of_this_version_has_nothing_there(tmp_path):
+    saved = {"began": time.time() - 5, "time": time.time() - 1, "parts": {"training": 4.0, "older": 1.0}}
+    parts = check_sum(Goodput(Clock(time.monotonic()), tmp_path / "none.json", saved))
+    assert parts["training"] == 4.0 and parts["idle"] == pytest.approx(1.0) and "older" not in parts
