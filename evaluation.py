@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import numpy as np
 
 import assembly
 from input_pipeline import batches as pipeline
@@ -26,8 +27,9 @@ from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
 POOLED = "pooled/"
-SAMPLE_PROMPT = "def "
+OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: read, and taken for a prompt
 SAMPLE_TEMPERATURE = 0.7
+SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # lines and characters that are shown of a sample
 
 
 def evaluate_heldout(
@@ -132,15 +134,26 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     return lines
 
 
-def sample_lines(run: assembly.Run, params: dict, tokenizer) -> list[str]:
-    """Return a short prompt with what the model writes after it."""
-    room = run.config.model.max_length - len(tokenizer.encode(SAMPLE_PROMPT)) - 1
+def opening(corpus: corpora.Corpus) -> str:
+    """Return the first words of a held-out document, to be continued; "" if it has none in its first line."""
+    batch = corpus.heldout.read(np.array([0]), OPENING_TOKENS)
+    first = batch["targets"][0][batch["segments"][0] == 1].tolist()
+    words = corpus.tokenizer.decode(first).lstrip().split("\n")[0].split()
+    return " ".join(words[:OPENING_WORDS]) + " " if words else ""
+
+
+def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
+    """Return what the model writes after the first words of a held-out document, at most SAMPLE_LINES of it."""
+    prompt = opening(corpus)
+    room = run.config.model.max_length - len(corpus.tokenizer.encode(prompt)) - 1
     text = continue_texts(
-        run, params, tokenizer, [SAMPLE_PROMPT], max_tokens=min(run.config.evaluation.sample_tokens, room),
+        run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
     lines = text.rstrip().split("\n")
-    return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in lines]]
+    shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]
+    shown += ["..."] if len(lines) > SAMPLE_LINES else []
+    return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in shown]]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:

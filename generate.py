@@ -28,17 +28,13 @@ if __name__ == "__main__":
 
 import math
 import pathlib
+import sys
 
-import jax
-
-import assembly
 from configs.base import ConfigError
-from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning import pictures, puzzle_file, solving
-from reasoning.sampling import answers, check_answers, continue_texts
-from training.checkpoints import Checkpoints
-from training.other_run import newest_of, restore_evaluated
+from reasoning.sampling import check_answers
+from trained_run import TrainedRun, tokenizer_of
 from training.workdir import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -57,21 +53,15 @@ def main(command: command_line.Command) -> None:
 
 
 def continue_prompts(flags, config, address) -> None:
-    """Print each prompt with its continuation, or the answer to a message."""
+    """Print each prompt with its continuation, or the answer to each message; say on stderr by which checkpoint."""
     check_prompts(flags)
-    if config.data.source == "synthetic":
-        raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
-    tokenizer = tokenization.open_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of(address, config)  # mistakes are told before weights are restored, which takes a while
     if flags.message:
         check_answers(config, tokenizer, address)
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        params = restore_evaluated(checkpoints, newest_of(checkpoints, config), run.abstract_state.params)
-        how = {name: flags[name].value for name in SAMPLING}
-        if flags.message:
-            texts = answers(run, params, tokenizer, flags.message, **how)
-        else:
-            texts = continue_texts(run, params, tokenizer, flags.prompt, **how)
+    trained = TrainedRun(address, config)
+    print(trained.describe(), file=sys.stderr)
+    how = {name: flags[name].value for name in SAMPLING}
+    texts = trained.answer(flags.message, **how) if flags.message else trained.generate(flags.prompt, **how)
     print("\n---\n".join(texts))
 
 
@@ -80,11 +70,11 @@ def solve_puzzle(flags, config, address) -> None:
     command_line.check_file_to_write("html")
     puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
     solving.check_fits(puzzle, config)
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
-        step = newest_of(checkpoints, config)
-        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
-        answers = solving.solve(run, params, puzzle.tokens, flags.supervision_steps or config.supervision.max_steps)
+    trained = TrainedRun(address, config)
+    print(trained.describe(), file=sys.stderr)
+    steps = flags.supervision_steps or config.supervision.max_steps
+    with mesh_context(trained.run.mesh):
+        answers = solving.solve(trained.run, trained.params, puzzle.tokens, steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
         size, (cells, halts) = puzzle.tokens.shape, zip(*answers, strict=True)
@@ -93,7 +83,7 @@ def solve_puzzle(flags, config, address) -> None:
             wrong=[solving.mistakes(puzzle, answer.reshape(size)) for answer in cells],
             verdict=solving.verdict(puzzle, cells[-1].reshape(size)),
         )  # fmt: skip
-        page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {step} of {address}")
+        page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {trained.step} of {address}")
         try:
             write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
         except OSError as error:

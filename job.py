@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -13,7 +14,7 @@ import assembly
 import inspection
 from configs import layouts, ramp
 from configs.keys import flat
-from evaluation import evaluate_heldout, heldout_lines, sample_lines, vote_and_keep, vote_lines
+from evaluation import evaluate_heldout, heldout_lines, opening, sample_lines, vote_and_keep, vote_lines
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -281,11 +282,11 @@ class Job:
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
-            asked = '--message="Hello"'
+            asked = "--message=Hello"
             if not corpus.is_of_conversations:
-                asked = '--prompt="class "'
+                asked = f"--prompt={shlex.quote(opening(corpus))}"
                 with self.clock.within("evaluation"):
-                    lines += sample_lines(self.run, self.evaluated(state), corpus.tokenizer)
+                    lines += sample_lines(self.run, self.evaluated(state), corpus)
             lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines

@@ -115,6 +115,7 @@ def train(
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
         if record and start >= last_step and workdirs.show_summary(workdir):
+            announce(f"Finished at step {start}; nothing was trained. --config.train.steps={2 * start} trains on.")
             return
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)

@@ -31,6 +31,7 @@ ROOMS["assembly"] = LOWER
 ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
 ROOMS["inspection"] = LOWER | {"assembly"}
 ROOMS["evaluation"] = LOWER | {"assembly", "reasoning"}
+ROOMS["trained_run"] = LOWER | {"assembly", "reasoning"}
 ROOMS["job"] = LOWER | {"assembly", "inspection", "evaluation"}
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {

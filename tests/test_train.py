@@ -147,6 +147,7 @@ def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place,
     for typed in (arguments(place, "whole"), [workdir], [workdir, "--config=configs/tiny.py"]):
         status, out, err = finish(command("train.py", *typed, cache=place))
         assert status == 0 and whole[whole.rindex("held-out loss:") :].strip() in out, err
+        assert "Finished at step 12; nothing was trained. --config.train.steps=24 trains on." in out
     status, out, err = finish(command("train.py", workdir, "--config.train.steps=14", cache=place))
     assert status == 0 and "step 14/14" in out and "step 12/" not in out, err
     assert "train.steps 12 -> 14 from step 12 on" in out
@@ -226,7 +227,7 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(single_device, tmp_path,
     monkeypatch.setattr(
         job, "evaluate_heldout", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
     )
-    monkeypatch.setattr(job, "sample_lines", lambda run, params, tokenizer: evaluated.append(params) or [])
+    monkeypatch.setattr(job, "sample_lines", lambda run, params, corpus: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))
     config.optimizer.update(name="sgd", learning_rate=3.0)
     config.data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
@@ -360,7 +361,7 @@ def test_two_processes_do_not_train_in_one_workdir_and_interrupting_twice_stops_
     while "step      2/" not in (line := first.stdout.readline()):
         assert line, first.stderr.read()
     status, _, err = finish(command("train.py", *endless, cache=place))
-    assert status == 2 and "another process trains in" in err and len(err.strip().splitlines()) == 1
+    assert status == 2 and " has been training in " in err and len(err.strip().splitlines()) == 1
     first.send_signal(signal.SIGINT)
     time.sleep(0.02)
     first.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import re
+import secrets
 import shutil
 
 import jax
@@ -246,7 +247,11 @@ class Folder:
     def _erase(self, mark) -> None:
         """Delete what is marked as unfinished, the mark last."""
         if self.is_local:
-            mark.rmtree()
+            # Renamed first: another process that finishes this very save would else rename it while it is deleted.
+            erased = self.path / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
+            with contextlib.suppress(FileNotFoundError):  # the other one was quicker
+                mark.rename(erased)
+                erased.rmtree()
             return
         (self.path / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
         mark.unlink()

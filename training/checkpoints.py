@@ -244,7 +244,9 @@ class Checkpoints:
             self.wait()
             if not self.failure:
                 return
-        raise self.failure
+        kept = self.steps()
+        since = f"the steps after checkpoint {kept[-1]}" if kept else "all steps of the run"
+        raise SaveFailed(f"{self.failure}; {since} are lost")
 
     def save_weights(self, step: int, params: dict, fill: Callable[[pathlib.Path], None], record: dict) -> None:
         """Save parameters alone, never in memory together, and return when they are on disk; SaveFailed otherwise.

@@ -43,8 +43,13 @@ def this_run() -> Holder:
 
 
 def named(run: Holder | None) -> str:
-    """Return the sentence's part for a run that left its name; None: a run that is known no better."""
-    return f"process {run['pid']} on {run['host']}, since {run['since']}," if run else "another process"
+    """Return how a process that left its name is called; None: its name is not known."""
+    return f"process {run['pid']} on {run['host']}" if run else "another process"
+
+
+def trains(run: Holder | None, place) -> str:
+    """Say who trains in a folder, and since when."""
+    return f"{named(run)} has been training in {place}" + (f" since {run['since']}" if run else "")
 
 
 def read_name(content: bytes | str) -> Holder | None:
@@ -152,7 +157,7 @@ class Lease:
         run, generation, written = self._read()
         if generation and now < written + LEASE_SECONDS and not _is_gone(run):
             raise RunError(
-                f"--workdir={self.url}: {named(run)} trains there; take another --workdir, or wait: its lease is "
+                f"{trains(run, self.url)}. Use another --workdir, or wait: its lease is "
                 f"taken over at {clock(written + LEASE_SECONDS)} unless it is renewed until then"
             )
         self._write(generation)

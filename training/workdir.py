@@ -11,7 +11,7 @@ from configs import stored_config
 from configs.stored_config import MAY_CHANGE, OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints
-from training.lease import LONGEST_NAME, named, read_name, this_run
+from training.lease import LONGEST_NAME, read_name, this_run, trains
 from training.record import RESUMED
 
 
@@ -45,9 +45,7 @@ def _hold(lock, workdir: pathlib.Path) -> None:
     except BlockingIOError:
         with (workdir / "lock").open("rb") as file:
             holder = read_name(file.read(LONGEST_NAME + 1))  # None: just being written, or no name of ours
-        raise CheckpointError(
-            f"another process trains in {workdir}: {named(holder)} holds it; take another --workdir, or stop that one"
-        ) from None
+        raise CheckpointError(f"{trains(holder, workdir)}. Use another --workdir, or stop that process.") from None
     lock.truncate(0)
     json.dump(this_run(), lock)
     lock.flush()

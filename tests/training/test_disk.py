@@ -184,7 +184,7 @@ def test_a_save_that_failed_is_tried_again_after_longer_and_longer_parts_of_the_
 def test_the_last_save_is_tried_some_times_and_then_an_error(opened, monkeypatch):
     checkpoints, lines = opened
     monkeypatch.setattr(checkpoints_module, "LAST_TRIES_SECONDS", (0, 0, 0))
-    with full_disk(), pytest.raises(SaveFailed, match="File too large"):
+    with full_disk(), pytest.raises(SaveFailed, match="File too large; the steps after checkpoint 1 are lost"):
         checkpoints.save_and_wait(2, state_of(2), {"step": 2})
     assert len(lines) == 3
     checkpoints.save_and_wait(2, state_of(2), {"step": 2})

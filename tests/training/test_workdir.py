@@ -45,7 +45,7 @@ def test_the_second_run_is_told_host_process_and_time_of_the_first(holder, tmp_p
     with pytest.raises(CheckpointError) as caught:
         hold(tmp_path)
     assert str(caught.value).startswith(
-        f"another process trains in {tmp_path}: process {holder.pid} on {first['host']}, since {first['since']}, "
+        f"process {holder.pid} on {first['host']} has been training in {tmp_path} since {first['since']}. Use another"
     )
     assert json.loads((tmp_path / "lock").read_text()) == first
 
@@ -60,5 +60,5 @@ def test_the_lock_of_a_process_that_was_killed_is_taken_over_in_the_same_file(ho
 
 def test_a_lock_without_a_name_holds_too(holder, tmp_path):
     (tmp_path / "lock").write_text("")
-    with pytest.raises(CheckpointError, match="another process holds it"):
+    with pytest.raises(CheckpointError, match="another process has been training in"):
         hold(tmp_path)

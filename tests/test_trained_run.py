@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run used from Python, as docs/python.md shows it: its blocks run as they stand there."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+import trained_run
+from evaluation import opening
+from input_pipeline import corpus as corpora
+from tests import warm
+from tests.support import ROOT
+from tests.test_train import arguments, command, finish, lines_of, place, whole  # noqa: F401
+
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(place, whole):  # noqa: F811
+    """A folder in which runs/tiny is a run, and from which the clone's recipes are found."""
+    (place / "runs").mkdir()
+    (place / "runs" / "tiny").symlink_to(place / "whole")
+    (place / "small.py").write_text(
+        "from configs import char\ndef get_config():\n    config = char.get_config()\n    config.model.update("
+        "num_layers=1, embed_dim=16, num_heads=1, num_kv_heads=1, mlp_dim=16)\n    config.train.update("
+        "sequence_length=32)\n    config.data.path = 'texts/*.txt'\n    config.evaluation.sample_tokens = 4\n"
+        "    return config\n"
+    )
+    return place
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=["generate", "logits", "metrics", "train"])
+def test_a_block_of_the_page_runs_as_it_stands(folder, block):
+    code = block.replace("configs/tiny.py", "small.py")
+    program = f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, {str(ROOT)!r})\n{code}"
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder), "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    status, out, err = finish(warm.start(["-c", program], environment))
+    assert status == 0 and out.strip(), err
+
+
+def test_logits_are_those_that_generate_draws_from(folder):
+    run = trained_run.open_run(folder / "runs" / "tiny")
+    assert run.describe() == f"{folder}/runs/tiny at step 12"
+    [text] = run.generate(["1 is"], max_tokens=1, temperature=0.0)
+    tokens = [run.tokenizer.end_of_document, *b"1 is"]  # a byte is a token, so none is drawn anew
+    assert run.tokenizer.decode([int(run.logits(np.array([tokens]))[0, -1].argmax())]) == text[len("1 is") :]
+    assert [line["step"] for line in run.metrics()] == sorted(lines_of(folder / "whole", "train"))
+
+
+def test_a_command_says_by_which_checkpoint_it_answers(folder):
+    record = folder / "whole" / "config.json"
+    content = record.read_text()
+    record.write_text(json.dumps(json.loads(content) | {"train.steps": 99}))
+    given = (f"--workdir={folder}/whole", "--max_tokens=2", "--prompt=1 is")
+    status, _, err = finish(command("generate.py", *given, cache=folder))
+    record.write_text(content)
+    assert status == 0 and err == f"{folder}/whole at step 12 of 99, not finished\n"
+
+
+def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  # noqa: F811
+    config = trained_run.open_run(folder / "runs" / "tiny").config
+    config.data.path = str(folder / "texts/*.txt")
+    config.data.cache_dir = str(folder / "torus")
+    corpus = corpora.prepare(config.data, vocab_size=256, vocab_size_typed=True, announce=lambda line: None)
+    assert re.fullmatch(r"\d+ is ", opening(corpus))
+    assert f"--prompt='{opening(corpus)}'" in whole

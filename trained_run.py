@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model, opened to be used from Python; docs/python.md shows it.
+
+from trained_run import open_run
+run = open_run("runs/tiny")
+print(run.step, run.generate(["def "])[0])
+"""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import assembly
+from configs import stored_config, validation
+from configs.base import ConfigError
+from files.json_reader import Object, parse_json
+from input_pipeline import tokenization
+from parallelism.mesh import mesh_context
+from reasoning import sampling
+from training.bucket import path_of
+from training.checkpoints import Checkpoints
+from training.other_run import newest_of, restore_evaluated
+
+METRICS_BYTES = 1 << 20  # of a line of metrics.jsonl
+
+
+def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
+    """Return the run in a folder, its newest good checkpoint on the first device.
+
+    Raises:
+      ConfigError: there is no run in the folder, or its configuration is damaged.
+      CheckpointError: it has no good checkpoint.
+    """
+    folder = pathlib.Path(workdir).expanduser()
+    loaded = stored_config.load_to_read(folder, {})
+    validation.validate(loaded.config, 1, loaded)
+    return TrainedRun(folder, loaded.config)
+
+
+def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
+    """Return the tokenizer of a run; ConfigError if it was not trained on text."""
+    if config.data.source == "synthetic":
+        raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
+    return tokenization.open_tokenizer(config.data.tokenizer)
+
+
+class TrainedRun:
+    """A run's model with the parameters that are evaluated, on one device.
+
+    Attributes:
+      address: of the run's folder, here or in a bucket.
+      config: of the run.
+      step: of the checkpoint; the run was to have `config.train.steps`.
+      run: see `assembly.Run`.
+      params: tree of parameters.
+    """
+
+    def __init__(self, address, config):
+        """Restore the newest good checkpoint of a run that has this validated configuration."""
+        self.address, self.config = address, config
+        self.run = assembly.assemble(config, devices=jax.devices()[:1])
+        with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
+            self.step = newest_of(checkpoints, config)
+            self.params = restore_evaluated(checkpoints, self.step, self.run.abstract_state.params)
+
+    @functools.cached_property
+    def tokenizer(self) -> tokenization.AnyTokenizer:
+        """The run's tokenizer; ConfigError if it was not trained on text."""
+        return tokenizer_of(self.address, self.config)
+
+    def describe(self) -> str:
+        """Return which checkpoint this is, and whether the run has finished."""
+        steps = self.config.train.steps
+        return f"{self.address} at step {self.step:,}" + ("" if self.step == steps else f" of {steps:,}, not finished")
+
+    def logits(self, tokens_BT: np.ndarray) -> np.ndarray:
+        """Return float32 logits [B, T, V] of int32 tokens, each row one document."""
+        B, T = np.shape(tokens_BT)
+        positions_BT = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
+        with mesh_context(self.run.mesh):
+            found = _logits(self.run.graph, self.params, np.asarray(tokens_BT, np.int32), positions_BT)
+        return np.asarray(found)
+
+    def generate(self, prompts: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
+        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in reasoning/decoding.py."""
+        with mesh_context(self.run.mesh):
+            return sampling.continue_texts(
+                self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature, **how
+            )
+
+    def answer(self, messages: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
+        """Return the answer to each message; ConfigError if the model never saw a conversation."""
+        sampling.check_answers(self.config, self.tokenizer, self.address)
+        with mesh_context(self.run.mesh):
+            return sampling.answers(
+                self.run, self.params, self.tokenizer, messages, max_tokens=max_tokens, temperature=temperature, **how
+            )
+
+    def metrics(self, kind: str = "train") -> list[dict]:
+        """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order."""
+        text = (path_of(str(self.address)) / "metrics.jsonl").read_text()
+        lines = [parse_json(line, Object, "metrics.jsonl", max_bytes=METRICS_BYTES) for line in text.splitlines()]
+        return [line for _, line in sorted({line["step"]: line for line in lines if line["kind"] == kind}.items())]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph: nnx.GraphDef, params: dict, tokens_BT, positions_BT) -> jax.Array:
+    model = nnx.merge(graph, params)
+    stream_BTD, _ = model(tokens_BT, positions_BT, jnp.ones_like(tokens_BT))
+    return model.logits(stream_BTD)
