@@ -48,7 +48,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "models": {"jax", "flax"},
     "objectives": {"jax"},
     "parallelism": {"jax", "flax", "numpy"},
-    "pods": {"absl", "rich"},
+    "pods": {"absl", "rich", "pydantic"},
 }
 
 
