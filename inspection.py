@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What train.py answers about a run without training: are its checkpoints good, and what did a step train on?"""
 
-import json
 import math
 import pathlib
 
@@ -15,6 +14,7 @@ from parallelism.mesh import mesh_context
 from parallelism.placement import place
 from training.checkpoint_folder import DAMAGED
 from training.checkpoints import Checkpoints
+from training.metrics import read_lines
 from training.other_run import check_model, restore_evaluated
 from training.retention import Retention
 
@@ -104,5 +104,5 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 def last_step(workdir: pathlib.Path) -> int:
     """Return the last step that metrics.jsonl of a run tells anything of; 0 where it tells of none."""
     path = workdir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+    lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
+    return max((line.get("step", 0) for line in lines), default=0)

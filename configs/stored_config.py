@@ -146,8 +146,8 @@ def load_to_continue(
     for key, value in loaded.typed.items() if step is not None else ():
         if value != stored[key] and not key.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"{folder} was trained to step {step} with {key}={stored[key]}, now {value}; leave the key out to "
-                "continue that run, or use a new --workdir"
+                f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}; leave "
+                "the key out to continue that run, or use a new --workdir"
             )
     loaded.notes, loaded.of_run, loaded.origin = notes, True, _origin(folder)
     return loaded
@@ -223,8 +223,8 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     for key, (old, new) in differs.items():
         if not key.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"--config={name} is not the recipe of the run in {folder} ({key} is {old} there, {new} here); "
-                "leave out --config to continue that run, or use a new --workdir"
+                f"--config={name} is not the recipe of the run in {folder} ({key} is {shown(old)} there, {shown(new)} "
+                "here); leave out --config to continue that run, or use a new --workdir"
             )
     return [
         f"{name} says {key}={new}, but the run in {folder} was started with {old} and keeps its value; "

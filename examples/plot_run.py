@@ -6,16 +6,27 @@ history: of each step the last line counts.
 """
 
 import argparse
-import json
+import math
 import pathlib
+import sys
 
 import matplotlib.figure
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from training.metrics import read_lines
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
     """Return the last line of each step of a kind, in order."""
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [line for _, line in sorted({line["step"]: line for line in lines if line["kind"] == kind}.items())]
+    path = workdir / "metrics.jsonl"
+    lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
+    return [lines[step] for step in sorted(lines)]
+
+
+def values(lines: list[dict], name: str) -> list[float]:
+    """Return a figure of each line, nan where it was no number."""
+    return [math.nan if line.get(name) is None else line[name] for line in lines]
 
 
 def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
@@ -24,13 +35,14 @@ def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
     figure = matplotlib.figure.Figure(figsize=(10, 3.2), layout="constrained")
     loss, speed = figure.subplots(1, 2)
     for lines, name, label in ((trained, "loss", "training"), (evaluated, "eval_loss", "held out")):
-        loss.plot([line["step"] for line in lines], [line[name] for line in lines], ".-", label=label)
-    speed.plot([line["step"] for line in trained], [line["tokens_per_second"] for line in trained], ".-")
+        loss.plot(values(lines, "step"), values(lines, name), ".-", label=label)
+    speed.plot(values(trained, "step"), values(trained, "tokens_per_second"), ".-")
     loss.set(xlabel="step", ylabel="loss")
     loss.legend()
     speed.set(xlabel="step", ylabel="tokens a second", ylim=(0, None))
-    last = trained[-1]
-    figure.suptitle(f"{workdir.name}: {last['total_tokens']:,} tokens, goodput {last['goodput']:.2f}")
+    last = trained[-1] if trained else {}
+    tokens, goodput = last.get("total_tokens", 0), last.get("goodput") or 0.0
+    figure.suptitle(f"{workdir.name}: {tokens:,} tokens, goodput {goodput:.2f}")
     figure.savefig(file, dpi=120)
 
 
@@ -38,4 +50,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR")
     parser.add_argument("file", type=pathlib.Path, metavar="FILE.png")
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except (OSError, ValueError) as error:  # no such folder, a damaged line, a picture that cannot be written
+        sys.exit(f"error: {error}")

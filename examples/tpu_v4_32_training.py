@@ -13,7 +13,7 @@ corpus of --config.data is read. All flags of train.py are known here too.
 """
 
 import itertools
-import json
+import math
 import os
 
 import command_line
@@ -34,6 +34,7 @@ import train
 from configs import validation
 from input_pipeline.synthetic import MarkovWindows
 from parallelism import processes
+from training.metrics import read_lines
 
 
 def repeated_batch(config):
@@ -63,11 +64,13 @@ def main(command: command_line.Command) -> None:
 
 def print_measured(workdir) -> None:
     """Print a line for each step of the run's metrics.jsonl."""
-    for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()):
+    metrics = workdir / "metrics.jsonl"
+    for line in read_lines(metrics.read_bytes(), str(metrics)):
         if line["kind"] == "train":
+            names = ("loss", "step_seconds", "tokens_per_second")
+            loss, seconds, speed = (math.nan if line.get(name) is None else line[name] for name in names)
             print(
-                f"step={line['step']} loss={line['loss']:.4f} step_time_ms={1000 * line['step_seconds']:.1f} "
-                f"tokens_per_second={line['tokens_per_second']:,.0f}"
+                f"step={line['step']} loss={loss:.4f} step_time_ms={1000 * seconds:.1f} tokens_per_second={speed:,.0f}"
             )
 
 

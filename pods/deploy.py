@@ -10,7 +10,9 @@ import tempfile
 from absl import flags
 
 from configs import loading
+from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, switches, watch
+from pods.answers import Report
 from pods.settings import Settings, with_experts
 from pods.transports import PodError, Transport, expect_success, usage_error
 
@@ -110,8 +112,8 @@ def _check_reports(settings: Settings, transport: Transport, given: dict[str, bo
 def _switches_of(report: str) -> dict | None:
     """Return the switches that a report was given; None where it is none."""
     try:
-        return json.loads(report[report.find("{") :])["switches"]["given"]
-    except (ValueError, KeyError):
+        return parse_json(report[report.find("{") :], Report, REPORT)["switches"]["given"]
+    except JsonError:
         return None
 
 

@@ -7,7 +7,6 @@ With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, 
 import contextlib
 import dataclasses
 import functools
-import json
 import pathlib
 import re
 import secrets
@@ -15,7 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
+import pydantic
+
+from files.json_reader import JsonError, Object, parse_json
 from pods import hosts, recipes, records
 from pods.calls import call
 from pods.settings import Settings
@@ -28,7 +31,25 @@ OPTIONS = (  # of a creation
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "tags", "data_disk",
 )  # fmt: skip
+Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # nothing that a terminal would obey
 RUN_SECRET = "torus-run-secret"  # attribute of every host, by which the processes of a run know each other
+
+
+class Endpoint(Object, total=False):
+    """The address of a host."""
+
+    ipAddress: Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z.:-]*$")]
+
+
+class Node(Object, total=False):
+    """What gcloud says of a node, as far as it is read here."""
+
+    state: Word
+    health: Word
+    acceleratorType: Word
+    networkEndpoints: list[Endpoint]
+    queuedResource: Annotated[str, pydantic.Field(pattern="^(.*/)?[a-z0-9][a-z0-9-]*$")]
+    metadata: dict[str, object]
 
 
 class Gcloud:
@@ -179,14 +200,14 @@ class Gcloud:
 
     def _describe(self, node: str) -> dict:
         text = self._gcloud(["tpu-vm", "describe", node, *self.scope, "--format=json"]).output
+        if self.settings.dry_run:
+            return {}
         try:
-            described = {} if self.settings.dry_run else json.loads(text)
-        except ValueError:
-            described = None
-        if not isinstance(described, dict):
-            raise PodError(f"gcloud compute tpus tpu-vm describe: answered no JSON object: {text[:100]!r}")
-        if isinstance(metadata := described.get("metadata"), dict):
-            metadata.pop(RUN_SECRET, None)  # `pod.py describe --json` prints all that is returned
+            described = parse_json(text, Node, "it")
+        except JsonError as error:
+            said = "gcloud compute tpus tpu-vm describe: answered no JSON object that describes a node"
+            raise PodError(f"{said} ({error}): {text[:100]!r}") from None
+        described.get("metadata", {}).pop(RUN_SECRET, None)  # `pod.py describe --json` prints all that is returned
         return described
 
     def _imagined(self) -> dict:

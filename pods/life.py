@@ -110,8 +110,10 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
         raise usage_error(
             f"COORDINATOR_WORKER={settings.coordinator_worker}: the workers are 0 to {len(endpoints) - 1}"
         )
+    if not (address := endpoints[settings.coordinator_worker].get("ipAddress")):
+        raise PodError(f"worker {settings.coordinator_worker} of {settings.name} has no address yet; `wait` for it")
     return {
-        "JAX_COORDINATOR_ADDRESS": f"{endpoints[settings.coordinator_worker]['ipAddress']}:{settings.port}",
+        "JAX_COORDINATOR_ADDRESS": f"{address}:{settings.port}",
         "JAX_PROCESS_COUNT": str(len(endpoints)),
         "JAX_PROCESS_INDEX": hosts.WORKER_NUMBER,
     }

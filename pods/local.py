@@ -20,11 +20,15 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, NotRequired
+
+import pydantic
 
 from configs import topologies
 from configs.loading import ROOT
+from files.json_reader import Object
 from pods import hosts, records
-from pods.settings import Settings
+from pods.settings import LARGEST, Settings
 from pods.transports import PodError, Result, expect_success, selected, usage_error
 
 KEPT = (  # of the environment; a host would not see the rest either
@@ -35,6 +39,15 @@ PORTS = range(20000, 32000)  # below those that the system hands out by itself
 DELETE_GRACE_SECONDS = 20
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
 GONE = 'echo "its folder is gone"; exit 255'  # as of a host that ssh does not reach
+
+
+class Description(Object):
+    """What pod.json says of a pod."""
+
+    state: str
+    acceleratorType: str
+    workers: Annotated[int, pydantic.Field(ge=1, le=LARGEST["workers"])]
+    health: NotRequired[str]
 
 
 class Local:
@@ -60,8 +73,7 @@ class Local:
         return workers
 
     def describe(self) -> dict | None:
-        keys = {"state", "acceleratorType", "workers"}
-        return records.read_json(self.description, keys) if self.description.exists() else None
+        return records.read_kept(self.description, Description) if self.description.exists() else None
 
     def found(self) -> dict:
         if (pod := self.describe()) is None:

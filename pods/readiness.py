@@ -5,8 +5,9 @@ Three sources: the pod's own state, a shell command on each host, and scripts/ch
 of the real configuration on all hosts together and restores what they saved.
 """
 
+import contextlib
 import dataclasses
-import json
+import math
 import pathlib
 import re
 import secrets
@@ -15,7 +16,9 @@ import time
 from typing import NamedTuple
 
 from configs import topologies
+from files.json_reader import JsonError, parse_json
 from pods import deploy, hosts, launch, recipes, records, watch
+from pods.answers import Checked
 from pods.gcloud import storage
 from pods.settings import Settings
 from pods.switches import Resolved
@@ -47,7 +50,7 @@ class Found:
     switches: Resolved
     workdir: str
     outputs: list[Result]
-    checks: list[dict | None]
+    checks: list[Checked | None]
 
     @property
     def told(self) -> dict[int, dict]:
@@ -222,7 +225,7 @@ def cost(found: Found) -> tuple[list[str], str]:
     hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({topologies.PRICES_AS_OF})"
     if found.first.get("simulated") or len(found.first.get("trained", [])) < 3:
         return [], f"{hour}; simulated steps do not tell how many hours"
-    seconds = found.first["trained"][2]["step_seconds"]
+    seconds = found.first["trained"][2]["step_seconds"] or math.nan
     return [], f"{hour}; ${1000 * seconds / 3600 * chips * price:,.2f} for 1,000 steps of {seconds:.3f} s"
 
 
@@ -261,10 +264,13 @@ def _three_steps(settings: Settings, transport: Transport, command: str, scratch
             storage(settings, ["rm", "-r", scratch])
 
 
-def _printed(output: Result) -> dict | None:
-    """Return what a host's script found; None where it did not get there."""
+def _printed(output: Result) -> Checked | None:
+    """Return what a host's script found; None where it did not get there, or what it printed is no answer."""
     line = re.search(f"^{MARK}(.*)$", output.output, re.MULTILINE)
-    return json.loads(line[1]) if line and not output.status else None
+    if not line or output.status:
+        return None
+    with contextlib.suppress(JsonError):
+        return parse_json(line[1], Checked, MARK)
 
 
 def _why(items: list[Item]) -> str:

@@ -7,16 +7,51 @@ import json
 import pathlib
 import subprocess
 from collections.abc import Iterator
+from typing import Annotated, NotRequired
 
+import pydantic
+
+from configs.base import shown
+from files.json_reader import JsonError, Object, Scalar, Schema, read_json
 from pods.settings import FIELDS, ROOT, Settings
 from pods.transports import PodError, usage_error
 
-KEYS = {
-    "subcommand", "words", "environment", "log", "workdir", "switches", "recipe", "accelerator", "commit", "changed",
-    "time",
+NULL = {  # what stands for null in a launch
+    "subcommand": "", "words": [], "environment": {}, "log": "", "workdir": None, "switches": None, "recipe": "",
+    "accelerator": "", "commit": "", "changed": [], "time": 0.0,
 }  # fmt: skip
+KEYS = NULL.keys()
 CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
 CREATION += ["accel", "version", "workers"]  # with the above, all that a pod is made by
+
+
+class Switches(Object):
+    """What a launch keeps of the switches, see `Resolved.record`."""
+
+    given: NotRequired[dict[str, bool]]
+    on: list[str]
+    not_yet: list[str]
+
+
+class Launch(Object):
+    """What was launched.
+
+    Keys: the subcommand; words, the program and its arguments; environment, variables beside the hosts' own; log, the
+    prefix of its name; workdir, None where it is no run of train.py; switches, None where it has none; recipe;
+    accelerator; commit, and changed, the files that differed from it; time (Unix seconds).
+    """
+
+    subcommand: str | None
+    words: list[str] | None
+    environment: dict[str, str] | None
+    log: str | None
+    workdir: str | None
+    switches: Switches | None
+    recipe: str | None
+    accelerator: str | None
+    commit: str | None
+    changed: list[str] | None
+    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)] | None
 
 
 def launched(settings: Settings) -> bool:
@@ -24,27 +59,22 @@ def launched(settings: Settings) -> bool:
     return _launch_path(settings).exists()
 
 
-def read(settings: Settings) -> dict:
-    """Return what was launched last; PodError (status 2) where nothing was.
-
-    Keys: subcommand, words (the program and its arguments), environment (variables beside the hosts' own), log (prefix
-    of its name), workdir (None where it is no run of train.py), switches (given, on, not_yet; or None), recipe,
-    accelerator, commit, changed (files that differed from it), time (Unix seconds).
-    """
+def read(settings: Settings) -> Launch:
+    """Return what was launched last; PodError where that is damaged, and (status 2) where nothing was."""
     if not launched(settings):
         raise usage_error(f"nothing was launched from here ({_launch_path(settings)} is missing); `launch` first")
-    return read_json(_launch_path(settings), KEYS)
+    kept = read_kept(_launch_path(settings), Launch)
+    return NULL | {key: value for key, value in kept.items() if value is not None}
 
 
-def read_json(path: pathlib.Path, keys: set[str] = frozenset()) -> dict:
-    """Return the JSON object of a file of ours; PodError, naming it, where it is none or `keys` are missing."""
+def read_kept(path: pathlib.Path, schema: type[Schema]) -> Schema:
+    """Return the content of a JSON file of ours; PodError, naming it, where it is damaged."""
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:  # of UTF-8, too
-        raise PodError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict) or not keys <= content.keys():
-        raise PodError(f"{path} is damaged: it is no JSON object with {', '.join(sorted(keys)) or 'anything in it'}")
-    return content
+        return read_json(path, schema)
+    except JsonError as error:
+        raise PodError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+    except OSError as error:
+        raise PodError(f"{path}: {error.strerror}") from None
 
 
 def write(settings: Settings, record: dict) -> None:
@@ -66,8 +96,12 @@ def as_created(settings: Settings) -> Settings:
     """Return the settings with the flags that the pod was created with, where they are kept; typed ones win."""
     if not creation_kept(settings):
         return settings
-    kept = read_json(_creation_path(settings))
+    path = _creation_path(settings)
+    kept = read_kept(path, dict[str, Scalar])
     names = [name for name in CREATION if name in kept and settings.origins.get(name) != "flag"]
+    for name in names:
+        if type(kept[name]) is not type(FIELDS[name].default):
+            raise PodError(f"{path} is damaged: {name} is {shown(kept[name])}")
     return dataclasses.replace(settings, **{name: kept[name] for name in names})
 
 

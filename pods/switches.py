@@ -4,14 +4,17 @@
 A switch whose mechanism Torus does not have is told in a line and is never counted as on.
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import pydantic
+
+from files.json_reader import JsonError, Object, Scalar, read_json
 from pods.settings import FIELDS, truth
 from pods.transports import usage_error
 
+Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # off: none of the others is on, whatever it says
 SWITCHES = {  # keys that are set in the configuration where it is on; None: Torus has no such mechanism yet
     # On a TPU its kernels are on by themselves; the mesh and the compiler's options come with --topology.
@@ -21,6 +24,15 @@ SWITCHES = {  # keys that are set in the configuration where it is on; None: Tor
     "ENABLE_EVOLUTION": None,
     "ENABLE_META_LEARNING": None,
 }
+
+
+class File(Object, total=False):
+    """A file of switches: these at the top or under "switches", and sizes."""
+
+    switches: dict[str, Scalar]
+    model_size: Annotated[str, pydantic.Field(max_length=100)] | None
+    sequence_length: Size
+    num_experts: Size
 
 
 class Resolved(NamedTuple):
@@ -71,13 +83,11 @@ def resolve(*sources: Mapping) -> Resolved:
     return Resolved(given)
 
 
-def read_file(path: str) -> dict:
-    """Return the JSON object of a file of switches; PodError (exit status 2) where it is missing or none."""
+def read_file(path: str) -> File:
+    """Return the content of a file of switches; PodError (exit status 2) where it is missing or none."""
     try:
-        stored = json.loads(pathlib.Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise usage_error(f"{path}: {why}; name a JSON file of switches") from None
-    if not isinstance(stored, dict):
-        raise usage_error(f'{path} is no JSON object; write for instance {{"enable_evolution": false}}')
-    return stored
+        return read_json(pathlib.Path(path).expanduser(), File)
+    except OSError as error:
+        raise usage_error(f"{path}: {error.strerror}; name a JSON file of switches") from None
+    except JsonError as error:
+        raise usage_error(f'{error}; write for instance {{"enable_evolution": false}}') from None

@@ -13,17 +13,19 @@ import sys
 import time
 from collections.abc import Callable
 
+from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, records
+from pods.answers import Answer, Configuration
 from pods.settings import Settings
 from pods.transports import PodError, Transport
 from training.bucket import copy_name
+from training.metrics import read_lines
 
 WATCH_SECONDS = 1.0
 IDLE = "nothing runs"  # and nothing has, since the last launch or stop
 RECENT_LINES = 20  # of which the seconds of a step are the median
 KILLED = 128  # a shell adds the number of the signal
 STOPPED = 75  # by us, after it saved
-BEAT_KEYS = {"step", "phase", "time", "code"}  # of a heartbeat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +177,7 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
     def picture() -> tuple[str, int]:
         lines, config = _read_run(settings, transport, record["workdir"])
-        figures = summarise(lines, config.get("train.steps"), chips, price, record["time"])
+        figures = summarise(lines, config["train_steps"], chips, price, record["time"])
         if settings.json:
             return json.dumps(figures), 0
         return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
@@ -199,7 +201,7 @@ def summarise(
     trained = [line for line in lines if line["kind"] == "train" and newest["train", line["step"], None] is line]
     evaluated = [line for line in lines if line["kind"] == "eval"]
     last = trained[-1] if trained else {}
-    recent = [line["step_seconds"] for line in trained[-RECENT_LINES:]]
+    recent = [seconds for line in trained[-RECENT_LINES:] if (seconds := line.get("step_seconds")) is not None]
     steps_left = max(0, last_step - last["step"]) if last and last_step else None
     hours = elapsed_seconds(lines, launched) / 3600
     chip_hours = hours * chips if chips else None
@@ -207,11 +209,11 @@ def summarise(
         "step": last.get("step"),
         "steps": last_step,
         "loss": last.get("loss"),
-        "eval_loss": evaluated[-1]["eval_loss"] if evaluated else None,
+        "eval_loss": evaluated[-1].get("eval_loss") if evaluated else None,
         "tokens_per_second": last.get("tokens_per_second"),
         "mfu": last.get("mfu"),
         "goodput": last.get("goodput"),
-        "seconds_left": steps_left * statistics.median(recent) if steps_left is not None else None,
+        "seconds_left": steps_left * statistics.median(recent) if steps_left is not None and recent else None,
         "hours": hours,
         "chip_hours": chip_hours,
         "cost_dollars": chip_hours * price if chip_hours is not None and price is not None else None,
@@ -224,9 +226,9 @@ def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
     The start is written after the compilation, which counts where it is known when the newest was launched.
     """
     total, before, compiled = 0.0, None, 0.0
-    for line in lines:
+    for line in (line for line in lines if "time" in line):
         starts = line.get("event") == "start"
-        total += 0.0 if starts or before is None else line["time"] - before
+        total += 0.0 if starts or before is None else max(0.0, line["time"] - before)  # a clock may be set back
         if starts:
             known = launched is not None and (before or 0.0) <= launched <= line["time"]
             compiled = line["time"] - launched if known else 0.0
@@ -252,16 +254,18 @@ def _worker(number: int, result, record: dict | None) -> Worker:
     if result.status or not found:
         return Worker(number, reachable=False, error=result.message[:200])
     try:
-        said = json.loads(found[-1])
-    except ValueError:
-        return Worker(number, reachable=False, error="its answer is no JSON; is its heartbeat file damaged?")
-    beat, now, started, pid = (said.pop(name) for name in ("heartbeat", "now", "started", "pid"))
-    if beat is not None and not (isinstance(beat, dict) and beat.keys() >= BEAT_KEYS):
-        return Worker(number, reachable=False, error=f"its heartbeat is damaged: {beat}"[:200])
-    if beat and started and beat["time"] < started - 1:
+        said = parse_json(found[-1], Answer, "its answer")
+    except JsonError as error:
+        damaged = "; is its heartbeat file damaged?" if "heartbeat" in str(error) or "JSON" in str(error) else ""
+        return Worker(number, reachable=False, error=f"{error}{damaged}"[:200])
+    beat = said["heartbeat"]
+    if beat and said["started"] and beat["time"] < said["started"] - 1:
         beat = None
-    age = max(0.0, now - beat["time"]) if beat else None
-    return Worker(number, launched=pid is not None, heartbeat=beat, age=age, **said)
+    age = max(0.0, said["now"] - beat["time"]) if beat else None
+    return Worker(
+        number, alive=said["alive"], launched=said["pid"] is not None, stopped=said["stopped"], status=said["status"],
+        commit=said["commit"], changed=said["changed"], rss_gib=said["rss_gib"], heartbeat=beat, age=age,
+    )  # fmt: skip
 
 
 def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[str]:
@@ -308,11 +312,11 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
             raise PodError(f"{workdir}/{name}: {result.message}; the run has not got to its first step?")
         return result.output
 
-    whole = [text for text in read("metrics.jsonl").splitlines() if text.startswith("{") and text.endswith("}")]
     try:
-        return [json.loads(text) for text in whole], json.loads(read("config.json"))
-    except ValueError:
-        raise PodError(f"{workdir}: metrics.jsonl or config.json is no JSON") from None
+        lines = read_lines(read("metrics.jsonl").encode(errors="replace"), f"{workdir}/metrics.jsonl")
+        return lines, parse_json(read("config.json"), Configuration, f"{workdir}/config.json")
+    except JsonError as error:
+        raise PodError(str(error)) from None
 
 
 def _read_command(settings: Settings, workdir: str, name: str) -> str:

@@ -9,14 +9,18 @@ several checkpoints, merge to the same table in whatever order they come.
 """
 
 import gzip
+import io
 import json
 import pathlib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+import pydantic
 
+from files.json_reader import Object, parse_json
 from input_pipeline.cache import writing
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import arc
@@ -26,6 +30,19 @@ PASSES = (1, 2, 5, 10, 100, 1000)
 ATTEMPTS = 2  # that a submission has for each test input
 NO_ANSWER = [[0, 0], [0, 0]]  # what a submission says where there is nothing, as Kaggle's own sample does
 FORMAT = 1  # of files
+LARGEST = 1 << 30  # bytes of a file, unpacked; a vote has some 2,000
+LAST_COLOUR = 9
+
+
+Hex = Annotated[str, pydantic.Field(pattern="^([0-9a-f]{2})*$", min_length=4, max_length=2 * (2 + 30 * 30))]
+Share = Annotated[str, pydantic.Field(pattern="^[0-9]{1,1000}(/[1-9][0-9]{0,999})?$")]  # a sum, without rounding
+
+
+class File(Object):
+    """The content of a file of votes, see `Votes.to_bytes`."""
+
+    format: Literal[FORMAT]
+    votes: list[tuple[str, Hex, list[tuple[Hex, Annotated[int, pydantic.Field(gt=0, lt=2**48)], Share]]]]
 
 
 class Candidate(NamedTuple):
@@ -112,13 +129,15 @@ class Votes:
         """
         votes = cls()
         try:
-            kept = json.loads(gzip.decompress(content))
-            if kept["format"] != FORMAT:
-                raise ValueError(f"format {kept['format']}, not {FORMAT}")
+            with gzip.open(io.BytesIO(content)) as file:  # a little of which could unpack to more than there is memory
+                text = file.read(LARGEST + 1)
+            kept = parse_json(text, File, "its content", max_bytes=LARGEST)
             for task, given, predictions in kept["votes"]:
                 for predicted, count, total in predictions:
-                    votes._add((task, bytes.fromhex(given)), bytes.fromhex(predicted), count, Fraction(total))
-        except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
+                    if Fraction(total) > count:
+                        raise ValueError(f"{count} probabilities have a sum above {count}")
+                    votes._add((task, _grid_bytes(given)), _grid_bytes(predicted), count, Fraction(total))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise DataError(f"{name}: not a table of votes ({error}); evaluate that checkpoint anew") from None
         return votes
 
@@ -222,6 +241,14 @@ def _place(candidates: list[Candidate], truth: np.ndarray) -> float:
 
 def _packed(grid: np.ndarray) -> bytes:
     return bytes(grid.shape) + np.ascontiguousarray(grid, np.uint8).tobytes()
+
+
+def _grid_bytes(text: str) -> bytes:
+    """Return a grid as it is packed, of the hexadecimal form; ValueError where it is none."""
+    packed = bytes.fromhex(text)
+    if len(packed) != 2 + packed[0] * packed[1] or max(packed[2:], default=0) > LAST_COLOUR:
+        raise ValueError(f"{text[:20]}... is no grid")
+    return packed
 
 
 def _unpacked(packed: bytes) -> np.ndarray:

@@ -26,7 +26,8 @@ from assembly import assemble
 from configs import topologies
 from configs.base import ConfigError
 from configs.keys import from_flat
-from rehearsal.compiler import PROGRAM, first_line, is_whole
+from rehearsal import sealed
+from rehearsal.compiler import FACTS, PROGRAM, digest, first_line, is_whole
 from training import offload, throughput
 
 
@@ -45,7 +46,7 @@ def main() -> None:
         unfinished = pathlib.Path(name)
         unfinished.chmod(0o755)  # others may read what they share a cache with
         (unfinished / PROGRAM).write_bytes(program)
-        (unfinished / "facts.json").write_text(json.dumps(facts | {"program_bytes": len(program)}))
+        sealed.write(unfinished / FACTS, facts | {"program_sha256": digest(unfinished / PROGRAM)})
         if not is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         with contextlib.suppress(OSError):  # another process was faster

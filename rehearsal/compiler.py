@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from configs import topologies
 from configs.base import ConfigError
 from configs.keys import flat
+from rehearsal import sealed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
@@ -31,7 +32,7 @@ COMPILED_CODE = (
     "configs/layouts.py", "configs/loading.py", "configs/ramp.py", "configs/ranges.py", "configs/resolving.py",
     "configs/simulation.py", "configs/stored_config.py", "configs/together.py", "configs/topologies.py",
     "configs/validation.py", "files", "layers", "models", "objectives", "parallelism", "training",
-    "rehearsal/compilation.py",
+    "rehearsal/compilation.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read
@@ -41,7 +42,7 @@ ON_CPU = {  # what a process sets that compiles for a TPU beside others, on a ma
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
 GIB = 2**30
-PROGRAM = "program.txt.gz"
+FACTS, PROGRAM = "facts.json", "program.txt.gz"
 COMPILING = "from rehearsal import compilation; compilation.main()"
 
 
@@ -172,16 +173,23 @@ class Compiler:
 
 
 def is_whole(folder: pathlib.Path) -> bool:
-    """Whether a compilation is there, its program as long as it was written."""
+    """Whether a compilation is there, facts and program as they were written."""
+    facts = sealed.read(folder / FACTS)
     try:
-        facts = json.loads((folder / "facts.json").read_text())
-        return (folder / PROGRAM).stat().st_size == facts["program_bytes"]
-    except (OSError, ValueError, KeyError):
+        return facts is not None and digest(folder / PROGRAM) == facts["program_sha256"]
+    except OSError:
         return False
 
 
+def digest(file: pathlib.Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = sealed.read(folder / FACTS)
+    if facts is None:
+        return CompileError(f"{folder} was changed while it was read; run the command again")
     if error := facts.get("error"):
         return {"ConfigError": ConfigError}.get(error["kind"], CompileError)(error["message"])
     return Compiled(config, topology, facts, folder)

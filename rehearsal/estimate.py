@@ -4,19 +4,15 @@
 Every figure is of one chip and one step unless its name says otherwise. The result is kept beside the compilation.
 """
 
-import contextlib
 import dataclasses
 import hashlib
-import json
-import os
 import pathlib
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from rehearsal import assumptions, hlo, memory, schedule
+from rehearsal import assumptions, hlo, memory, schedule, sealed
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 
 HEAVIEST = 20
@@ -40,13 +36,11 @@ def estimate(compiled: Compiled) -> dict:
 
 def kept(path: pathlib.Path, make: Callable[[], dict]) -> dict:
     """Return what a file of the cache holds; where there is none, or a damaged one, make it."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text())
-    made = make()
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump(made, file)
-    os.rename(file.name, path)
-    return json.loads(path.read_text())
+    found = sealed.read(path)
+    if found is None:
+        sealed.write(path, make())
+        found = sealed.read(path)
+    return found
 
 
 def code_digest(*files: str) -> str:

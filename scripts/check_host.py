@@ -26,6 +26,7 @@ import train
 from configs import validation
 from input_pipeline import batches as pipeline
 from parallelism import identity, processes
+from training.metrics import read_lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 3
@@ -60,7 +61,7 @@ def main() -> dict:
         batches = _batches(config, corpus, steps)
         train.train(config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology)
     metrics = workdir / "metrics.jsonl"  # of a run in a bucket, here only in process 0
-    lines = [json.loads(text) for text in metrics.read_text().splitlines()] if metrics.exists() else []
+    lines = read_lines(metrics.read_bytes(), str(metrics)) if metrics.exists() else []
     trained = [line for line in lines if line["kind"] == "train"]
     return {
         "process": processes.index(),

@@ -49,7 +49,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "models": {"jax", "flax"},
     "objectives": {"jax"},
     "parallelism": {"jax", "flax", "numpy"},
-    "pods": {"absl", "rich"},
+    "pods": {"absl", "rich", "pydantic"},
 }
 
 

@@ -10,8 +10,54 @@ import pathlib
 import sys
 import threading
 import time
+from typing import Annotated, Required
 
+import pydantic
+
+from files.json_reader import JsonError, Object, parse_json
+
+Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
 LOG = logging.getLogger("torus")
+
+
+class Line(Object, total=False):
+    """A line of metrics.jsonl: keys that are read, beside which there are others.
+
+    A figure is null where it was no number.
+    """
+
+    kind: Required[str]
+    time: Annotated[float, pydantic.Field(allow_inf_nan=False)]
+    event: str
+    step: Annotated[int, pydantic.Field(ge=0, lt=2**31)]
+    total_tokens: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+    loss: Figure
+    eval_loss: Figure
+    tokens_per_second: Figure
+    step_seconds: Figure
+    mfu: Figure
+    goodput: Figure
+
+
+OF_A_STEP = ("train", "eval")  # kinds that have one
+
+
+def read_lines(content: bytes, source: str) -> list[Line]:
+    """Return the lines of metrics.jsonl, without those that were torn as a process was killed.
+
+    Args:
+      source: what messages call it.
+
+    Raises:
+      JsonError: a line has values that no run writes; names it.
+    """
+    lines = []
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if text.startswith(b"{") and text.rstrip().endswith(b"}"):
+            lines.append(line := parse_json(text, Line, f"{source}, line {number}"))
+            if line["kind"] in OF_A_STEP and "step" not in line:
+                raise JsonError(f"{source}, line {number}: step is missing")
+    return lines
 
 
 class MetricsWriter:

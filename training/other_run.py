@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from configs import loading, stored_config, validation
-from configs.base import ConfigError
+from configs.base import ConfigError, shown
 from configs.keys import flat
 from layers.adapters import INPUTS
 from parallelism import processes
@@ -149,8 +149,9 @@ def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None
         computes = key.startswith("model.") and key.removeprefix("model.") not in USED
         if computes and key in fixed and now.get(key) != saved:
             raise CheckpointError(
-                f"checkpoint {step} of {checkpoints.address} is of a model with {key}={saved}, but config.json there "
-                f"says {now.get(key)}; bring back the config.json of that run, of which record.json has a copy"
+                f"checkpoint {step} of {checkpoints.address} is of a model with {key}={shown(saved)}, but config.json "
+                f"there says {shown(now.get(key))}; bring back the config.json of that run, of which record.json has "
+                "a copy"
             )
 
 

@@ -8,11 +8,14 @@ import pathlib
 import secrets
 
 from configs import stored_config
+from configs.base import shown
 from configs.stored_config import MAY_CHANGE, OF_THE_HOST
 from parallelism import processes
 from training.checkpoints import CheckpointError, Checkpoints
 from training.lease import LONGEST_NAME, read_name, this_run, trains
 from training.record import RESUMED
+
+MOST_NAMED = 8  # keys that differ
 
 
 @contextlib.contextmanager
@@ -101,14 +104,16 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
         changed += differences(record["config"], data, OF_THE_HOST) or ["other documents"]
     if changed:
         what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
-        raise CheckpointError(f"{workdir} {what} with {'; '.join(changed)}. Restore that, or use a new --workdir.")
+        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+        keys = "; ".join(changed[:MOST_NAMED])
+        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Restore that, or use a new --workdir.")
     return record
 
 
 def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
     """Return "key=old, now new" for each flat configuration key that differs, prefixes in `may_change` aside."""
     return [
-        f"{key}={stored.get(key)}, now {value}"
+        f"{key}={shown(stored.get(key))}, now {shown(value)}"
         for key, value in now.items()
         if stored.get(key) != value and not key.startswith(may_change)
     ]

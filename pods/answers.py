@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts and programs on them print for us as JSON, and which values it may have.
+
+Texts that are shown are of few characters, so that nothing in them is obeyed by a terminal.
+"""
+
+from typing import Annotated, NotRequired
+
+import pydantic
+
+from files.json_reader import Object
+
+UnixSeconds = Annotated[float, pydantic.Field(ge=0, lt=1e11)]  # by the clock of a host
+Number = Annotated[int, pydantic.Field(ge=0, lt=2**48)]
+Gib = Annotated[float, pydantic.Field(ge=0, lt=1e9)]
+Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
+Digest = Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z._-]{0,64}$")]
+
+
+class Heartbeat(Object):
+    """What a process of train.py says of itself, see training/watch.py."""
+
+    step: Number
+    phase: Annotated[str, pydantic.Field(pattern="^[a-z_ ]{1,20}$")]
+    time: UnixSeconds
+    code: Digest
+    host_memory_gib: NotRequired[Gib]
+    device_memory_gib: NotRequired[list[Gib] | None]
+
+
+class Answer(Object):
+    """What a worker prints of itself, see pods/hosts.py."""
+
+    alive: bool
+    pid: Number | None
+    status: Annotated[int, pydantic.Field(ge=0, lt=256)] | None
+    stopped: bool
+    now: UnixSeconds
+    started: UnixSeconds | None
+    commit: Digest
+    changed: Number
+    rss_gib: Gib
+    heartbeat: Heartbeat | None
+
+
+class Configuration(Object):
+    """What is read here of the flat configuration of a run."""
+
+    train_steps: Annotated[int, pydantic.Field(ge=0, lt=2**31, alias="train.steps")]
+
+
+class Trained(Object):
+    """A step of scripts/check_host.py."""
+
+    step: Number
+    loss: Figure
+    step_seconds: Figure
+    tokens_per_second: Figure
+
+
+class Checked(Object):
+    """What scripts/check_host.py has found on a host."""
+
+    process: Number
+    num_processes: Number
+    num_devices: Number
+    local_devices: Number
+    device_kind: str
+    simulated: bool
+    versions: dict[str, str]
+    not_as_locked: list[str]
+    mesh: dict[str, Number]
+    corpus: str
+    corpus_tokens: Number
+    trained: list[Trained]
+    starts: list[Number]
+    heartbeat: bool
+    log: bool
+
+
+class Given(Object):
+    """The switches of a report."""
+
+    given: dict[str, bool]
+
+
+class Report(Object):
+    """What is read of the report of scripts/deploy_optimizations.py."""
+
+    switches: Given

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON files of the cache, each with a digest of its content, so that a damaged one is noticed and made again."""
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+
+from files.json_reader import JsonError, Object, read_json
+
+MAX_BYTES = 256 << 20  # of the timelines of a large program
+
+
+class Sealed(Object):
+    """What such a file has."""
+
+    sha256: str
+    content: dict[str, object]
+
+
+def write(path: pathlib.Path, content: dict) -> None:
+    """Write a file that is whole or absent."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump({"sha256": _digest(content), "content": content}, file)
+    os.rename(file.name, path)
+
+
+def read(path: pathlib.Path) -> dict | None:
+    """Return the content of a file; None where there is none, or a damaged one."""
+    try:
+        sealed = read_json(path, Sealed, max_bytes=MAX_BYTES)
+    except (OSError, JsonError):
+        return None
+    return sealed["content"] if sealed["sha256"] == _digest(sealed["content"]) else None
+
+
+def _digest(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
