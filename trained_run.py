@@ -17,15 +17,13 @@ from flax import nnx
 import assembly
 from configs import stored_config, validation
 from configs.base import ConfigError
-from files.json_reader import Object, parse_json
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning import sampling
 from training.bucket import path_of
 from training.checkpoints import Checkpoints
+from training.metrics import read_lines
 from training.other_run import newest_of, restore_evaluated
-
-METRICS_BYTES = 1 << 20  # of a line of metrics.jsonl
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -102,9 +100,9 @@ class TrainedRun:
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order."""
-        text = (path_of(str(self.address)) / "metrics.jsonl").read_text()
-        lines = [parse_json(line, Object, "metrics.jsonl", max_bytes=METRICS_BYTES) for line in text.splitlines()]
-        return [line for _, line in sorted({line["step"]: line for line in lines if line["kind"] == kind}.items())]
+        path = path_of(str(self.address)) / "metrics.jsonl"
+        lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
+        return [lines[step] for step in sorted(lines)]
 
 
 @functools.partial(jax.jit, static_argnums=0)

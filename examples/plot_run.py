@@ -20,6 +20,8 @@ from training.metrics import read_lines
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
     """Return the last line of each step of a kind, in order."""
     path = workdir / "metrics.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{workdir} holds no run: there is no {path.absolute()}")
     lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
     return [lines[step] for step in sorted(lines)]
 
@@ -44,6 +46,7 @@ def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
     tokens, goodput = last.get("total_tokens", 0), last.get("goodput") or 0.0
     figure.suptitle(f"{workdir.name}: {tokens:,} tokens, goodput {goodput:.2f}")
     figure.savefig(file, dpi=120)
+    print(f"{len(trained):,} logged steps of {workdir} are drawn in {file}")
 
 
 if __name__ == "__main__":
@@ -53,4 +56,5 @@ if __name__ == "__main__":
     try:
         main(**vars(parser.parse_args()))
     except (OSError, ValueError) as error:  # no such folder, a damaged line, a picture that cannot be written
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

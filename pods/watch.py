@@ -7,6 +7,7 @@ by the clock of the host that they are from.
 
 import dataclasses
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -25,6 +26,7 @@ WATCH_SECONDS = 1.0
 IDLE = "nothing runs"  # and nothing has, since the last launch or stop
 RECENT_LINES = 20  # of which the seconds of a step are the median
 KILLED = 128  # a shell adds the number of the signal
+NOT_THERE = re.compile("No such file|matched no objects")  # of cat, and of gcloud
 STOPPED = 75  # by us, after it saved
 
 
@@ -36,6 +38,7 @@ class Worker:
       status: how the program ended; None while it runs, or where nothing is known.
       launched: whether something was launched and not ended by us since.
       stopped: whether `pod.py stop` was called since the launch.
+      trains: whether what was launched is a run of train.py, which has a heartbeat when it has compiled its step.
       heartbeat: what the process of train.py wrote last in this run: step, phase, host_memory_gib, device_memory_gib,
         code; None before its first.
       age: seconds since it was written.
@@ -47,6 +50,7 @@ class Worker:
     alive: bool = False
     launched: bool = False
     stopped: bool = False
+    trains: bool = False
     status: int | None = None
     commit: str = ""
     changed: int = 0
@@ -70,7 +74,7 @@ class Worker:
         if not self.reachable:
             return "unreachable"
         if self.alive:
-            return self.heartbeat["phase"] if self.heartbeat else "running"
+            return self.heartbeat["phase"] if self.heartbeat else "starting" if self.trains else "running"
         if not (self.launched or self.stopped) and self.status is None:
             return IDLE
         return "died" if self.died else "finished" if self.status == 0 else "stopped"
@@ -264,7 +268,8 @@ def _worker(number: int, result, record: dict | None) -> Worker:
     age = max(0.0, said["now"] - beat["time"]) if beat else None
     return Worker(
         number, alive=said["alive"], launched=said["pid"] is not None, stopped=said["stopped"], status=said["status"],
-        commit=said["commit"], changed=said["changed"], rss_gib=said["rss_gib"], heartbeat=beat, age=age,
+        trains=record is not None and bool(record["workdir"]), commit=said["commit"], changed=said["changed"],
+        rss_gib=said["rss_gib"], heartbeat=beat, age=age,
     )  # fmt: skip
 
 
@@ -308,8 +313,12 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
     def read(name: str) -> str:
         worker, command = str(settings.coordinator_worker), _read_command(settings, workdir, name)
         [result] = transport.run(command, worker=worker, show=False)
+        if result.status and NOT_THERE.search(result.message):
+            raise PodError(
+                f"{workdir} has no {name} yet: the run logs its first step later; `status` says what it does"
+            )
         if result.status:
-            raise PodError(f"{workdir}/{name}: {result.message}; the run has not got to its first step?")
+            raise PodError(f"{workdir}/{name}: {result.message}")
         return result.output
 
     try:

@@ -4,13 +4,16 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import time
+import types
 from unittest import mock
 
 import pytest
 
 from pods import launch, records, settings, watch
+from pods.transports import PodError, Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod
 
@@ -234,3 +237,23 @@ def test_watching_goes_on_until_it_is_ended(running):
     watching.send_signal(signal.SIGINT)
     watching.communicate(timeout=20)
     assert seen == 3 and watching.returncode == 130
+
+
+def test_a_run_without_a_step_yet_has_a_phase_and_its_metrics_say_so(tmp_path):
+    """It took over a minute until status had a phase, and metrics showed a path twice and a message of cat."""
+    answer = {"alive": True, "pid": 7, "status": None, "stopped": False, "now": 9.0, "started": 8.0, "commit": "a" * 40}
+    answer |= {"changed": 0, "rss_gib": 1.0, "heartbeat": None}
+    result = Result(0, 0, json.dumps(answer))
+    assert watch._worker(0, result, {"workdir": "/runs/x"}).process() == "starting"
+    assert watch._worker(0, result, {"workdir": None}).process() == "running"  # another program
+    for said, line in (
+        (
+            "cat: /runs/x/metrics.jsonl: No such file or directory",
+            "/runs/x has no metrics.jsonl yet: the run logs its ",
+        ),
+        ("ERROR: (gcloud.storage.cat) The following URLs matched no objects", "/runs/x has no metrics.jsonl yet"),
+        ("ssh: connection refused", "/runs/x/metrics.jsonl: ssh: connection refused"),
+    ):
+        transport = types.SimpleNamespace(run=lambda *_, said=said, **__: [Result(0, 1, said)])
+        with pytest.raises(PodError, match=re.escape(line)):
+            watch._read_run(settings.read([], {})[0], transport, "/runs/x")
