@@ -62,6 +62,7 @@ class Job:
     run: assembly.Run | None = None  # of the whole batch, on that mesh
     stage_end: int = 0  # the last step of the present shape
     increases: int = 0  # of the size of its batch
+    suspect: int | None = None  # step of a checkpoint from which the run took no update before it went back to it
     stages: list[Stage] = dataclasses.field(default_factory=list)  # since the run began or went back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
 
@@ -172,13 +173,21 @@ class Job:
         return stage.examples + max(0, step - stage.step - 1) * stage.rows
 
     def save(self, state, step: int, *, ends: bool) -> None:
-        """Begin to write a checkpoint of a state; where the run `ends`, return when it is written, or raise SaveFailed.
+        """Begin to write a checkpoint of a state; if the run `ends`, return when it is written, or raise SaveFailed.
 
-        Raises Diverged where the state is not finite.
+        A state that the last step could compute nothing finite with is not saved, unless the run is interrupted: its
+        numbers may be finite, and so large that no gradient is.
+
+        Raises Diverged if the state is not finite, or nothing finite could be computed with it in the last step of all.
         """
         self.log.flush()
         if not is_finite(state):  # in which a process may wait for another, so that it is no part of the phase
             raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
+        if not self.log.last_finite and step == self.config.train.steps:
+            raise step_log.Diverged(f"the loss or the gradient of step {step}, the last one, is not finite", step, step)
+        if not (self.log.last_finite or ends):
+            self.checkpoints.postpone(f"step {step} not saved: its loss or its gradient is not finite", step)
+            return
         with self.clock.within("save"):
             record = self.log.record() | self.pins
             record |= {
@@ -291,7 +300,7 @@ class Job:
         self.log.display.lines(lines)
         return lines
 
-    def go_back(self, trouble: step_log.Diverged, record: dict | None) -> dict | None:
+    def go_back(self, trouble: step_log.Diverged) -> dict | None:
         """Return the record of the checkpoint to go back to, None for the beginning, having left out the bad batches.
 
         Raises NonFinite where it was done too often, or the batches are from elsewhere and come but once.
@@ -306,19 +315,31 @@ class Job:
             )
         self.roll_backs += 1
         self.checkpoints.wait()
-        step = self.checkpoints.newest()
-        record = self.checkpoints.record(step) if step is not None else None
+        record = self._take_up()
+        if record and trouble.first_step <= record["step"] + 1:  # no update was taken from this checkpoint on
+            if record["step"] == self.suspect:  # nor with other batches, so it is the checkpoint that is bad
+                self.checkpoints.set_aside(self.suspect, "is not used: no step after it had a finite gradient")
+                record = self._take_up()
+            else:
+                self.suspect = record["step"]
         if record:  # a checkpoint may lie among the steps that were skipped
             first = max(first, record["examples"])
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
-        self.checkpoints.losses = losses_of(record)
-        self.log.go_on(record)
         self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
+        step = record["step"] if record else 0
         self.log.event(
-            f"{trouble}; back to step {step or 0}, leaving out {last - first} examples up to step "
-            f"{trouble.last_step}'s", "roll_back", step or 0,
+            f"{trouble}; back to step {step}, leaving out {last - first} examples up to step "
+            f"{trouble.last_step}'s", "roll_back", step,
             first_step=trouble.first_step, last_step=trouble.last_step,
         )  # fmt: skip
+        return record
+
+    def _take_up(self) -> dict | None:
+        """Return the record of the newest good checkpoint, None if there is none, and count on from there."""
+        step = self.checkpoints.newest() if self.checkpoints.steps() else None
+        record = self.checkpoints.record(step) if step is not None else None
+        self.checkpoints.losses = losses_of(record)
+        self.log.go_on(record)
         return record
 
     def keep_bad_documents(self, trouble: step_log.Diverged) -> str:

@@ -163,7 +163,7 @@ def run_to_the_end(
     ):
         clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        frozen, pins = frozen_weights(run, record)
+        frozen, pins = teacher.frozen_weights(run, record)
         programs = Programs(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
@@ -189,24 +189,6 @@ def run_to_the_end(
         display.lines([f"never struck: {fault.text}" for fault in faults.pending])
 
 
-def frozen_weights(run: assembly.Run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
-    """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
-
-    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both, or its
-    teacher.
-    """
-    config = run.config
-    needed = {
-        "base": config.lora.rank > 0,
-        "reference": config.train.objective == "dpo",
-        "teacher": bool(config.distillation.teacher),
-    }
-    roles = [role for role in needed if needed[role]]
-    pin = teacher.run_of(config).pin(record and record.get(roles[0])) if roles else None
-    frozen = teacher.restore(config, run.abstract_frozen, pin)
-    return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
-
-
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
     """Return the run for batches of a shape; `options` as in `assemble`."""
     return assembly.assemble(layouts.on_mesh(config, shape.mesh), rows=shape.rows, **options)
@@ -225,7 +207,7 @@ def train_to_the_end(job: Job, record: dict | None):
         try:
             return train_from(job, record)
         except step_log.Diverged as trouble:
-            record = job.go_back(trouble, record)
+            record = job.go_back(trouble)
 
 
 def train_from(job: Job, record: dict | None):

@@ -91,15 +91,15 @@ def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path
     longer, before = tmp_path / "teacher" / "checkpoints" / "40", tmp_path / "40"
     longer.rename(before)
     run = assembly.assemble(student(train__objective="distillation", distillation__teacher=name))
-    (frozen,), pins = train.frozen_weights(run, None)
+    (frozen,), pins = teachers.frozen_weights(run, None)
     before.rename(longer)
-    (again,), same = train.frozen_weights(run, {"step": 1} | pins)
+    (again,), same = teachers.frozen_weights(run, {"step": 1} | pins)
     assert pins["teacher"]["step"] == 20 and pins == same
     jax.tree.map(np.testing.assert_array_equal, frozen, again)
-    assert train.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record from before there were pins
+    assert teachers.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without pins
     shutil.rmtree(longer.with_name("20"))
     with pytest.raises(CheckpointError, match=r"checkpoint 20 of distillation.teacher=.* bring back the one that the"):
-        train.frozen_weights(run, {"step": 1} | pins)
+        teachers.frozen_weights(run, {"step": 1} | pins)
 
 
 def taught(folder, **mesh):

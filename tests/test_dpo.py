@@ -20,6 +20,7 @@ from tests.one_step import LENGTH, VOCAB, placed, small_config
 from tests.support import assert_close, packed_batch, random_weights
 from tests.test_train import in_process, lines_of
 from training import other_run
+from training import teacher as teachers
 from training.checkpoints import CheckpointError
 
 
@@ -147,7 +148,7 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     record = json.loads((workdir / "checkpoints" / "12" / "record.json").read_text())
     assert record["reference"]["folder"] == str(tuned) and record["reference"]["step"] == 12
     run = assembly.assemble(config)
-    assert train.frozen_weights(run, record)[1]["reference"] == record["reference"]  # where it goes on
+    assert teachers.frozen_weights(run, record)[1]["reference"] == record["reference"]  # where it goes on
     stored = stored_config.load_to_read(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults strike a run, and what it promised holds: it goes back, skips, refuses, names, and ends as it would have."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -25,6 +26,7 @@ from tests.test_train import command, finish, in_process, lines_of
 from training.checkpoints import Checkpoints, SaveFailed
 from training.clock import OF_STEPS
 from training.faults import parse_faults
+from training.interruption import Interrupted
 from training.step_log import NonFinite, StepLog
 
 
@@ -126,7 +128,9 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
 ):
     monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=5, train__save_every=1, checkpoint__keep=9)
-    trained = run(config, tmp_path, "nan@4,nan@40")
+    with pytest.raises(Interrupted):  # or the state after a step that is not finite would not be saved
+        run(config, tmp_path, "nan@4,sigterm@4,nan@40")
+    trained = run(config, tmp_path, "nan@40")
     assert [line for line in capsys.readouterr().out.splitlines() if "struck" in line] == ["never struck: nan@40"]
     before, after = saved_states(config, (tmp_path, 3), (tmp_path, 4))
     for part in ("params", "average", "optimizer", "carry"):
@@ -263,3 +267,36 @@ def test_checkpoints_are_verified_from_the_command_line(texts, calm, tmp_path, c
     assert "checkpoint 12 is damaged" in told.err and "step  9/12" in told.out, told
     assert (folder / "12.damaged").is_dir() and (folder / "12").is_dir()
     assert math.isfinite(trained[12]["loss"])
+
+
+def spoiling(monkeypatch, after: int):
+    """Have the update of one step, once, make parameters finite and so large that no loss is."""
+    usual, done = job.Job.training_batches, []
+
+    def watched(self, record):
+        step = self.train_step
+
+        def spoiled(state, batch, *frozen):
+            state, scalars = step(state, batch, *frozen)
+            if int(state.step) == after and not done:
+                done.append(after)
+                state = dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * 1e30, state.params))
+            return state, scalars
+
+        self.train_step = spoiled
+        return usual(self, record)
+
+    monkeypatch.setattr(job.Job, "training_batches", watched)
+
+
+@pytest.mark.parametrize(("after", "aside"), [(8, ["8.damaged"]), (7, [])], ids=["at_a_save", "before_a_save"])
+def test_a_state_that_no_step_can_go_on_from_is_not_saved_or_not_used(texts, tmp_path, monkeypatch, after, aside):
+    """As after an overflow: each number is finite, and no gradient is. It was saved, and gone back to for ever."""
+    spoiling(monkeypatch, after)
+    config = on_texts(texts, train__steps=12, train__save_every=4, train__bad_steps=2)
+    lines = run(config, tmp_path)
+    assert sorted(lines) == list(range(1, 13)) and math.isfinite(lines[12]["gradient_norm"])
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"8", "12", *aside}
+    assert [event["step"] for event in events(tmp_path, "roll_back")] == ([8, 4] if aside else [4])
+    for state in saved_states(config, (tmp_path, 8), (tmp_path, 12)):
+        assert all(np.abs(leaf).max() < 100 for leaf in jax.tree.leaves(state.params))

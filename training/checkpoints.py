@@ -124,7 +124,8 @@ class Checkpoints:
             problems = self.problems(step)
             if not problems:
                 return step
-            self._set_aside(step, problems)
+            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+            self.set_aside(step, f"is damaged: {'; '.join(problems[:3])}{more}")
         there = processes.shared("there", self.files.there)
         if there:
             raise Damaged(
@@ -150,13 +151,12 @@ class Checkpoints:
             raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 
-    def _set_aside(self, step: int, problems: list[str]) -> None:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        what = f"checkpoint {step} is damaged: {'; '.join(problems[:3])}{more}"
+    def set_aside(self, step: int, why: str) -> None:
+        """Take its name from a checkpoint that is not to be used, unless this is only to read, and say `why`."""
         fate = "an older one is taken"
         if self.retention:
             fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
-        self.tell(f"{what}; {fate}", event="damaged", step=step)
+        self.tell(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
 
     def record(self, step: int) -> Record:
         """Return the record that was saved beside the arrays of `step`; errors as in `Folder.record`."""
@@ -232,6 +232,11 @@ class Checkpoints:
         self.failure = SaveFailed(f"the save of step {step} has not come to its end")
         self.saving = threading.Thread(target=self._finish, args=(step, write, blocked), daemon=True)
         self.saving.start()
+
+    def postpone(self, why: str, step: int) -> None:
+        """Say why a step is not saved; `due_again` says when to try again."""
+        self.tell(why, event="save_left_out", step=step)
+        self.failures = max(1, self.failures)
 
     def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
         """Save a state after which the run ends, and return when it is on disk; SaveFailed after some tries."""

@@ -38,7 +38,8 @@ def told(objective, figures: dict[str, float], weight: int) -> tuple[str, str, s
 class StepLog:
     """Writes and shows every `log_every`-th step, and watches every one.
 
-    `total_tokens` are the targets with loss weight that the run has trained on.
+    `total_tokens` are the targets with loss weight that the run has trained on; `last_finite` says whether the last
+    step's loss and gradient were finite.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class StepLog:
         """Count on from a checkpoint; None: from nothing."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
-        self.speed = Speed(self.goodput.clock)
+        self.speed, self.last_finite = Speed(self.goodput.clock), True
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -104,6 +105,7 @@ class StepLog:
             time.sleep(POLL_SECONDS)
         figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # a mean over nothing is not 0
             figures["loss"] = math.nan
         self.last_step = step

@@ -54,3 +54,21 @@ def configuration(config: ConfigDict) -> ConfigDict:
 def restore(config: ConfigDict, abstract_frozen: tuple, pin: dict | None = None) -> tuple:
     """Return the weights that steps take beside the run's own, in the layouts asked for; see training/other_run.py."""
     return tuple(run_of(config).restore(params, pin) for params in abstract_frozen)
+
+
+def frozen_weights(run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
+    """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
+
+    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both, or its
+    teacher.
+    """
+    config = run.config
+    needed = {
+        "base": config.lora.rank > 0,
+        "reference": config.train.objective == "dpo",
+        "teacher": bool(config.distillation.teacher),
+    }
+    roles = [role for role in needed if needed[role]]
+    pin = run_of(config).pin(record and record.get(roles[0])) if roles else None
+    frozen = restore(config, run.abstract_frozen, pin)
+    return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)

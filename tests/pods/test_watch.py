@@ -249,7 +249,7 @@ def test_a_run_without_a_step_yet_has_a_phase_and_its_metrics_say_so(tmp_path):
     for said, line in (
         (
             "cat: /runs/x/metrics.jsonl: No such file or directory",
-            "/runs/x has no metrics.jsonl yet: the run logs its ",
+            "/runs/x has no metrics.jsonl yet: the run",
         ),
         ("ERROR: (gcloud.storage.cat) The following URLs matched no objects", "/runs/x has no metrics.jsonl yet"),
         ("ssh: connection refused", "/runs/x/metrics.jsonl: ssh: connection refused"),
