@@ -24,7 +24,7 @@ def test_the_loss_of_a_batch_in_which_nothing_counts_is_unknown(tmp_path):
     with MetricsWriter(tmp_path, tensorboard=False) as writer, Display(2, quiet=True) as display:
         log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)
         for step, tokens in enumerate((4.0, 0.0), start=1):
-            figures = {"loss": 0.0, "tokens": tokens, "skipped": 0.0, "skipped_in_a_row": 0.0}
+            figures = {"loss": 0.0, "gradient_norm": 0.0, "tokens": tokens, "skipped": 0.0, "skipped_in_a_row": 0.0}
             log.add(step, {name: jnp.float32(value) for name, value in figures.items()}, rows=1)
         log.flush()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
