@@ -56,7 +56,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run, from the present folder; default: runs/<recipe>[-<topology>]")
-flags.DEFINE_integer("join_seconds", 300, "how long the processes of a run wait for each other at its start", 1)
+flags.DEFINE_integer(
+    "join_seconds", 300, "how long the processes of a run wait for each other at its start", 1, 1_000_000
+)
 
 
 @dataclasses.dataclass(frozen=True)
