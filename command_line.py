@@ -28,7 +28,7 @@ try:
     from absl import flags
 
     from configs import base, loading, simulation, stored_config, topologies, validation
-    from configs.base import ConfigError
+    from configs.base import ConfigError, shown
     from configs.keys import NAMES_ELSEWHERE, did_you_mean, flat, similar, similar_keys, stray_argument
     from configs.resolving import Loaded
     from input_pipeline.cache import cache_path
@@ -56,7 +56,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
 flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
 flags.DEFINE_string("workdir", "", "folder of the run, from the present folder; default: runs/<recipe>[-<topology>]")
-flags.DEFINE_integer("join_seconds", 300, "how long the processes of a run wait for each other at its start", 1)
+flags.DEFINE_integer(
+    "join_seconds", 300, "how long the processes of a run wait for each other at its start", 1, 1_000_000
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +162,8 @@ def parse(
         if simulated:  # a run that is continued has the sizes that it was started with
             scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices, loaded)
+    else:  # the devices are counted when jax has found them
+        validation.check_keys(loaded.config)
     return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
 
 
@@ -261,7 +265,13 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     if "://" in FLAGS.workdir:
         raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
-    return pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}").expanduser(), None
+    name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
+    try:
+        workdir = pathlib.Path(name).expanduser()
+        workdir.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user
+        raise ConfigError(f"--workdir={shown(name)}: {' '.join(str(error).split())[:200]}") from None
+    return workdir, None
 
 
 def recipe(overrides: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ command_line.flags.DEFINE_string(
     "puzzle", "", "text file with a Sudoku or a maze to solve, see reasoning/puzzle_file.py"
 )
 command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
-command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", lower_bound=0)
+command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be consistent in the sizes of a model."""
 
+import math
+
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
@@ -76,5 +78,11 @@ def multiples_text(value: int, unit: int) -> str:
 
 def divisors_text(value: int, near: int) -> str:
     """Return the two divisors of a value that are nearest to another, in words."""
-    divisors = sorted((d for d in range(1, value + 1) if value % d == 0), key=lambda d: abs(d - near))
-    return " or ".join(str(d) for d in sorted(divisors[:2]))
+    nearest = sorted(divisors(value), key=lambda divisor: abs(divisor - near))
+    return " or ".join(str(divisor) for divisor in sorted(nearest[:2]))
+
+
+def divisors(value: int) -> list[int]:
+    """Return the divisors of a number in ascending order, in time that grows with its root."""
+    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
+    return sorted({*small, *(value // divisor for divisor in small)})

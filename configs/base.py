@@ -22,8 +22,9 @@ class ConfigError(ValueError):
 
 
 def shown(value) -> str:
-    """Return a value as a message has it, its end left out where it is long."""
+    """Return a value as a message has it: in one line, its end left out where it is long."""
     text = str(value)
+    text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a configuration consistent; checked before any device or file is touched."""
 
-import itertools
 import math
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
 from configs import architecture, fine_tuning, layouts, ramp, ranges, together, topologies
-from configs.architecture import divisible, multiples_text
+from configs.architecture import divisible, divisors, multiples_text
 from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
 from configs.keys import assign, flat
 from configs.resolving import Loaded
@@ -137,9 +137,17 @@ def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
         factors = [round(abs(math.log(old / new)), 6) for old, new in pairs]
         return sum((old > 1) != (new > 1) for old, new in pairs), round(sum(factors), 6), factors
 
-    divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
-    shapes = itertools.product(divisors, repeat=len(sizes))
-    return min((shape for shape in shapes if math.prod(shape) == num_devices), key=unlike)
+    return min(_shapes(num_devices, len(sizes)), key=unlike)
+
+
+def _shapes(num_devices: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """Yield every mesh of so many devices, the first sizes in ascending order."""
+    if axes == 1:
+        yield (num_devices,)
+        return
+    for size in divisors(num_devices):
+        for others in _shapes(num_devices // size, axes - 1):
+            yield size, *others
 
 
 def _shape_text(sizes: tuple[int, ...]) -> str:
@@ -170,9 +178,9 @@ def _check_parts(config: ConfigDict) -> None:
     chunk, length, mesh = config.evaluation.chunk_tokens, config.train.sequence_length, config.mesh
     divisible("model.num_experts", config.model.num_experts, "mesh.expert * mesh.model", mesh.expert * mesh.model)
     if chunk and length % chunk:
-        fitting = next(n for n in range(-(-length // chunk), length + 1) if length % n == 0)
+        fitting = max(divisor for divisor in divisors(length) if divisor <= chunk or divisor == 1)
         raise ConfigError(
-            f"evaluation.chunk_tokens={chunk} does not divide train.sequence_length={length}; use {length // fitting}"
+            f"evaluation.chunk_tokens={chunk} does not divide train.sequence_length={length}; use {fitting}"
         )
     if chunk % mesh.context:
         raise ConfigError(

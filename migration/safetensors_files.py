@@ -88,7 +88,7 @@ def check_names(given: Iterable[str], expected: Iterable[str], where, hint: str)
     said = []
     for names, verb, rest in ((missing, "lacks", ""), (unknown, "has", ", for which the model has no place")):
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        said += [f"{verb} {names[0]}{more}{rest}"] if names else []
+        said += [f"{verb} {shown(names[0])}{more}{rest}"] if names else []
     if said:
         raise WeightsError(f"{where}: {' and '.join(said)}; {hint}")
 
@@ -152,13 +152,17 @@ def _files_by_index(index: pathlib.Path) -> dict[str, str]:
     """Return {tensor: name of the file that it is in}."""
     try:
         where = read_json(index, Index, max_bytes=INDEX_BYTES)["weight_map"]
-        wrong = (file for file in where.values() if pathlib.Path(file).name != file or len(file) > NAME_CHARACTERS)
-        why = next((f"{shown(file)!r} is none" for file in wrong), "")
+        why = next((f"{shown(file)!r} is none" for file in where.values() if not _is_name(file)), "")
     except JsonError as error:
         why = str(error).removeprefix(f"{index}: ")
     if why:
         raise WeightsError(f"{index}: has no weight_map from tensors to files beside it ({why})")
     return where
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text is a plain name of a file in the same folder."""
+    return pathlib.Path(text).name == text and text.isprintable() and len(text) <= NAME_CHARACTERS
 
 
 def _tensors(path: pathlib.Path) -> dict[str, Stored]:

@@ -26,7 +26,7 @@ CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, as gcloud takes it
 LARGEST = {  # of numbers; a number that is not here goes up to LARGEST_NUMBER
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
-    "retry_seconds": 3_600.0,
+    "retry_seconds": 3_600.0, "join_seconds": 1_000_000,
 }  # fmt: skip
 LARGEST_NUMBER = 1_000_000_000  # of seconds that is thirty years
 NOT_IN_ENVIRONMENT = {  # of one call, or with a name that other programs use

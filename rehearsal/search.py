@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
+from configs.architecture import divisors
 from configs.base import ConfigError
 from configs.keys import flat
 from configs.ranges import CHOICES
@@ -84,8 +85,8 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
     held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # what was typed holds
     fixed = loaded.config.mesh.dcn_data * loaded.config.mesh.context * loaded.config.mesh.expert
     free = topology.chips // fixed
-    for model in _divisors(free):
-        for fsdp in _divisors(free // model):
+    for model in divisors(free):
+        for fsdp in divisors(free // model):
             mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
             shards = topology.chips // model // loaded.config.mesh.context
             for batch in _batches(loaded.config, shards, any_batch):
@@ -100,7 +101,7 @@ def _batches(config, shards: int, any_batch: bool) -> list[dict]:
         powers = (2**n for n in range(8))
         return [{"train.global_batch": rows * shards, "train.gradient_accumulation": 1} for rows in powers]
     rows = config.train.global_batch // shards
-    return [{"train.gradient_accumulation": n} for n in _divisors(rows)] if rows else []
+    return [{"train.gradient_accumulation": n} for n in divisors(rows)] if rows else []
 
 
 def _candidate(loaded, topology, keys: dict) -> Candidate | None:
@@ -213,10 +214,6 @@ def _row(candidate: Candidate) -> dict:
         "Tokens/s": None if candidate.seconds == math.inf else 1 / candidate.seconds,
         "keys": keys,
     }
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 # The largest model

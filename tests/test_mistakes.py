@@ -158,6 +158,7 @@ MISTAKES = [
     ("examples/conversations.py", {}, "the following arguments are required: FOLDER"),
     # sizes that nothing has
     (f"{TRAIN} --config.model.num_layers=1000000", {}, "model.num_layers=1000000 must be at most 10,000"),
+    (f"train.py --workdir=HERE/{'x' * 300}", {}, "File name too long"),
     (f"{TRAIN} --config.mesh.fsdp=99999999999", {}, "mesh.fsdp=99999999999 must be at most 1,000,000"),
     (f"{TRAIN} --config.layout.changes='1: data=99999999999999999999'", {}, "and at most 1,000,000, as in 4,4,2"),
     ("train.py --topology=99999999999xv4-32", {}, "--topology=99999999999xv4-32 is unknown (all: cpu, "),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 from configs import ramp
+from configs.architecture import divisors
 from configs.base import ConfigError, batch_shards
 
 
@@ -17,7 +18,7 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     configuration does, which is compiled for that. Raises ConfigError where none does, or noise could not be measured.
     """
     rows = config.train.global_batch // batch_shards(config.mesh)
-    candidates = [of_count(config, count) for count in range(1, rows + 1) if rows % count == 0]
+    candidates = [of_count(config, count) for count in divisors(rows)]
     if ramp.measures_noise(config):
         candidates = [candidate for candidate in candidates if ramp.num_parts(candidate) > 1]
     if not candidates:

@@ -11,7 +11,7 @@ from files.json_reader import JsonError, Object, read_json
 from training.clock import Clock
 from training.display import duration
 
-Seconds = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+Seconds = Annotated[float, pydantic.Field(ge=-1e11, le=1e11)]  # some thousand years
 
 PARTS = {  # of the wall-clock time: in the words of the summary, and the phases that come to it
     "start_up": ("starting", ("start_up",)),
@@ -65,7 +65,7 @@ class Goodput:
 
     def lost_since(self, saved: float) -> None:
         """Book as lost what was trained since so many seconds of training were `saved`: it is done again."""
-        trained = max(0.0, self.parts()["training"] - saved)
+        trained = max(0.0, self.parts()["training"] - max(0.0, saved))
         self.before["training"] -= trained
         self.before["lost"] += trained
 

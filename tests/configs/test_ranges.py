@@ -65,6 +65,14 @@ def test_a_run_has_no_more_examples_than_it_can_count():
     assert line.startswith("train.steps=2147483647 of train.global_batch=8 take 17,179,869,176 examples, and a run")
 
 
+def test_what_would_fit_is_found_at_once_for_large_numbers_too():
+    """Numbers with few divisors, or many: the message names one that would do."""
+    typed = {"train.sequence_length": 999_999_937, "model.max_length": 10**9, "evaluation.chunk_tokens": 2}
+    assert refused(**typed).endswith("does not divide train.sequence_length=999999937; use 1")
+    assert refused(**{"model.num_heads": 99_991, "model.num_kv_heads": 2}).endswith("num_kv_heads could be 1 or 99991")
+    assert validation.nearest_shape((2,) * 6, 15_984) == (2, 2, 2, 2, 3, 333)
+
+
 def test_a_recursive_model_has_few_layers():
     line = refused("configs/trm/sudoku_mini.py", **{"model.num_layers": 65})
     assert line.startswith("model.num_layers=65 must be at most 64 with model.name=trm")

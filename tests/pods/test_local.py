@@ -61,7 +61,7 @@ def test_what_a_broken_create_left_is_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pod.json", "launch.json", "created.json"])
-@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+@pytest.mark.parametrize("content", ["{", "[]", "\xff", "[" * 100_000, '{"workers": "x", "words": 3, "slices": []}'])
 def test_a_damaged_file_of_ours_is_one_line(tmp_path, name, content):
     pod = LocalPod(tmp_path, ACCEL="v4-16")
     pod.folder.mkdir(parents=True)

@@ -46,6 +46,26 @@ def test_a_file_of_switches_runs_no_code(tmp_path, monkeypatch):
     assert (words[0], words[-1]) == ("--config=configs/tiny.py", "--config.train.steps=3")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"switches": 3}', "switches: input should be an object, but is 3"),
+        ("[" * 100_000, "is not valid JSON (recursion limit exceeded"),
+        ("[]", "input should be an object, but is []"),
+        ('{"switches": {"enable_causal": []}}', "switches.enable_causal"),
+        ('{"enable_causal": {}}', "ENABLE_CAUSAL={} is neither true nor false"),
+        ('{"model_size": 3}', "model_size: input should be a valid string"),
+        ('{"sequence_length": 1e300}', "sequence_length: input should be a valid integer"),
+        ('{"num_experts": 99999999999999999999}', "num_experts: input should be less than"),
+    ],
+)
+def test_a_file_of_switches_that_is_none_is_refused_by_its_key(tmp_path, content, message):
+    (tmp_path / "c.json").write_text(content)
+    with pytest.raises(PodError) as error:
+        deploy.resolve(["deploy", f"--config={tmp_path}/c.json"], "")
+    assert error.value.exit_status == 2 and message in str(error.value) and len(str(error.value)) < 400
+
+
 def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     """A file's false is never turned on by flags that are absent; a flag turns off what the file has on."""
     (tmp_path / "c.json").write_text(

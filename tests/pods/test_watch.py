@@ -123,6 +123,24 @@ def test_a_worker_that_knows_nothing_of_the_launch_is_a_problem():
     ]
 
 
+def test_a_clock_that_was_set_back_makes_no_hours_negative():
+    lines = [{"kind": "event", "event": "start", "time": START + 100}]
+    lines += [{"kind": "train", "step": step, "time": START + 40 + 10 * step} for step in (1, 2)]
+    assert watch.elapsed_seconds(lines) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"kind": 3}', '{"kind": "train"}', '{"train.steps": "x"}'])
+def test_a_damaged_file_of_the_run_is_one_line(sleeping, name, content):
+    file = sleeping.folder / "shared" / "tiny" / name
+    before = file.read_text()
+    file.write_text(content if name == "config.json" else "{" + content[1:] + "}\n")
+    done = sleeping.run("metrics")
+    file.write_text(before)
+    assert done.status == 1 and len(done.stderr.splitlines()) == 1
+    assert f"{sleeping.folder}/shared/tiny/{name}" in done.last_line and len(done.last_line) < 400
+
+
 def launched(folder) -> LocalPod:
     """Return a pod of four whose workers sleep."""
     pod = LocalPod(folder, ACCEL="v4-32")

@@ -4,9 +4,11 @@
 import json
 import resource
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.metrics import MetricsWriter
+from files.json_reader import JsonError
+from training.metrics import MetricsWriter, read_lines
 
 
 def lines(folder) -> list[dict]:
@@ -93,3 +95,29 @@ def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tm
 def test_what_could_never_be_written_is_told_in_the_end(tmp_path, capfd):
     write(tmp_path / "gone", "train", step=1)
     assert capfd.readouterr().err == f"{tmp_path}/gone/metrics.jsonl: 1 lines could not be written\n"
+
+
+def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
+    write(tmp_path, "train", step=1, loss=2.5, mfu=None)
+    write(tmp_path, "event", event="stop", step=1)
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    found = read_lines(content + b'{"kind": "train", "st', "metrics.jsonl")
+    assert [(line["kind"], line["step"]) for line in found] == [("train", 1), ("event", 1)] and found[0]["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"kind": "train"}', "m, line 2: step is missing"),
+        (b'{"step": 3}', "m, line 2: kind is missing"),
+        (b'{"kind": "train", "step": "3"}', "m, line 2: step: input should be a valid integer"),
+        (b'{"kind": "train", "step": 3, "loss": []}', "m, line 2: loss: input should be a valid number"),
+        (b'{"kind": "event", "time": NaN}', "m, line 2: time: input should be a finite number"),
+        (b'{"a":' * 100_000 + b"}", "m, line 2: is not valid JSON (recursion limit"),
+        (b'{"kind": "\xff"}', "m, line 2: is not valid JSON"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(line, message):
+    with pytest.raises(JsonError) as error:
+        read_lines(b'{"kind": "event"}\n' + line + b"\n", "m")
+    assert str(error.value).startswith(message) and len(str(error.value)) < 300
