@@ -136,7 +136,8 @@ def find_files(path: str) -> list[Path]:
     """Return the files that a path names.
 
     It is a file, a folder (all files below it, in order of their names; hidden ones and linked folders left
-    out) or a glob (`**` for any depth); `~` is the home folder.
+    out) or a glob (`**` for any depth); `~` is the home folder. In a glob the leading folders that exist under
+    exactly these names are no pattern, so `data[1]/*.txt` is what the folder `data[1]` holds, if there is one.
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
@@ -144,7 +145,7 @@ def find_files(path: str) -> list[Path]:
     try:
         if place.is_file():
             return [place]
-        found = map(Path, glob.glob(str(place), recursive=True))
+        found = map(Path, glob.glob(_pattern(place), recursive=True))
         matches = (path for path in found if path.is_file() or not path.exists())
         files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
@@ -160,6 +161,14 @@ def find_files(path: str) -> list[Path]:
             f"data path {path!r}: {what} (looked in {Path.cwd()}); name a file, or a folder or glob of some"
         )
     return files
+
+
+def _pattern(place: Path) -> str:
+    """Return a path as a pattern for glob, its leading folders that exist under these very names taken literally."""
+    folder, rest = Path(place.anchor), list(place.parts[len(Path(place.anchor).parts) :])
+    while rest and (folder / rest[0]).is_dir():
+        folder /= rest.pop(0)
+    return os.path.join(glob.escape(str(folder)), *rest)
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
