@@ -13,18 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
 from input_pipeline.errors import BadDocument, DataError
-from input_pipeline.records import RecordFile
+from input_pipeline.records import TOO_LARGE, RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
-STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
-FRAME_BYTES = 16  # around a record of a TFRecord file: its length and two checksums
+XZ_BYTES = 512 << 20  # of memory for a dictionary of .xz, whose largest by `xz -9` takes 65 MiB
+STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": partial(lzma.LZMADecompressor, memlimit=XZ_BYTES)}
 COMPRESSED = (".gz", ".zst", *STREAMS)
+SKIPPED_BYTES = 1 << 20  # read at once of what is left out
+CHECKSUM_MASK = 0xA282EAD8  # that TFRecord adds to checksums
 ROWS = 32  # that are decoded at once: few, as a document may be large
+BATCH_LIMITS = 4  # times data.max_document_mib: what they may take together
 ADVICE = ": data.field names it"  # where there is another column or key
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
@@ -70,13 +74,24 @@ class Streams(io.RawIOBase):
         super().close()
 
 
+def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | object]:
+    """Yield the lines of a file; TOO_LARGE in place of a longer one, which is not held in memory."""
+    while line := file.readline(most_bytes + 1):
+        if len(line) <= most_bytes:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(SKIPPED_BYTES)
+        yield TOO_LARGE
+
+
 class JsonLines(RecordFile):
     """A JSON object per line, of which one key is the text; blank lines are none."""
 
-    def values(self) -> Iterator[tuple[int, bytes]]:
-        with open_decompressed(self.path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.isspace():
+    def values(self) -> Iterator[tuple[int, bytes | object]]:
+        with open_decompressed(self.path) as file:
+            for number, line in enumerate(read_lines(file, self.most_bytes), start=1):
+                if line is TOO_LARGE or not line.isspace():
                     yield number, line
 
     def text(self, number: int, value: bytes) -> bytes:
@@ -86,7 +101,7 @@ class JsonLines(RecordFile):
             chat = "messages" in found and self.field == "text"
             raise without_field(name, self.field, found, ": data.source=chat reads conversations" if chat else ADVICE)
         if not isinstance(record[self.field], str):
-            raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
+            raise BadDocument(name, f"without text in {self.field!r}", f" ({shown(record[self.field])})")
         return encoded(name, record[self.field])
 
     def record(self, number: int, value: bytes):
@@ -106,6 +121,37 @@ class JsonLines(RecordFile):
             raise BadDocument(name, "not JSON", f" ({error})") from error
 
 
+class CsvLines:
+    """The lines of a CSV file as text, one after the other, which knows where the present row begins.
+
+    Raises:
+        DataError: a row has more than `most_bytes`: nothing tells where it ends, so none after it can be read.
+    """
+
+    def __init__(self, table: RecordFile, file: BinaryIO):
+        self._table, self._lines, self._line, self._row_bytes = table, read_lines(file, table.most_bytes), 0, 0
+        self.row_begins = 1
+
+    def begin_row(self) -> None:
+        """Say that the lines so far have been rows."""
+        self.row_begins, self._row_bytes = self._line + 1, 0
+
+    def __iter__(self) -> "CsvLines":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._row_bytes += 0 if line is TOO_LARGE else len(line)
+        if line is TOO_LARGE or self._row_bytes > self._table.most_bytes:
+            raise DataError(
+                f"{self._table.name(self.row_begins)}: a row larger than {self._table.most_bytes >> 20} MiB "
+                "(data.max_document_mib), or a quote that is never closed; mend the file"
+            )
+        self._line += 1
+        text = line.decode("utf-8", "surrogateescape")
+        return text.removeprefix("\ufeff") if self._line == 1 else text
+
+
 class Csv(RecordFile):
     """Comma- or, in .tsv, tab-separated values with a header, of which one column is the text."""
 
@@ -113,17 +159,16 @@ class Csv(RecordFile):
         """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
         csv.field_size_limit(LONGEST_CELL)
         dialect = "excel-tab" if ".tsv" in map(str.lower, self.path.suffixes) else "excel"
-        with open_decompressed(self.path) as lines:
-            texts = (line.decode("utf-8", "surrogateescape") for line in lines)
-            texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
-            rows = csv.reader(texts, dialect, strict=True)
+        with open_decompressed(self.path) as file:
+            lines = CsvLines(self, file)
+            rows = csv.reader(lines, dialect, strict=True)
             header = next(filter(None, rows), [])
             check_column(f"{self.path}:{max(1, rows.line_num)}", self.field, header or [self.field])
-            begins = rows.line_num + 1
+            lines.begin_row()
             while (row := self._next(rows)) is not None:
                 if row:
-                    yield begins, (row, len(header), header.index(self.field))
-                begins = rows.line_num + 1
+                    yield lines.row_begins, (row, len(header), header.index(self.field))
+                lines.begin_row()
 
     def _next(self, rows) -> list[str] | csv.Error | None:
         """Return the next row or what is wrong with it, None at the end; an open quote swallows the rest of a file."""
@@ -161,14 +206,16 @@ class Column(RecordFile):
             raise BadDocument(self.name(number), f"without text in {self.field!r}", " (null)")
         return value
 
-    def _cells(self, column: pa.Array) -> list[bytes | None]:
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if column.type not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+    def _cells(self, column: pa.Array) -> Iterator[bytes | None]:
+        is_dictionary = pa.types.is_dictionary(column.type)
+        kind = column.type.value_type if is_dictionary else column.type
+        if kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
             raise DataError(
                 f"{self.path}: column {self.field!r} holds {column.type}, not text; name another with data.field"
             )
-        return column.cast(pa.large_binary()).to_pylist()
+        if is_dictionary:  # decoded, a large value that is there many times would be in memory as often
+            return (cell.value.as_buffer().to_pybytes() if cell.is_valid else None for cell in column)
+        return iter(column.cast(pa.large_binary()).to_pylist())
 
 
 class Parquet(Column):
@@ -177,28 +224,44 @@ class Parquet(Column):
     def columns(self) -> Iterator[pa.Array]:
         with pq.ParquetFile(self.path) as table:
             check_column(self.path, self.field, table.schema_arrow.names)
-            yield from (batch.column(0) for batch in table.iter_batches(ROWS, columns=[self.field]))
+            rows = self._rows(table.metadata)
+            yield from (batch.column(0) for batch in table.iter_batches(rows, columns=[self.field]))
+
+    def _rows(self, metadata: pq.FileMetaData) -> int:
+        """Return how many rows to decode at once: any of them may be as large as all that a row group holds."""
+        chunks = (
+            metadata.row_group(n).column(k) for n in range(metadata.num_row_groups) for k in range(metadata.num_columns)
+        )
+        largest = max(
+            (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == self.field), default=0
+        )
+        return min(ROWS, max(1, BATCH_LIMITS * self.most_bytes // max(1, largest)))
 
 
 class TFRecord(RecordFile):
-    """tf.train.Example records, of which one bytes feature is the text."""
+    """tf.train.Example records, of which one bytes feature is the text.
+
+    A record is its length in 8 bytes, a checksum of these in 4, its content, and a checksum of that.
+    """
 
     unit = ", record "
 
-    def values(self) -> Iterator[tuple[int, bytes]]:
-        tf = tensorflow()
-        compression = "GZIP" if self.path.suffix.lower() == ".gz" else ""
-        records = tf.data.TFRecordDataset(str(self.path), compression_type=compression, buffer_size=1 << 20)
-        try:
-            batches = records.batch(ROWS).as_numpy_iterator()  # record by record takes ten times as long
-            size = 0
-            for number, record in enumerate((record for batch in batches for record in batch), start=1):
-                size += len(record) + FRAME_BYTES
-                yield number, record
-        except tf.errors.OpError as error:
-            raise OSError(error.message) from error
-        if not compression and size != self.path.stat().st_size:  # which TensorFlow takes for its end
-            raise OSError("it ends within the length of a record")
+    def values(self) -> Iterator[tuple[int, bytes | object]]:
+        with open_decompressed(self.path) as file:
+            for number in itertools.count(1):
+                if not (length := _take(file, 8, "the length of a record", may_end=True)):
+                    return
+                _check_sum(file, length, "the length of a record")
+                yield number, self._content(file, int.from_bytes(length, "little"))
+
+    def _content(self, file: BinaryIO, size: int) -> bytes | object:
+        if size > self.most_bytes:
+            for left in range(size + 4, 0, -SKIPPED_BYTES):
+                _take(file, min(left, SKIPPED_BYTES), "a record")
+            return TOO_LARGE
+        content = _take(file, size, "a record")
+        _check_sum(file, content, "a record")
+        return content
 
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)
@@ -219,6 +282,29 @@ BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
     ".csv": Csv, ".tsv": Csv, ".parquet": Parquet,
     ".tfrecord": TFRecord, ".tfrecords": TFRecord,
 }  # fmt: skip
+
+
+def _take(file: BinaryIO, size: int, what: str, may_end: bool = False) -> bytes:
+    """Return the next bytes of a TFRecord file, none where it may end and does. Raises OSError where one is missing."""
+    content = file.read(size)
+    if len(content) < size and (content or not may_end):
+        raise OSError(f"it ends within {what}")
+    return content
+
+
+def _check_sum(file: BinaryIO, content: bytes, what: str) -> None:
+    """Read the checksum of what was read before it. Raises OSError where it is another."""
+    crc = google_crc32c.value(content)
+    masked = ((crc >> 15 | crc << 17) + CHECKSUM_MASK) & 0xFFFFFFFF
+    if _take(file, 4, what) != masked.to_bytes(4, "little"):
+        raise OSError(f"the checksum of {what} is wrong")
+
+
+def shown(value) -> str:
+    """Return a value of JSON that is not what it should be for a message: short, however long or deep it is."""
+    if value and isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return json.dumps(value)[:40]
 
 
 def encoded(name: str, text: str) -> bytes:

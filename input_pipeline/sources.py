@@ -69,7 +69,9 @@ def _conversations(data, path: str, **_) -> Iterable[Document]:
             "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
         )
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
-    return _documents(data, find_files(path), lambda file: lambda path, field: RENDERED[data.source](path, form))
+    return _documents(
+        data, find_files(path), lambda file: lambda path, _, most_bytes: RENDERED[data.source](path, most_bytes, form)
+    )
 
 
 SOURCES: dict[str, Callable] = {
@@ -98,7 +100,9 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     than `train`.
     """
     name, split = (path, "") if os.path.exists(path) else path.partition(":")[::2]
-    table = hugging_face.load(name, subset=data.subset, split=split or "train", field=data.field)
+    table = hugging_face.load(
+        name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
+    )
     return Reader().records([table])
 
 
@@ -176,7 +180,7 @@ def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordF
     reader = Reader()
     for file in files:
         if kind := format_of(file):
-            yield from reader.records([kind(file, data.field)])
+            yield from reader.records([kind(file, data.field, data.max_document_mib << 20)])
         else:
             yield TextFile(str(file))
 

@@ -3,7 +3,6 @@
 
 import os
 import pathlib
-import zipfile
 from collections.abc import Callable, Iterator
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 
 import assembly
 from configs.base import MESH_AXES, ConfigError
+from files.array_files import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context
@@ -57,11 +57,11 @@ def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
 def read_tokens(file: pathlib.Path, model) -> np.ndarray:
     """Return int32 [batch, length] of a file; ConfigError for anything else, and for ids that are not the model's."""
     try:
-        tokens_BT = np.asarray(np.load(file, allow_pickle=False))
+        tokens_BT = np.asarray(map_integers(file, 2))
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
-    except (ValueError, EOFError, zipfile.BadZipFile):  # that last of what begins like an .npz file
-        raise ConfigError(f"--tokens={file}: is no .npy file of numbers; write one by numpy.save") from None
+    except ArrayFileError as error:
+        raise ConfigError(f"--tokens={error}; write int32 [batch, length] by numpy.save") from None
     if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
         raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")

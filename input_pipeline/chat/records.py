@@ -11,7 +11,7 @@ from pathlib import Path
 from input_pipeline.chat.template import ASSISTANT, Message, Piece, PlainFormat, Template
 from input_pipeline.documents import PIECE_BYTES
 from input_pipeline.errors import BadDocument
-from input_pipeline.formats import JsonLines, encoded, without_field
+from input_pipeline.formats import JsonLines, encoded, shown, without_field
 
 ROLES = ("system", "user", ASSISTANT)
 SAYS = "a message is {'role': 'user', 'content': '...'}"
@@ -21,8 +21,8 @@ SIDES = ("chosen", "rejected")
 class Conversations(JsonLines):
     """{"messages": [{"role": "user", "content": "..."}, ...]} a line; of a message nothing else is read."""
 
-    def __init__(self, path: Path | str, form: PlainFormat | Template):
-        super().__init__(path, "messages")
+    def __init__(self, path: Path | str, most_bytes: int, form: PlainFormat | Template):
+        super().__init__(path, "messages", most_bytes)
         self._form = form
 
     def text(self, number: int, value: bytes) -> bytes:
@@ -52,8 +52,8 @@ class Preferences(Conversations):
     Text goes as it is, a document of prompt and answer; messages go through the format of conversations.
     """
 
-    def __init__(self, path: Path | str, form: PlainFormat | Template):
-        super().__init__(path, form)
+    def __init__(self, path: Path | str, most_bytes: int, form: PlainFormat | Template):
+        super().__init__(path, most_bytes, form)
         self.field = "prompt"
 
     def _sequences(self, name: str, record: dict) -> list[list[Piece]]:
@@ -91,17 +91,17 @@ def _messages(name: str, record: dict, field: str) -> list[Message]:
     """Return the messages in a field of a record, role and content alone."""
     found = record[field]
     if not isinstance(found, list) or not found:
-        raise BadDocument(name, f"without messages in {field!r}", f" ({json.dumps(found)[:40]}; {SAYS})")
+        raise BadDocument(name, f"without messages in {field!r}", f" ({shown(found)}; {SAYS})")
     return [_message(name, number, message) for number, message in enumerate(found, start=1)]
 
 
 def _message(name: str, number: int, message) -> Message:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        said = json.dumps(message.get("role") if isinstance(message, dict) else message)[:40]
+        said = shown(message.get("role") if isinstance(message, dict) else message)
         raise BadDocument(name, "with an unknown role", f" (message {number}: {said}; roles are {', '.join(ROLES)})")
     content = message.get("content")
     if not isinstance(content, str):
-        raise BadDocument(name, "with content that is no text", f" (message {number}: {json.dumps(content)[:40]})")
+        raise BadDocument(name, "with content that is no text", f" (message {number}: {shown(content)})")
     if not content and message["role"] == ASSISTANT:
         raise BadDocument(name, "with an empty answer", f" (message {number})")
     return {"role": message["role"], "content": content}
