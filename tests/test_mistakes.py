@@ -146,7 +146,7 @@ MISTAKES = [
     (f"convert.py import --trm=HERE/none {SUDOKUS}", {}, "; name a safetensors file"),
     ("convert.py export --trm=HERE/x --workdir=HERE/none", {}, "holds no run"),
     ("convert.py logits --workdir=HERE/decoder --tokens=HERE/one.txt --out=HERE/x", ONE, "one.txt: no .npy file that"),
-    ("convert.py logits --workdir=HERE/decoder --tokens=HERE/x --out=HERE/y", {"x": "PK\3\4"}, "x: no .npy file that c"),
+    ("convert.py logits --workdir=HERE/decoder --tokens=HERE/x --out=HERE/y", {"x": "PK\3\4"}, "x: no .npy file that"),
     ("convert.py logits --workdir=HERE/decoder --tokens=x --out=HERE/one.txt", ONE, "one.txt exists; name another fil"),
     ("rehearse.py --topology=v4-8 --json=HERE", {}, "--json=HERE is a folder; name a file in it"),
     ("rehearse.py --topology=v4-8 --json=HERE/none/r.json", {}, "r.json: there is no folder HERE/none"),
