@@ -13,8 +13,9 @@ class BadDocument(DataError):
 
     Attributes:
         kind: what is wrong with it, as it is counted: "3 not UTF-8".
+        details: what else is said of it.
     """
 
     def __init__(self, name: str, kind: str, details: str = ""):
         super().__init__(f"{name}: {kind}{details}; mend it, or leave such documents out with data.bad_documents=skip")
-        self.kind = kind
+        self.kind, self.details = kind, details

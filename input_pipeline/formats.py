@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import lzma
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
 from input_pipeline.errors import BadDocument, DataError
+from input_pipeline.json_lines import ADVICE, encoded, record_of, shown, without_field
 from input_pipeline.records import TOO_LARGE, RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
@@ -29,7 +29,6 @@ SKIPPED_BYTES = 1 << 20  # read at once of what is left out
 CHECKSUM_MASK = 0xA282EAD8  # that TFRecord adds to checksums
 ROWS = 32  # that are decoded at once: few, as a document may be large
 BATCH_LIMITS = 4  # times data.max_document_mib: what they may take together
-ADVICE = ": data.field names it"  # where there is another column or key
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 
@@ -95,7 +94,8 @@ class JsonLines(RecordFile):
                     yield number, line
 
     def text(self, number: int, value: bytes) -> bytes:
-        name, record = self.name(number), self.record(number, value)
+        name = self.name(number)
+        record = record_of(name, value, is_json=Path(self.path).suffix.lower() == ".json")
         if not isinstance(record, dict) or self.field not in record:
             found = record if isinstance(record, dict) else ()
             chat = "messages" in found and self.field == "text"
@@ -103,22 +103,6 @@ class JsonLines(RecordFile):
         if not isinstance(record[self.field], str):
             raise BadDocument(name, f"without text in {self.field!r}", f" ({shown(record[self.field])})")
         return encoded(name, record[self.field])
-
-    def record(self, number: int, value: bytes):
-        """Return what a line holds. Raises BadDocument where it is not JSON."""
-        name = self.name(number)
-        try:
-            return json.loads(value.decode("utf-8-sig").rstrip())
-        except UnicodeDecodeError as error:
-            raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
-        except json.JSONDecodeError as error:
-            is_json = Path(self.path).suffix.lower() == ".json"
-            whole = ", and data.source=text reads the file as it is" if is_json else ""
-            raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
-        except RecursionError as error:
-            raise BadDocument(name, "not JSON", " (nested too deeply)") from error
-        except ValueError as error:  # a number of thousands of digits
-            raise BadDocument(name, "not JSON", f" ({error})") from error
 
 
 class CsvLines:
@@ -298,27 +282,6 @@ def _check_sum(file: BinaryIO, content: bytes, what: str) -> None:
     masked = ((crc >> 15 | crc << 17) + CHECKSUM_MASK) & 0xFFFFFFFF
     if _take(file, 4, what) != masked.to_bytes(4, "little"):
         raise OSError(f"the checksum of {what} is wrong")
-
-
-def shown(value) -> str:
-    """Return a value of JSON that is not what it should be for a message: short, however long or deep it is."""
-    if value and isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return json.dumps(value)[:40]
-
-
-def encoded(name: str, text: str) -> bytes:
-    """Return text as UTF-8. Raises BadDocument where it cannot be that."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
-
-
-def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
-    """Return what to say of a record that lacks a field and has others."""
-    there = ", ".join(repr(name[:40]) for name in sorted(names)[:8])
-    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})" if there else " (it has none)")
 
 
 def check_column(where, field: str, names: list[str]) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from input_pipeline import formats, hugging_face, remote
 from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
-from input_pipeline.chat.records import Conversations, Preferences
+from input_pipeline.chat.messages import KINDS
+from input_pipeline.chat.records import Rendered
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build
@@ -28,7 +29,6 @@ FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file as
     "text": None, "jsonl": formats.JsonLines, "csv": formats.Csv, "parquet": formats.Parquet,
     "tfrecord": formats.TFRecord,
 }  # fmt: skip
-RENDERED = {"chat": Conversations, "preferences": Preferences}  # sources of a conversation per line
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -70,12 +70,12 @@ def _conversations(data, path: str, **_) -> Iterable[Document]:
         )
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
     return _documents(
-        data, find_files(path), lambda file: lambda path, _, most_bytes: RENDERED[data.source](path, most_bytes, form)
+        data, find_files(path), lambda file: lambda path, _, most_bytes: Rendered(path, most_bytes, data.source, form)
     )
 
 
 SOURCES: dict[str, Callable] = {
-    **dict.fromkeys(FILES, _files), **dict.fromkeys(RENDERED, _conversations), "sudoku": build.sudokus,
+    **dict.fromkeys(FILES, _files), **dict.fromkeys(KINDS, _conversations), "sudoku": build.sudokus,
     "maze": build.mazes, "arc": build.arc_tasks, "puzzles": build.published,
 }  # fmt: skip
 
