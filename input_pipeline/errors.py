@@ -8,6 +8,12 @@ class DataError(ValueError):
     exit_status = 2
 
 
+class DataLost(DataError):
+    """Data that was prepared and cannot be read any more, nor made again: no mistake in what was asked for."""
+
+    exit_status = 1
+
+
 class BadDocument(DataError):
     """One document that cannot be used; data.bad_documents says whether the others can do without it.
 
