@@ -93,6 +93,7 @@ class Store:
         facts = facts_of(splits, tokenizer)
         self.folder, self.tell = cache / "shards" / digest_of_json(facts), tell
         self._tokenizer, self._again, self._mending = tokenizer, again, threading.Lock()
+        self._lost: DataLost | None = None  # once it could not be mended
         self.manifest = load_or_build(self.folder, splits, tokenizer, facts, tell)
 
     def mend(self, shard: Record, what: str) -> None:
@@ -104,13 +105,20 @@ class Store:
         Raises:
             DataLost: it cannot be built again, since a document is another one now, or cannot be read.
         """
-        try:
-            with self._mending, locked(self.folder.with_suffix(".lock"), self.tell):
-                if damage(self.folder, shard, self.manifest["token"]):
-                    self.tell(f"{what}; it is built again from its documents")
-                    self._build_again()
-        except (DataError, OSError) as error:
-            raise DataLost(f"{what}, and it cannot be built again: {error}") from error
+        with self._mending:
+            if self._lost:
+                raise self._lost
+            try:
+                self._mend(shard, what)
+            except (DataError, OSError) as error:
+                self._lost = DataLost(f"{what}, and it cannot be built again: {error}")
+                raise self._lost from error
+
+    def _mend(self, shard: Record, what: str) -> None:
+        with locked(self.folder.with_suffix(".lock"), self.tell):
+            if damage(self.folder, shard, self.manifest["token"]):
+                self.tell(f"{what}; it is built again from its documents")
+                self._build_again()
 
     def _build_again(self) -> None:
         splits = self._again(self.tell)
