@@ -23,6 +23,7 @@ from files.json_reader import Object, parse_json
 from input_pipeline.cache import digest, locked, writing
 from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
+from input_pipeline.json_lines import shown
 
 MOST_BYTES = 128 << 20  # of a tokenizer's file: the largest published ones have some 60 MB
 MOST_IDS = 1 << 24
@@ -203,8 +204,8 @@ class HuggingFaceTokenizer(Pieces):
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
-                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {eos}, which the "
-                "vocabulary lacks); name one of its tokens there"
+                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {shown(eos)}, which "
+                "the vocabulary lacks); name one of its tokens there"
             )
         self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
         self.vocab_size = max(self._tokens) + 1

@@ -65,8 +65,8 @@ def fuzz(name: str, cases: int, seed: int = 0) -> dict:
     found = {"reader": name, "cases": cases, "accepted": 0, "refused": 0, "slowest_seconds": 0.0, "failures": []}
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate(good):
-            if problem := _problem(target, content, pathlib.Path(folder, f"good{number}")):
-                raise AssertionError(f"{name}: good content {number} is not accepted: {problem}")
+            problem = _problem(target, content, pathlib.Path(folder, f"good{number}"))
+            assert problem is None, f"{name}: good content {number} is not accepted: {problem or 'it is refused'}"
         before = _reset_peak()
         for number in range(cases):
             content, started = mutate(rng.choice(good), rng), time.monotonic()
