@@ -26,6 +26,7 @@ XZ_BYTES = 512 << 20  # of memory for a dictionary of .xz, whose largest by `xz 
 STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": partial(lzma.LZMADecompressor, memlimit=XZ_BYTES)}
 COMPRESSED = (".gz", ".zst", *STREAMS)
 SKIPPED_BYTES = 1 << 20  # read at once of what is left out
+LARGE_BYTES = 16 << 20  # of a line or record that is given as a bytearray, so that its reader can let go of it
 CHECKSUM_MASK = 0xA282EAD8  # that TFRecord adds to checksums
 ROWS = 32  # that are decoded at once: few, as a document may be large
 BATCH_LIMITS = 4  # times data.max_document_mib: what they may take together
@@ -73,10 +74,11 @@ class Streams(io.RawIOBase):
         super().close()
 
 
-def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | object]:
+def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | bytearray | object]:
     """Yield the lines of a file; TOO_LARGE in place of a longer one, which is not held in memory."""
     while line := file.readline(most_bytes + 1):
         if len(line) <= most_bytes:
+            line = bytearray(line) if len(line) > LARGE_BYTES else line
             yield line
             continue
         while line and not line.endswith(b"\n"):
@@ -245,7 +247,7 @@ class TFRecord(RecordFile):
             return TOO_LARGE
         content = _take(file, size, "a record")
         _check_sum(file, content, "a record")
-        return content
+        return bytearray(content) if size > LARGE_BYTES else content
 
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)
@@ -253,6 +255,8 @@ class TFRecord(RecordFile):
             features = tensorflow().train.Example.FromString(value).features.feature
         except DecodeError as error:
             raise BadDocument(name, "not a tf.train.Example") from error
+        if isinstance(value, bytearray):
+            value.clear()
         if self.field not in features:
             raise without_field(name, self.field, features)
         texts = features[self.field].bytes_list.value

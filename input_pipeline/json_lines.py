@@ -11,10 +11,13 @@ from input_pipeline.errors import BadDocument
 ADVICE = ": data.field names it"  # where there is another column or key
 
 
-def record_of(name: str, line: bytes, is_json: bool = False):
-    """Return what a line holds. Raises BadDocument where it is not JSON; `is_json`: it is of a file .json."""
+def record_of(name: str, line: bytes | bytearray, is_json: bool = False):
+    """Return what a line holds; a bytearray is empty afterwards, since line, text and record are too much to hold.
+
+    Raises BadDocument where it is not JSON; `is_json`: it is of a file .json.
+    """
     try:
-        return json.loads(line.decode("utf-8-sig").rstrip())
+        return json.loads(_text(line))
     except UnicodeDecodeError as error:
         raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
@@ -24,6 +27,19 @@ def record_of(name: str, line: bytes, is_json: bool = False):
         raise BadDocument(name, "not JSON", " (nested too deeply)") from error
     except ValueError as error:  # a number of thousands of digits
         raise BadDocument(name, "not JSON", f" ({error})") from error
+
+
+def _text(line: bytes | bytearray) -> str:
+    text = line.removesuffix(b"\n").decode("utf-8-sig") if isinstance(line, bytes) else _moved(line)
+    return text.rstrip() if text[-1:].isspace() else text
+
+
+def _moved(line: bytearray) -> str:
+    """Return the text of a line, and empty the line."""
+    del line[len(line) - line.endswith(b"\n") :]
+    text = line.decode("utf-8-sig")
+    line.clear()
+    return text
 
 
 def shown(value) -> str:

@@ -11,6 +11,7 @@ CONTENT and what ends it being learned.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from input_pipeline.cache import digest
 from input_pipeline.chat import messages as chat_messages
 from input_pipeline.chat.messages import ASSISTANT, Message, Piece
 from input_pipeline.chat.renderer import BAD, MADE, Died, ask
@@ -18,10 +19,10 @@ from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.records import TOO_LARGE, UNREADABLE
 
 TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
-MOST_DEATHS = 10  # of processes that render a template; then it is given up
+MOST_DEATHS = 10  # lines that end the process; then the template is given up
 
-Line = tuple[int, bytes | object]  # its number, and what it holds, or TOO_LARGE
-Made = tuple[int, bytes | object]  # the same number, and its document, a BadDocument without a name, or TOO_LARGE
+Held = bytes | bytearray | BadDocument | object  # a line or a document, or why there is none: an error, TOO_LARGE
+Line = Made = tuple[int, Held]  # the number of a line, and the line, or what it becomes; a BadDocument has no name
 
 
 class PlainFormat:
@@ -67,7 +68,8 @@ class Template:
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):
-        self._request, self._deaths = {"template": source, "tokens": tokens}, 0
+        self._request = {"template": source, "tokens": tokens}
+        self._deadly: dict[str, BadDocument] = {}  # by the digest of a line that ended the process
         self._ask("check", None)
 
     def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
@@ -95,32 +97,37 @@ class Template:
             DataError: the template took too much time or memory for too many lines.
         """
         asked, answers = [], list
-        for some in _batches(lines):
+        for some in _batches((number, self._known(line)) for number, line in lines):
             made = self._made(kind, asked, answers)
             asked, answers = some, self._begin(kind, [line for _, line in some])
             yield from made
 
-    def _begin(self, kind: str, lines: Sequence[bytes | object]) -> Callable[[], list[bytes]]:
+    def _known(self, line: Held) -> Held:
+        """Return a line, or what is known to be wrong with it: a file is gone through several times."""
+        return self._deadly.get(digest(line), line) if self._deadly and _is_line(line) else line
+
+    def _begin(self, kind: str, lines: Sequence[Held]) -> Callable[[], list[bytes]]:
         request = self._request | {"task": kind}
-        return ask(request, [line.rstrip(b"\n") for line in lines if line is not TOO_LARGE]) if lines else list
+        return ask(request, [line.rstrip(b"\n") for line in lines if _is_line(line)]) if lines else list
 
     def _made(self, kind: str, asked: list[Line], answers: Callable[[], list[bytes]]) -> list[Made]:
         """Return what became of the lines that were asked about."""
         try:
             found = [_document(answer) for answer in answers()]
         except Died:  # nobody knows of which
-            found = [self._alone(kind, line) for _, line in asked if line is not TOO_LARGE]
+            found = [self._alone(kind, line) for _, line in asked if _is_line(line)]
         rest = iter(found)
-        return [(number, line if line is TOO_LARGE else next(rest)) for number, line in asked]
+        return [(number, next(rest) if _is_line(line) else line) for number, line in asked]
 
     def _alone(self, kind: str, line: bytes) -> bytes | BadDocument:
         try:
             (answer,) = self._begin(kind, [line])()
         except Died as error:
-            self._deaths += 1
-            if self._deaths == MOST_DEATHS:
+            bad = BadDocument("", "not what the chat template takes", f" ({error})")
+            self._deadly[digest(line)] = bad
+            if len(self._deadly) == MOST_DEATHS:
                 raise DataError(f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines") from None
-            return BadDocument("", "not what the chat template takes", f" ({error})")
+            return bad
         return _document(answer)
 
     def _ask(self, task: str, value):
@@ -132,6 +139,10 @@ class Template:
         if answer[:1] == MADE:
             return content
         raise ValueError(content)
+
+
+def _is_line(held: Held) -> bool:
+    return isinstance(held, bytes | bytearray)
 
 
 def _document(answer: bytes) -> bytes | BadDocument:
@@ -150,7 +161,7 @@ def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
     try:
         for number, line in lines:
             batch.append((number, line))
-            size += 0 if line is TOO_LARGE else len(line)
+            size += len(line) if _is_line(line) else 0
             if len(batch) == TOGETHER or size > TOGETHER_BYTES:
                 yield batch
                 batch, size = [], 0

@@ -59,8 +59,8 @@ def peak_of(path, most_mib: int, bad_documents: str = "error") -> tuple[str, int
     process = warm.start(["-c", PEAK, path, most_mib, bad_documents], dict(os.environ))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    said, peak = out.splitlines()
-    return said, int(peak)
+    *said, peak = out.splitlines()
+    return said[-1], int(peak)
 
 
 FORMATS = [*WRITERS, "a.jsonl.gz", "a.jsonl.zst", "a.jsonl.xz", "a.jsonl.bz2", "a.tfrecord.zst"]
@@ -116,6 +116,23 @@ def test_a_bomb_takes_no_more_memory_than_the_limit_allows(tmp_path, suffix):
     assert said.startswith(f"{path}:1: larger than 16 MiB") and mebibytes < 100
     said, mebibytes = peak_of(path, 16, "skip")
     assert said.startswith("1 left out 1 of 2 documents: 1 larger than 16 MiB") and mebibytes < 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.tfrecord"])
+def test_of_a_large_document_two_copies_are_held_at_most_and_of_a_text_file_none(tmp_path, name):
+    """Of 80 MB, which is above what is let go of as soon as it is not needed."""
+    text, path = "a line of the document\n" * (80 * MIB // 23), tmp_path / name
+    path.write_text(text) if name == "a.txt" else write(tmp_path, name, [text, "after"])
+    said, mebibytes = peak_of(path, 512)
+    assert said.split()[0] == str(1 + (name != "a.txt")), said
+    assert mebibytes < {"a.txt": 20, "a.jsonl": 190, "a.tfrecord": 290}[name]  # the last one imports TensorFlow, too
+
+
+def test_a_large_line_that_is_no_json_is_named_with_its_column(read, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "before"}\n[' + b" " * (20 * MIB) + b"x]\n")
+    with pytest.raises(BadDocument, match=rf"a.jsonl:2: not JSON at column {20 * MIB + 2} \(Expecting value\)"):
+        read(tmp_path / "a.jsonl", max_document_mib=64)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")
