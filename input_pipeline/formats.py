@@ -97,7 +97,7 @@ class JsonLines(RecordFile):
 
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)
-        record = record_of(name, value, is_json=Path(self.path).suffix.lower() == ".json")
+        record = record_of(name, value, self.path)
         if not isinstance(record, dict) or self.field not in record:
             found = record if isinstance(record, dict) else ()
             chat = "messages" in found and self.field == "text"
@@ -115,27 +115,25 @@ class CsvLines:
     """
 
     def __init__(self, table: RecordFile, file: BinaryIO):
-        self._table, self._lines, self._line, self._row_bytes = table, read_lines(file, table.most_bytes), 0, 0
+        self._table, self._file, self._line, self._row_bytes = table, file, 0, 0
         self.row_begins = 1
 
     def begin_row(self) -> None:
         """Say that the lines so far have been rows."""
         self.row_begins, self._row_bytes = self._line + 1, 0
 
-    def __iter__(self) -> "CsvLines":
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._row_bytes += 0 if line is TOO_LARGE else len(line)
-        if line is TOO_LARGE or self._row_bytes > self._table.most_bytes:
-            raise DataError(
-                f"{self._table.name(self.row_begins)}: a row larger than {self._table.most_bytes >> 20} MiB "
-                "(data.max_document_mib), or a quote that is never closed; mend the file"
-            )
-        self._line += 1
-        text = line.decode("utf-8", "surrogateescape")
-        return text.removeprefix("\ufeff") if self._line == 1 else text
+    def __iter__(self) -> Iterator[str]:
+        most_bytes, read_line = self._table.most_bytes, self._file.readline
+        while line := read_line(most_bytes + 1):
+            self._row_bytes += len(line)
+            if self._row_bytes > most_bytes:
+                raise DataError(
+                    f"{self._table.name(self.row_begins)}: a row larger than {most_bytes >> 20} MiB "
+                    "(data.max_document_mib), or a quote that is never closed; mend the file"
+                )
+            self._line += 1
+            text = line.decode("utf-8", "surrogateescape")
+            yield text if self._line > 1 else text.removeprefix("\ufeff")
 
 
 class Csv(RecordFile):

@@ -11,16 +11,17 @@ from input_pipeline.errors import BadDocument
 ADVICE = ": data.field names it"  # where there is another column or key
 
 
-def record_of(name: str, line: bytes | bytearray, is_json: bool = False):
+def record_of(name: str, line: bytes | bytearray, path: object = ""):
     """Return what a line holds; a bytearray is empty afterwards, since line, text and record are too much to hold.
 
-    Raises BadDocument where it is not JSON; `is_json`: it is of a file .json.
+    Raises BadDocument where it is not JSON; `path` is that of its file.
     """
     try:
         return json.loads(_text(line))
     except UnicodeDecodeError as error:
         raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
+        is_json = str(path).lower().endswith(".json")
         whole = ", and data.source=text reads the file as it is" if is_json else ""
         raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
     except RecursionError as error:
