@@ -14,7 +14,7 @@ import pydantic
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
-SHOWN_CHARACTERS = 60  # of a wrong value in a message
+SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
 Schema = TypeVar("Schema")
 Scalar = bool | int | float | str | None
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]  # of steps, rows, bytes: sums of some of them fit int64
@@ -63,13 +63,15 @@ def _adapter(schema: type) -> pydantic.TypeAdapter:
 def _first_line(errors: pydantic.ValidationError) -> str:
     """Return the first mistake as a part of a line."""
     first = errors.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"]))
+    key = _shown(repr(".".join(map(str, first["loc"])))[1:-1])
     match first["type"]:
         case "json_invalid":
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
             return f"{key} is missing"
-    value = repr(first["input"])
-    shown = value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "..."
     where = f"{key}: " if key else ""
-    return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {shown}"
+    return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {_shown(repr(first['input']))}"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

@@ -158,8 +158,9 @@ def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
         DataError: the corpus is not the one that the section was trained on.
     """
     if section["corpus"] != corpus.digest:
+        trained_on = section["corpus"].encode("unicode_escape").decode()[:40]
         raise DataError(
-            f"step {step} was trained on another corpus ({section['corpus']}, now {corpus.digest}); "
+            f"step {step} was trained on another corpus ({trained_on}, now {corpus.digest}); "
             "bring its documents, tokenizer and split back as they were"
         )
     mixture, length = corpus.train.recorded(section["mixture"], section["skips"]), section["sequence_length"]
