@@ -212,13 +212,11 @@ class Parquet(Column):
             yield from (batch.column(0) for batch in table.iter_batches(rows, columns=[self.field]))
 
     def _rows(self, metadata: pq.FileMetaData) -> int:
-        """Return how many rows to decode at once: any of them may be as large as all that a row group holds."""
-        chunks = (
-            metadata.row_group(n).column(k) for n in range(metadata.num_row_groups) for k in range(metadata.num_columns)
-        )
-        largest = max(
-            (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == self.field), default=0
-        )
+        """Return how many rows to decode at once: any of them may be as large as all that a row group holds.
+
+        Columns are not asked one by one: pyarrow ends the process where the metadata of one is damaged.
+        """
+        largest = max((metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)), default=0)
         return min(ROWS, max(1, BATCH_LIMITS * self.most_bytes // max(1, largest)))
 
 

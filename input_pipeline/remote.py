@@ -24,6 +24,7 @@ from input_pipeline.threads import in_threads
 
 PIECE_BYTES = 16 << 20  # of a request
 STREAMS = 8  # requests at a time; as many pieces are held in memory
+LONGEST_NAME = 255  # of a file on a disk, in bytes
 LISTING_BYTES = 1 << 30  # of listing.json: a hundred for each file
 MARKS = ("generation", "ETag", "etag", "mtime", "LastModified")  # what tells one content from another, by the store
 
@@ -115,7 +116,9 @@ def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
 
 def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
     if not _is_below(name):
-        raise DataError(f"{url}: {address}: a name with '..' in it is not copied; rename it")
+        raise DataError(
+            f"{url}: {address}: a name with '..' in it is not copied, nor one too long for a disk; rename it"
+        )
     if entry["size"] is None:
         raise DataError(f"{url}: {address}: the store does not say how large it is; copy it to a local folder first")
     mark = next((f"{key}={entry[key]}" for key in MARKS if entry.get(key)), "")
@@ -151,8 +154,10 @@ def _listed(path: Path) -> dict[str, list] | None:
 
 
 def _is_below(name: str) -> bool:
-    """Return whether a name is that of a file below the folder that it is looked for in."""
-    return "\0" not in name and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
+    """Return whether a name can be that of a file below the folder that it is looked for in."""
+    path = PurePosixPath(name)
+    fits = all(len(os.fsencode(part)) <= LONGEST_NAME for part in path.parts) and "\0" not in name
+    return bool(path.parts) and fits and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:
