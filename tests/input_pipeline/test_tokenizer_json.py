@@ -92,7 +92,7 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
     [
         (
             lambda folder: write(folder, "<none>"),
-            "no token ends documents (eos_token of tokenizer_config.json is <none>",
+            'no token ends documents (eos_token of tokenizer_config.json is "<none>", which',
         ),
         (lambda folder: write(folder, None), "no token ends documents"),
         (
