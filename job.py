@@ -102,8 +102,7 @@ class Job:
         rows = local_rows(sharding, stage.rows)
         if not self.corpus:
             whole = checked(self.batches, num_steps, self.run, stage.rows)
-            parts = ({name: array[rows] for name, array in of_all.items()} for of_all in whole)
-            return place(parts, sharding, stage.rows)
+            return place(({key: array[rows] for key, array in of.items()} for of in whole), sharding, stage.rows)
         batches = pipeline.training_batches(
             self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
             global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
