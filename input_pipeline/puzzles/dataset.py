@@ -102,7 +102,7 @@ def open_split(folder: Path, name: str) -> Split:
     """
     place = folder / name
     metadata = read_json(place / "dataset.json", Metadata)
-    if len(metadata["sets"]) != 1 or not re.fullmatch(r"[\w.-]+", metadata["sets"][0]):
+    if len(metadata["sets"]) != 1 or not re.fullmatch(r"[\w.-]{1,100}", metadata["sets"][0]):
         raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']!r:.80}; one set is read, so name one")
     files = [place / f"{metadata['sets'][0]}__{array}.npy" for array in ARRAYS]
     arrays = [_mapped(*of) for of in zip(files, DIMS, strict=True)]
