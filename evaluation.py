@@ -34,7 +34,7 @@ SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # lines and characters that are shown of a
 
 def evaluate_heldout(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
-    num_batches: int | None = None, frozen: Sequence = (),
+    num_batches: int | None = None, frozen: Sequence = (), on_lost: pipeline.OnLost | None = None,
 ) -> tuple[dict, int] | None:  # fmt: skip
     """Return ({name: mean}, weight of the loss: tokens or puzzles) of what is held out; None where it was stopped.
 
@@ -44,9 +44,10 @@ def evaluate_heldout(
       stop: called before each batch, in all processes alike: whether to stop here.
       num_batches: of a global batch each, evenly spread; default: all documents.
       frozen: as `run.abstract_frozen`.
+      on_lost: called where a batch cannot be read, in whose place an empty one goes; default: the error is raised.
     """
     sums, weights = {}, {}
-    for batch in heldout_batches(run, corpus, num_batches):
+    for batch in heldout_batches(run, corpus, num_batches, on_lost):
         if stop():
             return None
         for name, (total, weight) in run.eval_step(params, batch, *frozen).items():
@@ -56,13 +57,15 @@ def evaluate_heldout(
     return means, weights["loss"]
 
 
-def heldout_batches(run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None) -> Iterator[dict]:
+def heldout_batches(
+    run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
+) -> Iterator[dict]:
     """Return what is held out as placed batches of `run.eval_rows`; see `evaluate_heldout`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
         rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
-        readers=run.config.data.readers, prefetch=run.config.data.prefetch,
+        readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
     )  # fmt: skip
     return place(batches, sharding, run.eval_rows)
 

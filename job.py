@@ -18,15 +18,16 @@ from evaluation import evaluate_heldout, heldout_lines, opening, sample_lines, v
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
-from input_pipeline.errors import DataError
+from input_pipeline.errors import DataError, DataLost
 from parallelism import processes, reshaping
 from parallelism.mesh import mesh_context
-from parallelism.placement import local_rows, place
+from parallelism.placement import check_shapes, local_rows, place
 from training import noise_scale, step_log
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints
 from training.clock import Clock
-from training.interruption import Interrupted, Interruption
+from training.interruption import Interruption
+from training.lost_data import LostData
 from training.programs import Programs, Shape
 from training.step import every, is_finite
 from training.step_log import NonFinite
@@ -56,6 +57,7 @@ class Job:
     clock: Clock
     log: step_log.StepLog
     signals: Interruption
+    lost: LostData
     context: contextlib.ExitStack  # holds that of the mesh that the state is on
     roll_backs: int  # of the run
     pins: dict  # which weights steps take beside, by their role, see training/other_run.py
@@ -100,16 +102,36 @@ class Job:
         """Return the batches of some steps of one size, from the corpus, or from whole ones given from outside."""
         train, data, sharding = self.config.train, self.config.data, self.run.batch_sharding
         rows = local_rows(sharding, stage.rows)
-        if self.corpus:
-            batches = pipeline.training_batches(
-                self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
-                global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
-                readers=data.readers, prefetch=data.prefetch,
-            )  # fmt: skip
-        else:
-            whole = checked(self.batches, num_steps, self.run, stage.rows)
-            batches = ({name: array[rows] for name, array in of_all.items()} for of_all in whole)
-        return place(batches, sharding, stage.rows)
+        if not self.corpus:
+            whole = check_shapes(self.batches, num_steps, self.run.abstract_batch, stage.rows)
+            return place(({key: array[rows] for key, array in of.items()} for of in whole), sharding, stage.rows)
+        batches = pipeline.training_batches(
+            self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
+            global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
+            readers=data.readers, prefetch=data.prefetch, on_lost=self.lost.lose, ahead=self.lost.ahead,
+        )  # fmt: skip
+        try:
+            placed = place(batches, sharding, stage.rows)
+        except DataError:  # of the first batch, which `lost` knows
+            placed = iter(())
+        if self.lost.agree():
+            raise DataLost(self.lost.reason)
+        return placed
+
+    def tell(self, line: str) -> None:
+        """Show how far data is that is built again while the run goes on, and that it gets on; from any thread."""
+        self.clock.get_on(line)
+        self.log.display.line(line)
+
+    def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
+        """Return the batch of a step; where it cannot be read any more, save the state before and raise DataGone."""
+        try:
+            return next(batches)
+        except DataError as error:
+            self.lost.lose(error)
+            if step > 1:
+                self.save(state, step - 1, ends=True)
+            raise self.lost.stopped(step - 1) from error
 
     def grow(self, state, step: int) -> None:
         """Let the batch grow after a step, where the ramp says so."""
@@ -241,7 +263,7 @@ class Job:
         return self.run.evaluated(state, self.programs.frozen)
 
     def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
-        """Evaluate, write and return ({name: mean}, weight of the loss); None where it was stopped."""
+        """Evaluate, write and return ({name: mean}, weight of the loss); None where it was stopped, or data is lost."""
 
         def is_stopped() -> bool:
             self.clock.enter("evaluation")  # another batch of it
@@ -250,8 +272,10 @@ class Job:
         self.log.flush()  # of a step, and so not within
         with self.clock.within("evaluation"):
             result = evaluate_heldout(
-                self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, self.programs.frozen
-            )
+                self.run, self.evaluated(state), self.corpus, is_stopped, num_batches, self.programs.frozen,
+                self.lost.lose,
+            )  # fmt: skip
+            result = None if self.lost.agree() else result
             if result:
                 figures, weight = result
                 if weight:
@@ -273,18 +297,21 @@ class Job:
     def evaluate_or_stop(self, state, step: int) -> None:
         """Evaluate during the run; a stop meanwhile saves here, so that going on begins with this evaluation.
 
-        Raises Interrupted where it was stopped.
+        Raises Interrupted where it was stopped, DataGone where held-out documents cannot be read any more.
         """
         if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
             self.save(state, step, ends=True)
-            raise Interrupted(step)
+            raise self.lost.stopped(step)
 
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, and print and return the summary."""
         lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
         if corpus:
             self.log.display.phase("evaluating all that is held out")
-            lines += heldout_lines(self.run, *self.evaluate_now(state, step, None, lambda: False), corpus)
+            result = self.evaluate_now(state, step, None, lambda: False)
+            if result is None:
+                raise self.lost.stopped(step)
+            lines += heldout_lines(self.run, *result, corpus)
             lines += vote_lines(self.vote_now(state, step), corpus)
         speed = self.log.average_tokens_per_second()
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
@@ -359,24 +386,6 @@ class Job:
 def place_of(record: dict | None) -> tuple[int, int, int]:
     """Return (steps, examples, increases of the batch) of a checkpoint's record; None: of the beginning."""
     return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
-
-
-def checked(batches: Iterator[dict], count: int, run: assembly.Run, rows: int) -> Iterator[dict]:
-    """Yield so many batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
-
-    Raises ValueError where one is not, with the array, what it is and what it should be, or where there are fewer.
-    """
-    wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in run.abstract_batch.items()}
-    for number in range(1, count + 1):
-        batch = next(batches, None)
-        if batch is None:
-            raise ValueError("the batches given to train() ended before train.steps was reached")
-        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
-        for name in wanted.keys() | found.keys():
-            if found.get(name) != wanted.get(name):
-                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
-                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
-        yield batch
 
 
 def digest(corpus: corpora.Corpus | None) -> str:

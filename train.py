@@ -44,6 +44,7 @@ from evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
+from input_pipeline.errors import DataError
 from job import Job, digest, losses_of, place_of
 from parallelism import processes
 from training import lease, preflight, replicas, step_log, teacher
@@ -54,6 +55,7 @@ from training.display import Display
 from training.faults import Fault, Faults, parse_faults, spoiled
 from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
+from training.lost_data import DataGone, LostData
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
 from training.other_run import initial
@@ -86,6 +88,7 @@ def train(
     Raises:
       Interrupted: SIGINT or SIGTERM came; the state is saved.
       NonFinite: the run diverged, and going back did not help.
+      DataGone: data cannot be read any more; the state before it is saved.
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
@@ -122,7 +125,7 @@ def train(
         send()
         try:
             run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
-        except (Interrupted, NonFinite):
+        except (Interrupted, NonFinite, DataGone):
             with contextlib.suppress(*checkpoints.files.failures):  # of the bucket; what ends the run is told
                 send()
             raise
@@ -179,11 +182,15 @@ def run_to_the_end(
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
             config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
-            context, roll_backs, pins,
+            LostData(signals), context, roll_backs, pins,
         )  # fmt: skip
         with Heartbeat(workdir, log):
+            if corpus:
+                corpus.tell(job.tell)
             try:
                 finish(job, train_to_the_end(job, record))
+            except DataError as error:  # whose own status may say that nothing was trained
+                raise DataGone(str(error)) from error
             finally:
                 log.account()
         display.lines([f"never struck: {fault.text}" for fault in faults.pending])
@@ -224,7 +231,7 @@ def train_from(job: Job, record: dict | None):
     save_every = 1 if job.run.slow else train.save_every
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
-        batch = next(batches)
+        batch = job.next_batch(batches, state, step)
         if jax.default_backend() == "cpu":  # whose devices take work only when they are done with the last
             clock.enter("wait")
             job.log.flush()
@@ -240,7 +247,7 @@ def train_from(job: Job, record: dict | None):
         if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
             job.save(state, step, ends=stop or step == last_step)
         if stop:
-            raise Interrupted(step)
+            raise job.lost.stopped(step)
         if job.evaluates(step):
             job.evaluate_or_stop(state, step)
         state = job.go_on(state, step)

@@ -124,6 +124,7 @@ def get_config() -> ConfigDict:
     data.field = "text"  # column or key that holds a document, in jsonl, parquet, tfrecord, csv, huggingface
     data.subset = ""  # of a Hugging Face dataset: its configuration
     data.bad_documents = "error"  # one that cannot be read: error, or skip (counted and reported)
+    data.max_document_mib = 256  # of a line, row or record of many documents' file; a text file is read in pieces
     data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, a path (.model, .json); "": none
     data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
     data.holdout_fraction = 0.05  # of the documents, by hash of their content

@@ -59,6 +59,7 @@ RANGES = (  # what is right, the rule in words, and of which keys; the others, w
     (lambda value: 1.001 < value <= 1000, "be greater than 1.001 and at most 1000", ("batch.increase_factor",)),
     (lambda value: value == 0 or 1 < value < math.inf, "be greater than 1, or 0", ("model.local_rope_theta",)),
     (lambda value: 0 < value < 1, "lie between 0 and 1", ("data.holdout_fraction",)),
+    (lambda value: 1 <= value <= 1 << 20, "lie between 1 and 1048576", ("data.max_document_mib",)),
     (lambda value: 0 <= value <= 1, "lie between 0 and 1", FRACTIONS),
     (lambda value: 0 <= value < 1, "be 0 or greater and less than 1", LESS_THAN_1),
     (lambda value: value == -1 or value >= 1, "be 1 or greater, or -1 for all that is left", MESH),

@@ -8,7 +8,7 @@ Every mistake becomes one line that names the source, the key and what was expec
 import codecs
 import functools
 import pathlib
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import pydantic
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
@@ -17,6 +17,7 @@ MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its
 SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
 Schema = TypeVar("Schema")
 Scalar = bool | int | float | str | None
+Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]  # of steps, rows, bytes: sums of some of them fit int64
 
 
 class JsonError(ValueError):

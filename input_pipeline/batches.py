@@ -3,6 +3,7 @@
 
 import atexit
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from weakref import WeakSet
@@ -18,6 +19,7 @@ MOST_READERS = 4  # threads, of their own accord: they take turns at Python's lo
 PREFETCHED_BYTES = 256 << 20  # of their own accord; 2 to 8 batches
 
 Batch = dict[str, np.ndarray]
+OnLost = Callable[[DataError], object]
 _unfinished: WeakSet[Iterator[Batch]] = WeakSet()
 
 
@@ -32,6 +34,8 @@ def training_batches(
     num_steps: int,
     readers: int = 0,
     prefetch: int = 0,
+    ahead: int = 0,
+    on_lost: OnLost = str,
 ) -> Iterator[Batch]:
     """Return the batches of `num_steps` steps, this process's rows of them.
 
@@ -44,6 +48,8 @@ def training_batches(
         first_example: how many the run has taken; those that the mixture skips are not counted.
         readers: threads; 0: as many as there are cores, up to a few.
         prefetch: batches made ahead; 0: as many as some memory holds, up to a few.
+        ahead: how many batches after it have been read, too, when a batch is given.
+        on_lost: called where one of these cannot be read, with the error that is raised when that one is asked for.
 
     Returns:
         iterator of int32 [len(rows), ...] each: the arrays that the window sources name, of tokens
@@ -51,7 +57,7 @@ def training_batches(
 
     Raises:
         DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:
-            a shard changed or vanished.
+            a shard changed or vanished, and cannot be built again.
     """
     check_enough(mixture, sequence_length, global_batch)
     rows = np.asarray(rows, np.int64)
@@ -59,7 +65,8 @@ def training_batches(
     def read(step: int) -> Batch:
         return mixture.read(first_example + step * global_batch + rows, sequence_length, seed)
 
-    return _read_ahead(read, mixture.arrays, num_steps, len(rows) * sequence_length, readers, prefetch)
+    batches = _read_ahead(read, mixture.arrays, num_steps, len(rows) * sequence_length, readers, prefetch)
+    return _known(batches, ahead, on_lost)
 
 
 def evaluation_batches(
@@ -71,11 +78,13 @@ def evaluation_batches(
     num_batches: int | None,
     readers: int = 0,
     prefetch: int = 0,
+    on_lost: OnLost | None = None,
 ) -> Iterator[Batch]:
     """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
 
     The last batch is filled up with rows of what the window source says: tokens' are zero throughout, segments (the
-    loss weight) too.
+    loss weight) too. So is one that cannot be read where there is `on_lost`, which is called with the error: then all
+    processes of a run can go on to where they agree to stop.
     Arguments and results otherwise as in `training_batches`.
     """
     rows, num_windows = np.asarray(rows, np.int64), windows.num_examples(sequence_length)
@@ -85,10 +94,20 @@ def evaluation_batches(
         places = step * global_batch + rows
         inside, indices = places < taken, places * num_windows // taken
         batch = {}
-        for key, values in windows.read(indices[inside], sequence_length).items():
+        for key, values in of_windows(indices[inside]).items():
             batch[key] = np.full((len(rows), *values.shape[1:]), windows.fills[key], values.dtype)
             batch[key][inside] = values
         return batch
+
+    def of_windows(indices: np.ndarray) -> Batch:
+        try:
+            return windows.read(indices, sequence_length)
+        except DataError as error:
+            if on_lost is None:
+                raise
+            on_lost(error)
+        some = windows.read(np.zeros(0, np.int64), sequence_length)
+        return {key: np.full((len(indices), *of.shape[1:]), windows.fills[key], of.dtype) for key, of in some.items()}
 
     return _read_ahead(
         read, tuple(windows.fills), -(-taken // global_batch), len(rows) * sequence_length, readers, prefetch
@@ -160,6 +179,28 @@ def _batches(
         if failed:
             raise failed[0] from None
         raise
+
+
+def _known(batches: Iterator[Batch], ahead: int, on_lost: OnLost) -> Iterator[Batch]:
+    """Yield batches, each when it is known of so many after it whether they can be read."""
+    known: deque[Batch | DataError | None] = deque()  # None: there is no other
+    while True:
+        while len(known) <= ahead and (not known or isinstance(known[-1], dict)):
+            known.append(_next(batches, on_lost))
+        first = known.popleft()
+        if isinstance(first, DataError):
+            raise first
+        if first is None:
+            return
+        yield first
+
+
+def _next(batches: Iterator[Batch], on_lost: OnLost) -> Batch | DataError | None:
+    try:
+        return next(batches, None)
+    except DataError as error:
+        on_lost(error)
+        return error
 
 
 @cache

@@ -18,6 +18,11 @@ def digest(*contents: bytes) -> str:
     return hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
 
 
+def digest_of_json(value) -> str:
+    """Return a digest of what JSON can hold, whatever the order of its keys."""
+    return digest(json.dumps(value, sort_keys=True).encode())
+
+
 def cache_path(cache_dir: str) -> Path:
     """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A corpus made ready: documents found, split, tokenized once, stored, and opened as window sources."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from input_pipeline.cache import cache_folder, digest
+from input_pipeline.cache import cache_folder, digest_of_json
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.documents import Document, Span, hold_out, scan
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
-from input_pipeline.shards import FORMAT, TokenWindows, load_or_build, open_windows
+from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
 WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; of others TokenWindows
-Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ class Corpus:
     gzip_bits_per_byte: float | None  # `gzip -9` on the held-out documents one at a time; None where there is no text
     names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or where there is none the source
     documents: tuple[list[Document], ...] | None = None  # of each part of .train, in stored order, if asked for
+    stores: tuple[Store, ...] = ()  # of its shards
 
     @property
     def is_of_conversations(self) -> bool:
@@ -52,10 +50,15 @@ class Corpus:
         train = self.train.go_on(record.get("mixture"), record["examples"], record.get("skips", ()))
         return replace(self, train=train)
 
+    def tell(self, announce: Announce) -> None:
+        """From now on tell this how far it is with shards that are built again, now and then, from any thread."""
+        for store in self.stores:
+            store.tell = announce
+
 
 def prepare(
     data, *, vocab_size: int, vocab_size_typed: bool, seed: int = 0,
-    announce: Callable[[str], object] = say, with_documents: bool = False,
+    announce: Announce = say, with_documents: bool = False,
 ) -> Corpus:  # fmt: skip
     """Return the corpus that the `data` section describes, from the cache where it was made before.
 
@@ -71,28 +74,26 @@ def prepare(
         DataError: whatever a user can put right, in one line.
     """
     paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
-
-    read = partial(read_source, data, vocab_size=vocab_size, seed=seed, announce=announce)
-    found = [read(path=path) for path in paths]
+    read = partial(_read, data, paths, vocab_size=vocab_size, seed=seed)
+    found = read(announce)
     if isinstance(found[0], tuple):
         return _of_windows(mixture_of_one(found[0][0]), found[0][1], data)
-    validation = read(path=data.validation_path) if data.validation_path else None
-    parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
-    if validation is not None:
-        parts.append({"heldout": _scan(data.validation_path, validation, data, announce)})
-    for path, part in zip(paths, parts, strict=False):
-        _leave_out_heldout(path, part, parts, announce)
+
+    def again(announce: Announce) -> list[Splits]:
+        return _parts(data, paths, read(announce), announce)
+
+    parts = _parts(data, paths, found, announce)
     tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, announce)
-    stores = [_store(part, tokenizer, data, announce) for part in parts]
+    stores = _stores(parts, again, tokenizer, data, announce)
     kind = WINDOWS.get(data.source, TokenWindows)
-    trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store[1]["splits"]]
+    trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store.manifest["splits"]]
     train = Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0])
     kept = tuple([span.document for span in part["train"]] for part in parts if "train" in part)
     names = tuple(path or "python" for path in paths)  # the source that needs no path
     return replace(_corpus(tokenizer, train, stores, kind), names=names, documents=kept if with_documents else None)
 
 
-def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], object] = say) -> Corpus:
+def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
     """Return a corpus of which every document is held out, those of `data.validation_path`, else of all the others.
 
     Of a source that says itself what is held out, it is that.
@@ -101,27 +102,54 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Callable[[str], obje
         DataError: as `prepare`.
     """
     paths = [data.validation_path] if data.validation_path else parse(data.mixture)[0] if data.mixture else [data.path]
-    found = [(path, read_source(data, path=path, vocab_size=vocab_size, seed=0, announce=announce)) for path in paths]
-    if isinstance(found[0][1], tuple):
-        return _of_windows(Mixture((), ()), found[0][1][1], data)
-    parts = [{"heldout": _scan(path, documents, data, announce)} for path, documents in found]
+    read = partial(_read, data, paths, vocab_size=vocab_size, seed=0)
+    found = read(announce)
+    if isinstance(found[0], tuple):
+        return _of_windows(Mixture((), ()), found[0][1], data)
+
+    def again(announce: Announce) -> list[Splits]:
+        return _held_out(data, paths, read(announce), announce)
+
     tokenizer = open_tokenizer(data.tokenizer)
-    stores = [_store(part, tokenizer, data, announce) for part in parts]
+    stores = _stores(_held_out(data, paths, found, announce), again, tokenizer, data, announce)
     return _corpus(tokenizer, Mixture((), ()), stores, WINDOWS.get(data.source, TokenWindows))
 
 
-def _corpus(tokenizer, train: Mixture, stores: list[tuple[Path, dict]], kind: type[TokenWindows]) -> Corpus:
-    gzip_bits_per_byte = _gzip_bits_per_byte(stores)
-    heldout = open_windows([store for store in stores if "heldout" in store[1]["splits"]], "heldout", kind)
-    digest = _digest([manifest for _, manifest in stores])
-    return Corpus(tokenizer, train, heldout, digest, gzip_bits_per_byte if kind is TokenWindows else None)
+def _read(data, paths: list[str], announce: Announce, *, vocab_size: int, seed: int) -> list:
+    """Return what the source gives for each path."""
+    return [read_source(data, path=path, vocab_size=vocab_size, seed=seed, announce=announce) for path in paths]
+
+
+def _corpus(tokenizer, train: Mixture, stores: list[Store], kind: type[TokenWindows]) -> Corpus:
+    gzip_bits_per_byte = _gzip_bits_per_byte(stores) if kind is TokenWindows else None
+    heldout = open_windows([store for store in stores if "heldout" in store.manifest["splits"]], "heldout", kind)
+    # The figure of gzip depends on the machine's zlib.
+    facts = [{key: store.manifest[key] for key in store.manifest if key != "gzip_bits_per_byte"} for store in stores]
+    return Corpus(tokenizer, train, heldout, digest_of_json(facts), gzip_bits_per_byte, stores=tuple(stores))
 
 
 def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
     return Corpus(None, train, heldout, heldout.digest, gzip_bits_per_byte=None, names=(data.path or data.source,))
 
 
-def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Callable[[str], object]) -> None:
+def _parts(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:
+    """Return the documents of each path, and of data.validation_path after them, read and split."""
+    parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
+    if data.validation_path:
+        (validation,) = _read(data, [data.validation_path], announce, vocab_size=0, seed=0)
+        parts += _held_out(data, [data.validation_path], [validation], announce)
+    for path, part in zip(paths, parts, strict=False):
+        _leave_out_heldout(path, part, parts, announce)
+    return parts
+
+
+def _held_out(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:
+    """Return the documents of each path, all of them held out."""
+    scanned = [_scan(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
+    return [{"heldout": spans} for spans in scanned]
+
+
+def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Announce) -> None:
     """Take out of a part's training documents those that another part, or the validation set, holds out."""
     elsewhere = {span.digest for other in parts if other is not part for span in other.get("heldout", ())}
     kept = [span for span in part["train"] if span.digest not in elsewhere]
@@ -133,7 +161,7 @@ def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: C
     part["train"] = kept
 
 
-def _split(path: str, documents, data, announce: Callable[[str], object]) -> Splits:
+def _split(path: str, documents, data, announce: Announce) -> Splits:
     """Return the documents of a source, some of them held out unless those come from elsewhere."""
     spans = _scan(path, documents, data, announce)
     if data.validation_path:
@@ -144,7 +172,7 @@ def _split(path: str, documents, data, announce: Callable[[str], object]) -> Spl
     return {"train": train, "heldout": heldout}
 
 
-def _scan(path: str, documents, data, announce: Callable[[str], object]) -> list[Span]:
+def _scan(path: str, documents, data, announce: Announce) -> list[Span]:
     spans = scan(documents, data.bad_documents, announce)
     if not spans:
         raise DataError(f"data path {path!r} (data.source={data.source}): no document with any text in it")
@@ -163,26 +191,20 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
     return tokenizer
 
 
-def _store(splits: Splits, tokenizer, data, announce: Callable[[str], object]) -> tuple[Path, dict]:
-    """Return the folder of shards of one source under a tokenizer, and its manifest."""
+def _stores(
+    parts: list[Splits], again: Callable[[Announce], list[Splits]], tokenizer, data, announce: Announce
+) -> list[Store]:
+    """Return the shards of each part under a tokenizer; `again` reads all parts again."""
+    cache = cache_folder(data.cache_dir)
     tokenizer = ChatTokenizer(tokenizer) if data.source in WINDOWS else tokenizer
-    documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
-    facts = {
-        "format": FORMAT,
-        "documents": digest(*documents),
-        "tokenizer": tokenizer.digest,
-        "end_of_document": tokenizer.end_of_document,
-    }
-    folder = cache_folder(data.cache_dir) / "shards" / _digest(facts)
-    return folder, load_or_build(folder, splits, tokenizer, facts, announce)
+
+    def of_one(number: int) -> Callable[[Announce], Splits]:
+        return lambda announce: again(announce)[number]
+
+    return [Store(cache, part, tokenizer, of_one(number), announce) for number, part in enumerate(parts)]
 
 
-def _gzip_bits_per_byte(stores: list[tuple[Path, dict]]) -> float:
-    """Take the figure out of the manifests, as it depends on the machine's zlib, and average it over the bytes."""
-    sizes = [sum(shard["bytes"] for shard in manifest["splits"].get("heldout", ())) for _, manifest in stores]
-    figures = [manifest.pop("gzip_bits_per_byte") or 0 for _, manifest in stores]
-    return float(np.average(figures, weights=sizes))
-
-
-def _digest(value) -> str:
-    return digest(json.dumps(value, sort_keys=True).encode())
+def _gzip_bits_per_byte(stores: list[Store]) -> float:
+    """Return the figure of all stores, averaged over their bytes."""
+    sizes = [sum(shard["bytes"] for shard in store.manifest["splits"].get("heldout", ())) for store in stores]
+    return float(np.average([store.manifest["gzip_bits_per_byte"] or 0 for store in stores], weights=sizes))

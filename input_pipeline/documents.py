@@ -194,11 +194,14 @@ def gzip_bits_per_byte(spans: list[Span]) -> float:
     return 8 * compressed / sum(span.size for span in spans)
 
 
-def check_unchanged(spans: list[Span]) -> None:
+def check_unchanged(spans: list[Span], announce: Callable[[str], object] = print) -> None:
     """Read the documents again. Raises DataError where one is not what `scan` saw."""
-    for span in {id(span.document): span for span in spans}.values():
-        if _whole(span.document).digest != span.digest:
-            raise _changed(span.document)
+    with progress("checking documents", None, announce) as advance:
+        for span in {id(span.document): span for span in spans}.values():
+            now = _whole(span.document)
+            if now.digest != span.digest:
+                raise _changed(span.document)
+            advance(now.size)
 
 
 def _changed(document: Document) -> DataError:

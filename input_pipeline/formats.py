@@ -6,26 +6,30 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import lzma
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf.message import DecodeError
 
 from input_pipeline.errors import BadDocument, DataError
-from input_pipeline.records import RecordFile
+from input_pipeline.json_lines import ADVICE, encoded, record_of, shown, without_field
+from input_pipeline.records import TOO_LARGE, RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
-STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}
-FRAME_BYTES = 16  # around a record of a TFRecord file: its length and two checksums
+XZ_BYTES = 512 << 20  # of memory for a dictionary of .xz, whose largest by `xz -9` takes 65 MiB
+STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": partial(lzma.LZMADecompressor, memlimit=XZ_BYTES)}
 COMPRESSED = (".gz", ".zst", *STREAMS)
+SKIPPED_BYTES = 1 << 20  # read at once of what is left out
+LARGE_BYTES = 16 << 20  # of a line or record that is given as a bytearray, so that its reader can let go of it
+CHECKSUM_MASK = 0xA282EAD8  # that TFRecord adds to checksums
 ROWS = 32  # that are decoded at once: few, as a document may be large
-ADVICE = ": data.field names it"  # where there is another column or key
+BATCH_LIMITS = 4  # times data.max_document_mib: what they may take together
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 
@@ -70,40 +74,66 @@ class Streams(io.RawIOBase):
         super().close()
 
 
+def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | bytearray | object]:
+    """Yield the lines of a file; TOO_LARGE in place of a longer one, which is not held in memory."""
+    while line := file.readline(most_bytes + 1):
+        if len(line) <= most_bytes:
+            line = bytearray(line) if len(line) > LARGE_BYTES else line
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(SKIPPED_BYTES)
+        yield TOO_LARGE
+
+
 class JsonLines(RecordFile):
     """A JSON object per line, of which one key is the text; blank lines are none."""
 
-    def values(self) -> Iterator[tuple[int, bytes]]:
-        with open_decompressed(self.path) as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.isspace():
+    def values(self) -> Iterator[tuple[int, bytes | object]]:
+        with open_decompressed(self.path) as file:
+            for number, line in enumerate(read_lines(file, self.most_bytes), start=1):
+                if line is TOO_LARGE or not line.isspace():
                     yield number, line
 
     def text(self, number: int, value: bytes) -> bytes:
-        name, record = self.name(number), self.record(number, value)
+        name = self.name(number)
+        record = record_of(name, value, self.path)
         if not isinstance(record, dict) or self.field not in record:
             found = record if isinstance(record, dict) else ()
             chat = "messages" in found and self.field == "text"
             raise without_field(name, self.field, found, ": data.source=chat reads conversations" if chat else ADVICE)
         if not isinstance(record[self.field], str):
-            raise BadDocument(name, f"without text in {self.field!r}", f" ({json.dumps(record[self.field])[:40]})")
+            raise BadDocument(name, f"without text in {self.field!r}", f" ({shown(record[self.field])})")
         return encoded(name, record[self.field])
 
-    def record(self, number: int, value: bytes):
-        """Return what a line holds. Raises BadDocument where it is not JSON."""
-        name = self.name(number)
-        try:
-            return json.loads(value.decode("utf-8-sig").rstrip())
-        except UnicodeDecodeError as error:
-            raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
-        except json.JSONDecodeError as error:
-            is_json = Path(self.path).suffix.lower() == ".json"
-            whole = ", and data.source=text reads the file as it is" if is_json else ""
-            raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
-        except RecursionError as error:
-            raise BadDocument(name, "not JSON", " (nested too deeply)") from error
-        except ValueError as error:  # a number of thousands of digits
-            raise BadDocument(name, "not JSON", f" ({error})") from error
+
+class CsvLines:
+    """The lines of a CSV file as text, one after the other, which knows where the present row begins.
+
+    Raises:
+        DataError: a row has more than `most_bytes`: nothing tells where it ends, so none after it can be read.
+    """
+
+    def __init__(self, table: RecordFile, file: BinaryIO):
+        self._table, self._file, self._line, self._row_bytes = table, file, 0, 0
+        self.row_begins = 1
+
+    def begin_row(self) -> None:
+        """Say that the lines so far have been rows."""
+        self.row_begins, self._row_bytes = self._line + 1, 0
+
+    def __iter__(self) -> Iterator[str]:
+        most_bytes, read_line = self._table.most_bytes, self._file.readline
+        while line := read_line(most_bytes + 1):
+            self._row_bytes += len(line)
+            if self._row_bytes > most_bytes:
+                raise DataError(
+                    f"{self._table.name(self.row_begins)}: a row larger than {most_bytes >> 20} MiB "
+                    "(data.max_document_mib), or a quote that is never closed; mend the file"
+                )
+            self._line += 1
+            text = line.decode("utf-8", "surrogateescape")
+            yield text if self._line > 1 else text.removeprefix("\ufeff")
 
 
 class Csv(RecordFile):
@@ -113,17 +143,16 @@ class Csv(RecordFile):
         """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
         csv.field_size_limit(LONGEST_CELL)
         dialect = "excel-tab" if ".tsv" in map(str.lower, self.path.suffixes) else "excel"
-        with open_decompressed(self.path) as lines:
-            texts = (line.decode("utf-8", "surrogateescape") for line in lines)
-            texts = itertools.chain((text.removeprefix("\ufeff") for text in itertools.islice(texts, 1)), texts)
-            rows = csv.reader(texts, dialect, strict=True)
+        with open_decompressed(self.path) as file:
+            lines = CsvLines(self, file)
+            rows = csv.reader(lines, dialect, strict=True)
             header = next(filter(None, rows), [])
             check_column(f"{self.path}:{max(1, rows.line_num)}", self.field, header or [self.field])
-            begins = rows.line_num + 1
+            lines.begin_row()
             while (row := self._next(rows)) is not None:
                 if row:
-                    yield begins, (row, len(header), header.index(self.field))
-                begins = rows.line_num + 1
+                    yield lines.row_begins, (row, len(header), header.index(self.field))
+                lines.begin_row()
 
     def _next(self, rows) -> list[str] | csv.Error | None:
         """Return the next row or what is wrong with it, None at the end; an open quote swallows the rest of a file."""
@@ -161,14 +190,16 @@ class Column(RecordFile):
             raise BadDocument(self.name(number), f"without text in {self.field!r}", " (null)")
         return value
 
-    def _cells(self, column: pa.Array) -> list[bytes | None]:
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if column.type not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+    def _cells(self, column: pa.Array) -> Iterator[bytes | None]:
+        is_dictionary = pa.types.is_dictionary(column.type)
+        kind = column.type.value_type if is_dictionary else column.type
+        if kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
             raise DataError(
                 f"{self.path}: column {self.field!r} holds {column.type}, not text; name another with data.field"
             )
-        return column.cast(pa.large_binary()).to_pylist()
+        if is_dictionary:  # decoded, a large value that is there many times would be in memory as often
+            return (cell.value.as_buffer().to_pybytes() if cell.is_valid else None for cell in column)
+        return iter(column.cast(pa.large_binary()).to_pylist())
 
 
 class Parquet(Column):
@@ -177,28 +208,42 @@ class Parquet(Column):
     def columns(self) -> Iterator[pa.Array]:
         with pq.ParquetFile(self.path) as table:
             check_column(self.path, self.field, table.schema_arrow.names)
-            yield from (batch.column(0) for batch in table.iter_batches(ROWS, columns=[self.field]))
+            rows = self._rows(table.metadata)
+            yield from (batch.column(0) for batch in table.iter_batches(rows, columns=[self.field]))
+
+    def _rows(self, metadata: pq.FileMetaData) -> int:
+        """Return how many rows to decode at once: any of them may be as large as all that a row group holds.
+
+        Columns are not asked one by one: pyarrow ends the process where the metadata of one is damaged.
+        """
+        largest = max((metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)), default=0)
+        return min(ROWS, max(1, BATCH_LIMITS * self.most_bytes // max(1, largest)))
 
 
 class TFRecord(RecordFile):
-    """tf.train.Example records, of which one bytes feature is the text."""
+    """tf.train.Example records, of which one bytes feature is the text.
+
+    A record is its length in 8 bytes, a checksum of these in 4, its content, and a checksum of that.
+    """
 
     unit = ", record "
 
-    def values(self) -> Iterator[tuple[int, bytes]]:
-        tf = tensorflow()
-        compression = "GZIP" if self.path.suffix.lower() == ".gz" else ""
-        records = tf.data.TFRecordDataset(str(self.path), compression_type=compression, buffer_size=1 << 20)
-        try:
-            batches = records.batch(ROWS).as_numpy_iterator()  # record by record takes ten times as long
-            size = 0
-            for number, record in enumerate((record for batch in batches for record in batch), start=1):
-                size += len(record) + FRAME_BYTES
-                yield number, record
-        except tf.errors.OpError as error:
-            raise OSError(error.message) from error
-        if not compression and size != self.path.stat().st_size:  # which TensorFlow takes for its end
-            raise OSError("it ends within the length of a record")
+    def values(self) -> Iterator[tuple[int, bytes | object]]:
+        with open_decompressed(self.path) as file:
+            for number in itertools.count(1):
+                if not (length := _take(file, 8, "the length of a record", may_end=True)):
+                    return
+                _check_sum(file, length, "the length of a record")
+                yield number, self._content(file, int.from_bytes(length, "little"))
+
+    def _content(self, file: BinaryIO, size: int) -> bytes | object:
+        if size > self.most_bytes:
+            for left in range(size + 4, 0, -SKIPPED_BYTES):
+                _take(file, min(left, SKIPPED_BYTES), "a record")
+            return TOO_LARGE
+        content = _take(file, size, "a record")
+        _check_sum(file, content, "a record")
+        return bytearray(content) if size > LARGE_BYTES else content
 
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)
@@ -206,6 +251,8 @@ class TFRecord(RecordFile):
             features = tensorflow().train.Example.FromString(value).features.feature
         except DecodeError as error:
             raise BadDocument(name, "not a tf.train.Example") from error
+        if isinstance(value, bytearray):
+            value.clear()
         if self.field not in features:
             raise without_field(name, self.field, features)
         texts = features[self.field].bytes_list.value
@@ -221,18 +268,20 @@ BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
 }  # fmt: skip
 
 
-def encoded(name: str, text: str) -> bytes:
-    """Return text as UTF-8. Raises BadDocument where it cannot be that."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
+def _take(file: BinaryIO, size: int, what: str, may_end: bool = False) -> bytes:
+    """Return the next bytes of a TFRecord file, none where it may end and does. Raises OSError where one is missing."""
+    content = file.read(size)
+    if len(content) < size and (content or not may_end):
+        raise OSError(f"it ends within {what}")
+    return content
 
 
-def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
-    """Return what to say of a record that lacks a field and has others."""
-    there = ", ".join(repr(name[:40]) for name in sorted(names)[:8])
-    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})" if there else " (it has none)")
+def _check_sum(file: BinaryIO, content: bytes, what: str) -> None:
+    """Read the checksum of what was read before it. Raises OSError where it is another."""
+    crc = google_crc32c.value(content)
+    masked = ((crc >> 15 | crc << 17) + CHECKSUM_MASK) & 0xFFFFFFFF
+    if _take(file, 4, what) != masked.to_bytes(4, "little"):
+        raise OSError(f"the checksum of {what} is wrong")
 
 
 def check_column(where, field: str, names: list[str]) -> None:

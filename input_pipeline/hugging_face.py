@@ -18,8 +18,8 @@ from input_pipeline.records import reason
 class Table(Column):
     """A column of a loaded dataset."""
 
-    def __init__(self, name: str, field: str, rows):
-        super().__init__(name, field)
+    def __init__(self, name: str, field: str, most_bytes: int, rows):
+        super().__init__(name, field, most_bytes)
         self._rows = rows
 
     def columns(self) -> Iterator[pa.Array]:
@@ -27,8 +27,10 @@ class Table(Column):
             yield self._rows[start : start + ROWS].column(self.field).combine_chunks()
 
 
-def load(name: str, *, subset: str, split: str, field: str) -> Table:
+def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> Table:
     """Return a dataset's column: of a folder (`save_to_disk`, or data files), or of a name on the hub.
+
+    `most_bytes` is the largest cell.
 
     Raises:
         DataError: the extra is not installed, or there is no such dataset, subset, split or column.
@@ -55,4 +57,4 @@ def load(name: str, *, subset: str, split: str, field: str) -> Table:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{where}: {reason(error)}") from error
     check_column(where, field, table.column_names)
-    return Table(name, field, table.select_columns([field]).with_format("arrow"))
+    return Table(name, field, most_bytes, table.select_columns([field]).with_format("arrow"))

@@ -10,14 +10,31 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
 
 import numpy as np
 
+from files.json_reader import Count, JsonError, Object, parse_json
 from input_pipeline.corpus import Corpus
 from input_pipeline.errors import DataError
 
 NAME = "ledger.jsonl"
+MOST_BYTES = 256 << 20  # of the file: a line has some hundred
+MOST_ROWS, MOST_TOKENS = 1 << 20, 1 << 24  # of a step's batch, of a row
+
+
+class Section(Object):
+    """A line of the ledger, see `new_section`."""
+
+    step: Count
+    examples: Count
+    global_batch: Count
+    sequence_length: Count
+    seed: int
+    corpus: str
+    mixture: list[tuple[Count, list[str]]]
+    skips: list[tuple[Count, Count]]
+    roll_backs: NotRequired[Count]
 
 
 class Excerpt(NamedTuple):
@@ -42,7 +59,7 @@ class Example(NamedTuple):
 
 def new_section(
     corpus: Corpus, *, step: int, examples: int, global_batch: int, sequence_length: int, seed: int
-) -> dict:
+) -> Section:
     """Return the section of a run that goes on from here, as JSON can hold it.
 
     Args:
@@ -64,7 +81,7 @@ def new_section(
     }
 
 
-def append(folder: Path, section: dict) -> None:
+def append(folder: Path, section: Section) -> None:
     """Add a section to the ledger of a workdir, in place of a line that a killed process left unfinished.
 
     Raises:
@@ -80,19 +97,22 @@ def append(folder: Path, section: dict) -> None:
         raise DataError(f"{path}: {error.strerror}; it has to be writable, with room for a line") from error
 
 
-def sections(folder: Path) -> list[dict]:
+def sections(folder: Path) -> list[Section]:
     """Return the sections of a workdir in the order in which they were written; none where there is no ledger.
 
     Raises:
-        DataError: the ledger cannot be read.
+        DataError: the ledger cannot be read, or a line of it is no section.
     """
     path = folder / NAME
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
+    if len(content) > MOST_BYTES:
+        raise DataError(f"{path}: is larger than {MOST_BYTES:,} bytes, and so no ledger of a run")
     lines = content[: _finished(content)].splitlines()
     return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
@@ -102,7 +122,7 @@ def roll_backs(folder: Path) -> int:
     return max((section.get("roll_backs", 0) for section in sections(folder)), default=0)
 
 
-def section_of(folder: Path, step: int, last_step: int) -> dict:
+def section_of(folder: Path, step: int, last_step: int) -> Section:
     """Return the section that a step of the run belongs to.
 
     Args:
@@ -121,13 +141,13 @@ def section_of(folder: Path, step: int, last_step: int) -> dict:
     return next(section for section in reversed(written) if section["step"] < step)
 
 
-def taken(section: dict, step: int) -> np.ndarray:
+def taken(section: Section, step: int) -> np.ndarray:
     """Return the numbers, as Mixture.read counts, of the examples that a step took: int64 [global_batch]."""
     first = section["examples"] + (step - section["step"] - 1) * section["global_batch"]
     return first + np.arange(section["global_batch"], dtype=np.int64)
 
 
-def explain(section: dict, step: int, corpus: Corpus) -> list[Example]:
+def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
     """Return what each row of a step's global batch was made of.
 
     Args:
@@ -138,8 +158,9 @@ def explain(section: dict, step: int, corpus: Corpus) -> list[Example]:
         DataError: the corpus is not the one that the section was trained on.
     """
     if section["corpus"] != corpus.digest:
+        trained_on = section["corpus"].encode("unicode_escape").decode()[:40]
         raise DataError(
-            f"step {step} was trained on another corpus ({section['corpus']}, now {corpus.digest}); "
+            f"step {step} was trained on another corpus ({trained_on}, now {corpus.digest}); "
             "bring its documents, tokenizer and split back as they were"
         )
     mixture, length = corpus.train.recorded(section["mixture"], section["skips"]), section["sequence_length"]
@@ -186,8 +207,12 @@ def _finished(content: bytes) -> int:
     return content.rfind(b"\n") + 1
 
 
-def _parsed(line: bytes, where: str) -> dict:
+def _parsed(line: bytes, where: str) -> Section:
     try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON; mend the line, or remove it") from error
+        section = parse_json(line, Section, where)
+    except JsonError as error:
+        raise DataError(f"{error}; mend the line, or remove it") from None
+    for key, most in (("global_batch", MOST_ROWS), ("sequence_length", MOST_TOKENS)):
+        if not 1 <= section[key] <= most:
+            raise DataError(f"{where}: {key} is {section[key]}, not 1 to {most:,}; mend the line, or remove it")
+    return section

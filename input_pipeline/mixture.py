@@ -185,8 +185,18 @@ class Mixture:
         return replace(earlier, history=tuple(history))
 
     def recorded(self, stored: list, skips: Iterable[Iterable[int]]) -> "Mixture":
-        """Return the mixture of these parts whose `record` and skips were stored as JSON."""
-        history = tuple((first, tuple(map(Fraction, weights))) for first, weights in stored)
+        """Return the mixture of these parts whose `record` and skips were stored as JSON.
+
+        Raises:
+            DataError: the record is that of no mixture of so many parts.
+        """
+        history = tuple((first, tuple(map(_stored_weight, weights))) for first, weights in stored)
+        firsts = [first for first, _ in history]
+        for _, weights in history:
+            if len(weights) != len(self.parts) or sum(weights) != 1 or _period(weights) > LONGEST_PERIOD:
+                raise DataError(f"the record of a mixture has the weights {weights!s:.80} for {len(self.parts)} parts")
+        if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+            raise DataError(f"the record of a mixture has sections that begin at {firsts!s:.80}, not from 0 on")
         return replace(self, history=history, skips=tuple((first, count) for first, count in skips))
 
     def skip(self, first: int, last: int) -> "Mixture":
@@ -212,6 +222,12 @@ class Mixture:
 def mixture_of_one(windows) -> Mixture:
     """Return the mixture that takes every example from one window source."""
     return Mixture((windows,), ((0, (Fraction(1),)),))
+
+
+def _stored_weight(text: str) -> Fraction:
+    if not re.fullmatch(r"\d{1,6}(/[1-9]\d{0,5})?", text):
+        raise DataError(f"the record of a mixture has the weight {text!r:.80}, which is no fraction")
+    return Fraction(text)
 
 
 def _period(weights: Weights) -> int:

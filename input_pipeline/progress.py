@@ -3,6 +3,7 @@
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yield advance(number), which shows the part done and the time left, or what is done of an unknown total.
 
+    A bar belongs to the main thread; in others, beside which a run shows itself, there are lines.
+
     Args:
         unit: what is counted, a plural; '': bytes.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         yield _plain(title, total, announce, unit)
         return
     done = (MofNCompleteColumn(), TextColumn(unit)) if unit else (DownloadColumn(), TransferSpeedColumn())

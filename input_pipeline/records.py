@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from input_pipeline.errors import DataError
+from input_pipeline.errors import BadDocument, DataError
 
-UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)  # what broken files raise
+# What broken files raise; MemoryError: a library tried to hold more than this machine has.
+UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, MemoryError)
+TOO_LARGE = object()  # in place of a record that is larger than data.max_document_mib
 
 
 class RecordFile:
@@ -25,16 +27,17 @@ class RecordFile:
     Attributes:
         path: of the file, as messages name it.
         field: the key or column that holds the text.
+        most_bytes: the largest record, and the largest document in one.
         unit: what stands between path and number where a record is named.
     """
 
     unit = ":"
 
-    def __init__(self, path: Path | str, field: str):
-        self.path, self.field = path, field
+    def __init__(self, path: Path | str, field: str, most_bytes: int):
+        self.path, self.field, self.most_bytes = path, field, most_bytes
 
     def values(self) -> Iterator[tuple[int, object]]:
-        """Yield (number, record) from the front; numbers rise."""
+        """Yield (number, record) from the front; numbers rise. TOO_LARGE stands for a record over `most_bytes`."""
         raise NotImplementedError
 
     def text(self, number: int, value) -> bytes:
@@ -44,6 +47,10 @@ class RecordFile:
     def name(self, number: int) -> str:
         """Return what messages call a record."""
         return f"{self.path}{self.unit}{number}"
+
+    def too_large(self, number: int) -> BadDocument:
+        """Return what to say of a record over `most_bytes`."""
+        return BadDocument(self.name(number), f"larger than {self.most_bytes >> 20} MiB", " (data.max_document_mib)")
 
 
 class Record(NamedTuple):
@@ -87,8 +94,20 @@ class Reader:
         if self._number != number:
             raise DataError(f"{file.name(number)}: gone since it was first read; run again when the file is still")
         if self._text is None:
-            self._text = file.text(number, self._value)
+            self._text = self._made(file, number)
         return self._text
+
+    def _made(self, file: RecordFile, number: int) -> bytes:
+        """Return the document in the present record."""
+        if self._value is TOO_LARGE:
+            raise file.too_large(number)
+        try:
+            text = file.text(number, self._value)
+        except MemoryError as error:
+            raise BadDocument(file.name(number), "larger than the memory that is free") from error
+        if len(text) > file.most_bytes:
+            raise file.too_large(number)
+        return text
 
     def _begin(self, file: RecordFile) -> None:
         self._file, self._values = file, file.values()

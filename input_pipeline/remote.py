@@ -6,7 +6,6 @@ has come of the others, and `listing.json` what the store said of each, so that 
 """
 
 import glob
-import json
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from files.json_reader import Count, JsonError, read_json
 from input_pipeline.cache import digest, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
@@ -24,6 +24,8 @@ from input_pipeline.threads import in_threads
 
 PIECE_BYTES = 16 << 20  # of a request
 STREAMS = 8  # requests at a time; as many pieces are held in memory
+LONGEST_NAME = 255  # of a file on a disk, in bytes
+LISTING_BYTES = 1 << 30  # of listing.json: a hundred for each file
 MARKS = ("generation", "ETag", "etag", "mtime", "LastModified")  # what tells one content from another, by the store
 
 
@@ -113,8 +115,10 @@ def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
 
 
 def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
-    if ".." in PurePosixPath(name).parts:
-        raise DataError(f"{url}: {address}: a name with '..' in it is not copied; rename it")
+    if not _is_below(name):
+        raise DataError(
+            f"{url}: {address}: a name with '..' in it is not copied, nor one too long for a disk; rename it"
+        )
     if entry["size"] is None:
         raise DataError(f"{url}: {address}: the store does not say how large it is; copy it to a local folder first")
     mark = next((f"{key}={entry[key]}" for key in MARKS if entry.get(key)), "")
@@ -125,7 +129,11 @@ def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
 def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
     """Delete copies, whole or begun, of files that the store has no longer or has changed; keep the new listing."""
     path = folder / "listing.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = _listed(path)
+    if before is None:
+        before = {}
+        for kind in ("files", "parts"):
+            shutil.rmtree(folder / kind, ignore_errors=True)
     now = {file.name: [file.size, file.mark] for file in files}
     for name in before.keys() | now.keys():
         if before.get(name) != now.get(name):
@@ -134,6 +142,22 @@ def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
     if before != now:
         folder.mkdir(exist_ok=True)
         write_json(path, now)
+
+
+def _listed(path: Path) -> dict[str, list] | None:
+    """Return what a listing says; None where it is missing or damaged, so that no copy can be believed."""
+    try:
+        found = read_json(path, dict[str, tuple[Count, str]], max_bytes=LISTING_BYTES)
+    except (FileNotFoundError, JsonError):
+        return None
+    return {name: list(said) for name, said in found.items()} if all(map(_is_below, found)) else None
+
+
+def _is_below(name: str) -> bool:
+    """Return whether a name can be that of a file below the folder that it is looked for in."""
+    path = PurePosixPath(name)
+    fits = all(len(os.fsencode(part)) <= LONGEST_NAME for part in path.parts) and "\0" not in name
+    return bool(path.parts) and fits and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:

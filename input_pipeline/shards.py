@@ -5,82 +5,31 @@ A folder holds the shards of one corpus under one tokenizer; its name is the has
 `train` or `heldout` is three files: NAME-k.bin (the tokens, each document followed by end of document),
 NAME-k.offsets (int64, where documents start in it) and, when those are complete, NAME-k.json (counts and
 digest). manifest.json comes last. A build that was interrupted goes on with the first shard that is not
-complete, and a shard that is not what its digest says is built again. One that changes under a run ends it.
+complete, and a shard that is not what its digest says is built again, also where it changes under a run.
 """
 
-import hashlib
-import json
-import os
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from input_pipeline.cache import locked, write_json, writing
+from input_pipeline.cache import digest, digest_of_json, locked, write_json, writing
 from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged, gzip_bits_per_byte
-from input_pipeline.errors import DataError
+from input_pipeline.errors import DataError, DataLost
 from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
+from input_pipeline.shard_files import Manifest, Record, ShardFile, damage, digest_of, read_manifest, read_record
 from input_pipeline.windows import Windows
 
 FORMAT = 1  # of the files; another number is another folder
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
 
-
-class ShardFile:
-    """The numbers in a file of a shard, of which a slice is an array, as of a numpy array.
-
-    Every read opens the file and compares it with what it was at first: of a memory map that is cut off under it a
-    process dies, one that is overwritten gives other tokens, and hundreds of shards are too many to keep open.
-
-    Raises:
-        DataError: the file is not of this length, and when read: it changed, was replaced or is gone.
-    """
-
-    def __init__(self, path: Path, dtype: str, length: int):
-        """Take a file of `length` numbers of a numpy dtype."""
-        self._path, self._dtype, self._length = str(path), np.dtype(dtype), length
-        _, self._first = self._read(0, 0)
-        if self._first.st_size != length * self._dtype.itemsize:
-            raise self._damaged(f"has {self._first.st_size:,} bytes, not {length * self._dtype.itemsize:,}")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, places: slice) -> np.ndarray:
-        start, stop, _ = places.indices(self._length)
-        size = (stop - start) * self._dtype.itemsize
-        content, now = self._read(start * self._dtype.itemsize, size)
-        change = _change(self._first, now)
-        if change or len(content) != size:
-            raise self._damaged(f"{change or 'cannot be read to its end'} since this run opened it")
-        return np.frombuffer(content, self._dtype)
-
-    def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        """Return some bytes of the file, and then what it is."""
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                file.seek(offset)
-                return file.read(size), os.fstat(file.fileno())
-        except FileNotFoundError as error:
-            raise self._damaged("is gone") from error
-        except OSError as error:
-            raise self._damaged(f"cannot be read: {error.strerror}") from error
-
-    def _damaged(self, what: str) -> DataError:
-        advice = "start the run again, which builds what is damaged again from its documents"
-        return DataError(f"{self._path}: {what}; {advice}")
-
-
-def _change(first: os.stat_result, now: os.stat_result) -> str:
-    """Return what was done to a file; '' where nothing was."""
-    if first.st_ino != now.st_ino:
-        return "was replaced"
-    if first.st_size != now.st_size:
-        return f"was {first.st_size:,} bytes long and has {now.st_size:,}"
-    return "was written to" if first.st_mtime_ns != now.st_mtime_ns else ""
+Announce = Callable[[str], object]
+Splits = dict[str, list[Span]]  # of one source: its documents for "train", for "heldout"
 
 
 class TokenWindows(Windows):
@@ -123,9 +72,76 @@ class TokenWindows(Windows):
             begin, done, number = begin + len(part), done + len(part), number + 1
 
 
-def load_or_build(
-    folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, announce: Callable[[str], object]
-) -> dict:
+class Store:
+    """The shards of one source under one tokenizer, built where they are missing.
+
+    Attributes:
+        folder, manifest: of the shards.
+        tell: takes a line now and then while shards are built again.
+    """
+
+    def __init__(self, cache: Path, splits: Splits, tokenizer, again: Callable[[Announce], Splits], tell: Announce):
+        """Build what is missing in the cache.
+
+        Args:
+            splits: the documents of "train", of "heldout", or of both.
+            again: reads them again, as they are then.
+
+        Raises:
+            DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
+        """
+        facts = facts_of(splits, tokenizer)
+        self.folder, self.tell = cache / "shards" / digest_of_json(facts), tell
+        self._tokenizer, self._again, self._mending = tokenizer, again, threading.Lock()
+        self._lost: DataLost | None = None  # once it could not be mended
+        self.manifest = load_or_build(self.folder, splits, tokenizer, facts, tell)
+
+    def mend(self, shard: Record, what: str) -> None:
+        """Return when a shard is what its record says, which one thread of one process sees to.
+
+        Args:
+            what: was found to be wrong with it.
+
+        Raises:
+            DataLost: it cannot be built again, since a document is another one now, or cannot be read.
+        """
+        with self._mending:
+            if self._lost:
+                raise self._lost
+            try:
+                self._mend(shard, what)
+            except (DataError, OSError) as error:
+                self._lost = DataLost(f"{what}, and it cannot be built again: {error}")
+                raise self._lost from error
+
+    def _mend(self, shard: Record, what: str) -> None:
+        with locked(self.folder.with_suffix(".lock"), self.tell):
+            if damage(self.folder, shard, self.manifest["token"]):
+                self.tell(f"{what}; it is built again from its documents")
+                self._build_again()
+
+    def _build_again(self) -> None:
+        splits = self._again(self.tell)
+        facts = facts_of(splits, self._tokenizer)
+        if facts["documents"] != self.manifest["documents"]:
+            raise DataError("the documents are other ones than when the run began; bring them back as they were")
+        manifest = _build(self.folder, splits, self._tokenizer, facts, self.tell)
+        if manifest["splits"] != self.manifest["splits"]:
+            raise DataError("the same documents gave other tokens")
+
+
+def facts_of(splits: Splits, tokenizer) -> dict:
+    """Return what a folder of shards is named by."""
+    documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
+    return {
+        "format": FORMAT,
+        "documents": digest(*documents),
+        "tokenizer": tokenizer.digest,
+        "end_of_document": tokenizer.end_of_document,
+    }
+
+
+def load_or_build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Announce) -> Manifest:
     """Return the manifest of the shards in `folder`, building what is missing or damaged.
 
     Args:
@@ -135,39 +151,46 @@ def load_or_build(
     Raises:
         DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
     """
-    manifest = _complete_manifest(folder, facts)
+    manifest = _complete_manifest(folder, splits, facts)
     if manifest:
         return manifest
     with locked(folder.with_suffix(".lock"), announce):
-        return _complete_manifest(folder, facts) or _build(folder, splits, tokenizer, facts, announce)
+        return _complete_manifest(folder, splits, facts) or _build(folder, splits, tokenizer, facts, announce)
 
 
-def open_windows(stores: list[tuple[Path, dict]], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:
-    """Open a split of some (folder, manifest), end to end, as windows of a kind.
+def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:
+    """Open a split of some stores, end to end, as windows of a kind.
 
     They have one tokenizer. Nothing is read but the starts of the documents.
     """
-    shards = [(folder, shard) for folder, manifest in stores for shard in manifest["splits"][split]]
-    token, end_of_document = stores[0][1]["token"], stores[0][1]["end_of_document"]
-    arrays = [ShardFile(folder / f"{shard['name']}.bin", token, shard["tokens"]) for folder, shard in shards]
+    shards = [(store, shard) for store in stores for shard in store.manifest["splits"][split]]
+    manifest = stores[0].manifest
+
+    def opened(suffix: str, dtype: str, count: str) -> list[ShardFile]:
+        return [
+            ShardFile(store.folder / f"{shard['name']}.{suffix}", dtype, shard[count], partial(store.mend, shard))
+            for store, shard in shards
+        ]
+
+    arrays = opened("bin", manifest["token"], "tokens")
     firsts = [0, *accumulate(shard["tokens"] for _, shard in shards)]
-    starts = [ShardFile(folder / f"{shard['name']}.offsets", "<i8", shard["documents"])[:] for folder, shard in shards]
+    starts = [file[:] for file in opened("offsets", "<i8", "documents")]
     starts = np.concatenate([first + part for first, part in zip(firsts, starts, strict=False)])
-    return kind(arrays, starts, sum(shard["bytes"] for _, shard in shards), end_of_document)
+    return kind(arrays, starts, sum(shard["bytes"] for _, shard in shards), manifest["end_of_document"])
 
 
-def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, announce) -> dict:
+def _build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Announce) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
     token = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-    units = {f"{split}-{k:05d}": unit for split in splits for k, unit in enumerate(_units(splits[split]))}
-    shards = {name: _complete_shard(folder, name, token, announce) for name in units}
+    units = _named_units(splits)
+    shards = {name: _complete_shard(folder, name, unit, token, announce) for name, unit in units.items()}
     missing = {name: units[name] for name, shard in shards.items() if shard is None}
     total_bytes = sum(span.size for unit in missing.values() for span in unit)
     with progress("tokenizing", total_bytes, announce) as advance:
         for name, unit in missing.items():
             shards[name] = _write_shard(folder, name, unit, tokenizer, token, advance)
     spans = [span for split in splits.values() for span in split]
-    check_unchanged(spans)
+    check_unchanged(spans, announce)
     manifest = {
         **facts,
         "token": token,
@@ -181,6 +204,11 @@ def _build(folder: Path, splits: dict[str, list[Span]], tokenizer, facts: dict, 
         f"into {sum(shard['tokens'] for shard in shards.values()):,} tokens: {folder}"
     )
     return manifest
+
+
+def _named_units(splits: Splits) -> dict[str, list[Span]]:
+    """Return the documents of each shard, by its name."""
+    return {f"{split}-{k:05d}": unit for split in splits for k, unit in enumerate(_units(splits[split]))}
 
 
 def _units(spans: list[Span]) -> Iterator[list[Span]]:
@@ -201,7 +229,7 @@ def _units(spans: list[Span]) -> Iterator[list[Span]]:
         yield unit
 
 
-def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: str, advance) -> dict:
+def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: str, advance) -> Record:
     starts, num_tokens = [], 0
     with writing(folder / f"{name}.bin") as file:
         for tokens, begins in _encoded(unit, tokenizer, advance):
@@ -215,7 +243,7 @@ def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: st
         "documents": len(starts),
         "bytes": sum(span.size for span in unit),
         "tokens": num_tokens,
-        "digest": _shard_digest(folder, name),
+        "digest": digest_of(folder, name),
     }
     write_json(folder / f"{name}.json", shard)
     return shard
@@ -249,13 +277,13 @@ def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[st
         yield batch
 
 
-def _complete_manifest(folder: Path, facts: dict) -> dict | None:
+def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | None:
     """Return the manifest if it is there and every shard is what it says.
 
     Raises:
         DataError: it has other facts.
     """
-    manifest = _read_json(folder / "manifest.json")
+    manifest = read_manifest(folder)
     if manifest is None:
         return None
     others = [key for key in facts if manifest.get(key) != facts[key]]
@@ -264,46 +292,22 @@ def _complete_manifest(folder: Path, facts: dict) -> dict | None:
             f"{folder}/manifest.json: these shards were made with another {others[0]} than this run's "
             f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
         )
-    shards = [shard for split in manifest["splits"].values() for shard in split]
-    whole = all(_complete_shard(folder, shard["name"], manifest["token"]) == shard for shard in shards)
+    units, token = _named_units(splits), manifest["token"]
+    shards = {shard["name"]: shard for split in splits for shard in manifest["splits"].get(split, [])}
+    whole = shards.keys() == units.keys() and manifest["splits"].keys() == splits.keys()
+    whole = whole and all(_complete_shard(folder, name, units[name], token) == shards[name] for name in units)
     return manifest if whole else None
 
 
-def _complete_shard(folder: Path, name: str, token: str, announce: Callable[[str], object] = str) -> dict | None:
-    """Return what NAME.json says of a shard if it is there and its files are what it says; announce what is not."""
-    shard = _read_json(folder / f"{name}.json")
-    if shard is None or shard["name"] != name:
+def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, announce: Announce = str) -> Record | None:
+    """Return the record of a shard if it is there, is of these documents, and its files are what it says.
+
+    Announces what is not.
+    """
+    shard = read_record(folder, name)
+    if shard is None or shard["bytes"] != sum(span.size for span in unit):
         return None
-    if damage := _damage(folder, shard, token):
-        announce(f"{damage}; it is built again")
+    if said := damage(folder, shard, token):
+        announce(f"{said}; it is built again")
         return None
     return shard
-
-
-def _damage(folder: Path, shard: dict, token: str) -> str:
-    """Return which file of a shard is not what the shard's record says, and how; '' where they are."""
-    sizes = {"bin": shard["tokens"] * np.dtype(token).itemsize, "offsets": shard["documents"] * 8}
-    for suffix, size in sizes.items():
-        path = folder / f"{shard['name']}.{suffix}"
-        if not path.exists():
-            return f"{path}: is gone"
-        if path.stat().st_size != size:
-            return f"{path}: has {path.stat().st_size:,} bytes, not {size:,}"
-    same = shard["digest"] == _shard_digest(folder, shard["name"])
-    return "" if same else f"{folder / shard['name']}.bin, .offsets: not what their digest says"
-
-
-def _shard_digest(folder: Path, name: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for path in (folder / f"{name}.bin", folder / f"{name}.offsets"):
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
-
-
-def _read_json(path: Path) -> dict | None:
-    """Return what is in the file; None where it is missing or was torn."""
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return None

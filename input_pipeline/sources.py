@@ -15,7 +15,8 @@ from pathlib import Path
 from input_pipeline import formats, hugging_face, remote
 from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
-from input_pipeline.chat.records import Conversations, Preferences
+from input_pipeline.chat.messages import KINDS
+from input_pipeline.chat.records import Rendered
 from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build
@@ -28,7 +29,6 @@ FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file as
     "text": None, "jsonl": formats.JsonLines, "csv": formats.Csv, "parquet": formats.Parquet,
     "tfrecord": formats.TFRecord,
 }  # fmt: skip
-RENDERED = {"chat": Conversations, "preferences": Preferences}  # sources of a conversation per line
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -69,11 +69,13 @@ def _conversations(data, path: str, **_) -> Iterable[Document]:
             "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
         )
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
-    return _documents(data, find_files(path), lambda file: lambda path, field: RENDERED[data.source](path, form))
+    return _documents(
+        data, find_files(path), lambda file: lambda path, _, most_bytes: Rendered(path, most_bytes, data.source, form)
+    )
 
 
 SOURCES: dict[str, Callable] = {
-    **dict.fromkeys(FILES, _files), **dict.fromkeys(RENDERED, _conversations), "sudoku": build.sudokus,
+    **dict.fromkeys(FILES, _files), **dict.fromkeys(KINDS, _conversations), "sudoku": build.sudokus,
     "maze": build.mazes, "arc": build.arc_tasks, "puzzles": build.published,
 }  # fmt: skip
 
@@ -98,7 +100,9 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     than `train`.
     """
     name, split = (path, "") if os.path.exists(path) else path.partition(":")[::2]
-    table = hugging_face.load(name, subset=data.subset, split=split or "train", field=data.field)
+    table = hugging_face.load(
+        name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
+    )
     return Reader().records([table])
 
 
@@ -136,7 +140,8 @@ def find_files(path: str) -> list[Path]:
     """Return the files that a path names.
 
     It is a file, a folder (all files below it, in order of their names; hidden ones and linked folders left
-    out) or a glob (`**` for any depth); `~` is the home folder.
+    out) or a glob (`**` for any depth); `~` is the home folder. In a glob the leading folders that exist under
+    exactly these names are no pattern, so `data[1]/*.txt` is what the folder `data[1]` holds, if there is one.
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
@@ -144,7 +149,7 @@ def find_files(path: str) -> list[Path]:
     try:
         if place.is_file():
             return [place]
-        found = map(Path, glob.glob(str(place), recursive=True))
+        found = map(Path, glob.glob(_pattern(place), recursive=True))
         matches = (path for path in found if path.is_file() or not path.exists())
         files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
@@ -162,12 +167,20 @@ def find_files(path: str) -> list[Path]:
     return files
 
 
+def _pattern(place: Path) -> str:
+    """Return a path as a pattern for glob, its leading folders that exist under these very names taken literally."""
+    folder, rest = Path(place.anchor), list(place.parts[len(Path(place.anchor).parts) :])
+    while rest and (folder / rest[0]).is_dir():
+        folder /= rest.pop(0)
+    return os.path.join(glob.escape(str(folder)), *rest)
+
+
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
     """Yield the documents of the files in order; `format_of` is None of a file that is one."""
     reader = Reader()
     for file in files:
         if kind := format_of(file):
-            yield from reader.records([kind(file, data.field)])
+            yield from reader.records([kind(file, data.field, data.max_document_mib << 20)])
         else:
             yield TextFile(str(file))
 

@@ -8,21 +8,25 @@ SentencePiece writes a space as U+2581, so a U+2581 in the text itself is spelt 
 """
 
 import io
-import json
 import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NotRequired
 
 import numpy as np
 import sentencepiece
 
+from files.json_reader import Object, parse_json
 from input_pipeline.cache import digest, locked, writing
 from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
+from input_pipeline.json_lines import shown
 
+MOST_BYTES = 128 << 20  # of a tokenizer's file: the largest published ones have some 60 MB
+MOST_IDS = 1 << 24
 SPACE_MARK = "\u2581"
 CHOICES = "use byte, sentencepiece, or the path of a .model file or a tokenizer.json"
 NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
@@ -104,7 +108,8 @@ class SentencePieceTokenizer(Pieces):
     def __init__(self, model: bytes, name: str):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+            self._pieces = self._model.id_to_piece(list(range(self._model.vocab_size())))
+        except (RuntimeError, UnicodeDecodeError) as error:  # of a piece, or of what the library says of one
             raise DataError(f"data.tokenizer={name}: not a SentencePiece model; {CHOICES}") from error
         self.files = {"tokenizer.model": model}
         self.vocab_size = self._model.vocab_size()
@@ -122,7 +127,7 @@ class SentencePieceTokenizer(Pieces):
     def texts(self) -> list[str | None]:
         ids = list(range(self.vocab_size))
         marks = zip(self._model.is_byte(ids), self._model.is_control(ids), self._model.is_unknown(ids), strict=True)
-        return [None if any(mark) else piece for mark, piece in zip(marks, self._model.id_to_piece(ids), strict=True)]
+        return [None if any(mark) else piece for mark, piece in zip(marks, self._pieces, strict=True)]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""
@@ -132,6 +137,27 @@ class SentencePieceTokenizer(Pieces):
     def decode(self, tokens: list[int]) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are no piece are left out."""
         return self._model.decode([int(token) for token in tokens if token < self.vocab_size])
+
+
+class NamedTemplate(Object):
+    """One of several chat templates."""
+
+    name: str
+    template: str
+
+
+class TokenizerFile(Object):
+    """What is read here of a tokenizer.json."""
+
+    model: dict[str, Any]
+    truncation: NotRequired[Any]
+    padding: NotRequired[Any]
+
+
+class TokenizerConfig(Object):
+    """What is read here of a tokenizer_config.json, beside its special tokens."""
+
+    chat_template: NotRequired[str | list[NamedTemplate] | None]
 
 
 class HuggingFaceTokenizer(Pieces):
@@ -145,28 +171,31 @@ class HuggingFaceTokenizer(Pieces):
         special_tokens: texts by the names that chat templates have for them: bos_token, eos_token and so on.
 
     Raises:
-        DataError: a file is missing or is none, or no token ends documents.
+        DataError: a file is missing or is none, or no token ends documents; of its methods, the library cannot encode
+            a text, as where a vocabulary has no token for what it does not know.
     """
 
     def __init__(self, path: Path):
         import tokenizers  # late, since few runs need it
 
-        beside = path.with_name("tokenizer_config.json")
+        beside, self._library = path.with_name("tokenizer_config.json"), Library(f"data.tokenizer={path}")
         try:
-            self.files = {"tokenizer.json": path.read_bytes(), "tokenizer_config.json": beside.read_bytes()}
+            self.files = {"tokenizer.json": _content(path), "tokenizer_config.json": _content(beside)}
         except OSError as error:
             raise DataError(
                 f"data.tokenizer={path}: {error.strerror} ({Path(error.filename).name}); a tokenizer.json needs the "
                 "tokenizer_config.json beside it, whose eos_token ends documents"
             ) from None
         try:
-            model, config = (json.loads(content) for content in self.files.values())
-            if not isinstance(model["model"], dict):
-                raise ValueError("its model is no object")
+            model = parse_json(self.files["tokenizer.json"], TokenizerFile, path.name, max_bytes=MOST_BYTES)
+            config = parse_json(self.files[beside.name], TokenizerConfig, beside.name, max_bytes=MOST_BYTES)
             self.special_tokens = _special_tokens(config)
             self.chat_template = self._chat_template(path.with_name("chat_template.jinja"), config)
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])  # ValueError where broken
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            with self._library:
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])
+        except DataError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
         eos = self.special_tokens.get("eos_token")
         self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
@@ -175,11 +204,15 @@ class HuggingFaceTokenizer(Pieces):
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
-                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {eos}, which the "
-                "vocabulary lacks); name one of its tokens there"
+                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {shown(eos)}, which "
+                "the vocabulary lacks); name one of its tokens there"
             )
         self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
         self.vocab_size = max(self._tokens) + 1
+        if self.vocab_size > MOST_IDS:
+            raise DataError(
+                f"data.tokenizer={path}: has the id {self.vocab_size - 1}, and at most {MOST_IDS:,} are read"
+            )
         self.digest = digest(b"\0".join(self.files.values()))
         if model.get("truncation") or model.get("padding"):
             self.digest += "-whole"  # what was once encoded cut or padded is in caches under the digest alone
@@ -187,7 +220,7 @@ class HuggingFaceTokenizer(Pieces):
     def _chat_template(self, file: Path, config: dict) -> str | None:
         """Return the chat template; a file of its own is one of the tokenizer's too."""
         if file.is_file():
-            self.files[file.name] = file.read_bytes()
+            self.files[file.name] = _content(file)
             return self.files[file.name].decode()
         found = config.get("chat_template") or ""
         if isinstance(found, list):  # several by name
@@ -195,11 +228,12 @@ class HuggingFaceTokenizer(Pieces):
         return found
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with self._library:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_spans(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return for each text its tokens, int32 [tokens], and which characters each stands for, [tokens, 2]."""
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        found = self._encode_batch(texts)
         return [(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in found]
 
     @cached_property
@@ -210,14 +244,36 @@ class HuggingFaceTokenizer(Pieces):
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an int32 array for each text; the texts are encoded in parallel."""
-        return [
-            np.array(found.ids, np.int32) for found in self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        ]
+        return [np.array(found.ids, np.int32) for found in self._encode_batch(texts)]
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text, special tokens too; ids that are no token are left out."""
         known = [int(token) for token in tokens if int(token) in self._tokens]
-        return self._tokenizer.decode(known, skip_special_tokens=False)
+        with self._library:
+            return self._tokenizer.decode(known, skip_special_tokens=False)
+
+    def _encode_batch(self, texts: list[str]) -> list:
+        with self._library:
+            return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+
+
+class Library:
+    """Within its block, what the `tokenizers` package raises becomes one line.
+
+    It raises plain exceptions, and those of Rust by a kind that no module gives: both are known by their names.
+    """
+
+    KINDS = ("Exception", "PanicException")
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace) -> None:
+        if kind and kind.__name__ in self.KINDS:
+            raise DataError(f"{self._name}: cannot be used ({' '.join(str(error).split())[:200]})") from None
 
 
 AnyTokenizer = ByteTokenizer | SentencePieceTokenizer | HuggingFaceTokenizer
@@ -256,7 +312,7 @@ def open_tokenizer(name: str) -> AnyTokenizer:
     if name.endswith(".json"):
         return HuggingFaceTokenizer(Path(name).expanduser())
     try:
-        return SentencePieceTokenizer(Path(name).expanduser().read_bytes(), name)
+        return SentencePieceTokenizer(_content(Path(name).expanduser()), name)
     except OSError as error:
         raise DataError(f"data.tokenizer={name}: {error.strerror}; {CHOICES}") from error
 
@@ -320,6 +376,15 @@ def _sentences(spans: list[Span]) -> Iterator[str]:
             number += 1
             if int(number * kept) > int((number - 1) * kept):
                 yield text[start : start + SENTENCE_CHARACTERS]
+
+
+def _content(path: Path) -> bytes:
+    """Return what is in a tokenizer's file. Raises DataError where it is larger than any."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DataError(f"data.tokenizer={path}: is larger than {MOST_BYTES:,} bytes, and so no tokenizer; {CHOICES}")
+    return content
 
 
 def _special_tokens(config: dict) -> dict[str, str]:

@@ -3,7 +3,6 @@
 
 import os
 import pathlib
-import tokenize
 from collections.abc import Callable, Iterator
 
 import jax
@@ -11,15 +10,12 @@ import numpy as np
 
 import assembly
 from configs.base import MESH_AXES, ConfigError
+from files.array_files import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context
 
 TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order differ by far less, a wrong weight by far more
-# Of numpy's reader, which evaluates the header as Python text.
-HEADER_FAILURES = (
-    ValueError, EOFError, TypeError, OverflowError, MemoryError, RecursionError, SyntaxError, tokenize.TokenError,
-)  # fmt: skip
 PROMPTS, LENGTH = 2, 24  # of the tokens by which an export is checked
 
 
@@ -61,12 +57,11 @@ def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
 def read_tokens(file: pathlib.Path, model) -> np.ndarray:
     """Return int32 [batch, length] of a file; ConfigError for anything else, and for ids that are not the model's."""
     try:
-        # Mapped, so that an array larger than its file is refused before memory for it is asked for.
-        tokens_BT = np.array(np.lib.format.open_memmap(file, mode="r"))
+        tokens_BT = np.asarray(map_integers(file, 2))
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
-    except HEADER_FAILURES:
-        raise ConfigError(f"--tokens={file}: is no .npy file of numbers; write one by numpy.save") from None
+    except ArrayFileError as error:
+        raise ConfigError(f"--tokens={error}; write int32 [batch, length] by numpy.save") from None
     if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
         raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")

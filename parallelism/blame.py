@@ -30,6 +30,8 @@ class Sign:
       phase, step, number, seconds: as in training/clock.py, `seconds` with the present phase's.
       phase_seconds: in this phase, when it was said.
       age: seconds since then.
+      doing: what takes long in this phase and gets on, in words; "": nothing that is known to.
+      idle_seconds: since the phase began or last got on, when it was said; None: since it began.
       waits: whether it waits for values of the others.
     """
 
@@ -42,11 +44,18 @@ class Sign:
     seconds: Mapping[str, float]
     age: float = 0.0
     waits: bool = False
+    doing: str = ""
+    idle_seconds: float | None = None
 
     @property
     def stay(self) -> float:
         """Seconds in this phase by now."""
         return self.phase_seconds + self.age
+
+    @property
+    def idle(self) -> float:
+        """Seconds by now in which this phase did not get on."""
+        return (self.phase_seconds if self.idle_seconds is None else self.idle_seconds) + self.age
 
     @property
     def name(self) -> str:
@@ -74,6 +83,7 @@ class Blame(NamedTuple):
       seconds: that they have been silent, in this phase, or slow.
       waited: seconds for which nobody got further.
       text: all of it in words.
+      idle: seconds in which none of the processes got on.
     """
 
     why: str
@@ -82,6 +92,7 @@ class Blame(NamedTuple):
     seconds: float
     waited: float
     text: str
+    idle: float = 0.0
 
     def figures(self) -> dict:
         """Return what is worth keeping in metrics.jsonl."""
@@ -190,7 +201,9 @@ def _found(why: str, whose: Sequence[Sign], signs: Sequence[Sign], seconds: floa
         text = f"{names} {verb} no sign of life for {_text(seconds)} s; {was} in {first.where}"
     else:
         text = f"{names} {'are' if several else 'is'} in {first.where} for {_text(seconds)} s"
-    return Blame(why, tuple(sign.process for sign in whose), first, seconds, min([seconds, *others]), text)
+        text += f" ({first.doing})" if first.doing else ""
+    idle = min(sign.idle for sign in whose)
+    return Blame(why, tuple(sign.process for sign in whose), first, seconds, min([seconds, *others]), text, idle)
 
 
 def _found_slow(sign: Sign, phase: str, spent: Mapping[str, float], elapsed: float, steps: int, excess: float) -> Blame:

@@ -20,6 +20,10 @@ from parallelism.messages import send
 from parallelism.secret import Secret
 
 LEAD = 2  # boundaries from the furthest process to where all are proposed to stop
+# That a process passes at most from where it asks for a stop, and holds, to where all stop: others may be one further.
+BOUNDARIES_TO_STOP = LEAD + 3
+# That a process passes at most from where it asks for a stop, and holds, to where all stop: others may be one further.
+BOUNDARIES_TO_STOP = LEAD + 3
 LEAVE_SECONDS = 10.0
 LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of what a process says, in a line
 
@@ -132,9 +136,7 @@ class Hub:
             case "sign":
                 self.said[index] = (message["sign"], time.monotonic())
             case "blame":
-                signs = self.signs()
-                found = to_blame(signs).text if signs else "no process says any more where it is"
-                self.blamed = self.blamed or found  # for all: who is to blame may end first
+                self.blamed = self.blamed or self._who_is_to_blame(message["allowed"])  # for all: they may end first
                 send(connection, {"kind": "blame", "text": self.blamed})
             case "failed":
                 self.left.add(index)  # it says so itself
@@ -142,6 +144,14 @@ class Hub:
                 self._end(f"process {index} of {self.count} ({self.hosts[index]}): {why}", message["status"])
             case "leave":
                 self.left.add(index)
+
+    def _who_is_to_blame(self, allowed: float) -> str:
+        """Return it in words; "" where they got on within the seconds that are `allowed`."""
+        signs = self.signs()
+        if not signs:
+            return "no process says any more where it is"
+        found = to_blame(signs)
+        return found.text if found.idle > allowed else ""
 
     def _collect(self, index: int, message: dict) -> None:
         topic = message["topic"]

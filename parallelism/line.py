@@ -43,6 +43,7 @@ class Line:
         """
         self.index, self.count = index, count
         self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
+        self.holding = False  # at the next of them, until it is known where all stop
         self.changed, self.rounds = threading.Condition(), collections.Counter()
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
@@ -72,28 +73,34 @@ class Line:
             self.changed.wait_for(lambda: topic in self.values)
             return self.values.pop(topic)
 
-    def ask_to_stop(self) -> None:
-        """Have all processes stop at a boundary soon; from a signal's handler too, whose thread may be speaking."""
-        self.stop_asked = True
+    def ask_to_stop(self, hold: bool = False) -> None:
+        """Have all processes stop at a boundary soon; from a signal's handler too, whose thread may be speaking.
+
+        To `hold` is to pass no boundary before it is known where: it is then BOUNDARIES_TO_STOP away at most.
+        """
+        self.holding, self.stop_asked = self.holding or hold, True
         self._say_stop()
 
     def boundary(self) -> bool:
         """Pass a boundary; return whether all processes stop here."""
         with self.changed:
             self.passed += 1
-            self.changed.wait_for(lambda: self.passed < self.promised or self.stop_at < math.inf)
+            self.changed.wait_for(lambda: (self.passed < self.promised and not self.holding) or self.stop_at < math.inf)
             return self.passed >= self.stop_at
 
     def sign(self, sign: dict | None) -> None:
         """Give a sign of life, the fields of a Sign; None: the last one. Never waits for the hub."""
         self._say_at_once(kind="sign", sign=sign)
 
-    def blame(self, seconds: float) -> str | None:
-        """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`."""
+    def blame(self, seconds: float, allowed: float = 0.0) -> str | None:
+        """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`.
+
+        It is "" where who is furthest behind got on within the seconds that are `allowed`.
+        """
         with self.changed:
             self.to_blame = None
-            self._say_at_once(kind="blame")
-            self.changed.wait_for(lambda: self.to_blame, seconds)
+            self._say_at_once(kind="blame", allowed=allowed)
+            self.changed.wait_for(lambda: self.to_blame is not None, seconds)
             return self.to_blame
 
     def fail(self, line: str, status: int) -> None:

@@ -84,6 +84,12 @@ class Boundary(Message):
     boundary: int
 
 
+class Blame(Message):
+    """Asks who is to blame, unless who is furthest behind got on within the seconds that are allowed."""
+
+    allowed: float
+
+
 class Blamed(Message):
     """Who is to blame, in words."""
 
@@ -92,7 +98,7 @@ class Blamed(Message):
 
 JOINING = {"join": Join}
 TO_HUB = {
-    "value": Value, "stop": Stop, "promise": Promise, "sign": Said, "blame": Message, "failed": End, "leave": Message,
+    "value": Value, "stop": Stop, "promise": Promise, "sign": Said, "blame": Blame, "failed": End, "leave": Message,
 }  # fmt: skip
 FROM_HUB = {
     "joined": Joined, "values": Values, "propose": Boundary, "stop": Boundary, "blame": Blamed, "end": End,

@@ -52,3 +52,21 @@ def _one_ahead(batch: dict | None, placed: Iterator[dict]) -> Iterator[dict]:
             coming = worker.submit(next, placed, None)
             yield batch
             batch = coming.result()
+
+
+def check_shapes(batches: Iterator[dict], count: int, abstract_batch: dict, rows: int) -> Iterator[dict]:
+    """Yield so many batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
+
+    Raises ValueError where one is not, with the array, what it is and what it should be, or where there are fewer.
+    """
+    wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
+    for number in range(1, count + 1):
+        batch = next(batches, None)
+        if batch is None:
+            raise ValueError("the batches given to train() ended before train.steps was reached")
+        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
+        for name in wanted.keys() | found.keys():
+            if found.get(name) != wanted.get(name):
+                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
+                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
+        yield batch

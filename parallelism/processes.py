@@ -282,10 +282,10 @@ def check_same(values: Mapping[str, object], what: str) -> None:
                 )
 
 
-def ask_to_stop() -> None:
-    """Have all processes stop at the same boundary, soon."""
+def ask_to_stop(hold: bool = False) -> None:
+    """Have all processes stop at the same boundary, soon; to `hold` is to wait at the next one until it is known."""
     if _line:
-        _line.ask_to_stop()
+        _line.ask_to_stop(hold)
 
 
 def boundary() -> bool:
@@ -304,12 +304,16 @@ def signs(own: Sign) -> list[Sign]:
     return (_hub.signs() if _hub else []) or [own]
 
 
-def blame(own: Sign) -> str:
-    """Return who is to blame that nothing ends, and in which phase they are; where process 0 is silent, `own`'s."""
+def blame(own: Sign, allowed: float = 0.0) -> str:
+    """Return who is to blame that nothing ends, and in which phase they are; where process 0 is silent, `own`'s.
+
+    It is "" where who is furthest behind got on within the seconds that are `allowed`.
+    """
     if _hub or not _line:
-        return to_blame(signs(own)).text
-    here = to_blame([own]).text
-    return _line.blame(ANSWER_SECONDS) or f"{name(0)} does not answer within {ANSWER_SECONDS:g} s; {here}"
+        found = to_blame(signs(own))
+        return found.text if found.idle > allowed else ""
+    here, said = to_blame([own]).text, _line.blame(ANSWER_SECONDS, allowed)
+    return said if said is not None else f"{name(0)} does not answer within {ANSWER_SECONDS:g} s; {here}"
 
 
 def fail(line: str, status: int) -> None:

@@ -125,6 +125,7 @@ class Supervisor:
         if len(ended) == len(workers):
             return self._all_ended(workers)
         hanging = [line for worker in workers if (line := watch.hangs(self.settings, worker))]
+        hanging = [] if any(watch.builds(self.settings, worker) for worker in workers) else hanging
         return Verdict(trouble=hanging[0]) if hanging else self._some_ended(ended)
 
     def recover(self, verdict: Verdict) -> bool:

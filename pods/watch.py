@@ -137,6 +137,12 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, lau
     return found
 
 
+def builds(settings: Settings, worker: Worker) -> bool:
+    """Return whether a worker builds data again that was lost, and got on with that lately; the others wait for it."""
+    heartbeat, limit = worker.heartbeat, settings.hang_seconds
+    return worker.alive and worker.age is not None and heartbeat["phase"] == "building" and worker.age <= limit
+
+
 def hangs(settings: Settings, worker: Worker) -> str:
     """Return a line where a worker trains and its last step is too long ago, else ""."""
     if not (worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"):

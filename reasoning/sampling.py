@@ -5,8 +5,8 @@ import numpy as np
 
 from configs.base import ConfigError
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
+from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.template import Template
-from input_pipeline.sources import RENDERED
 from reasoning import decoding
 
 
@@ -33,7 +33,7 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
 def check_answers(config, tokenizer, address) -> None:
     """Raise ConfigError if the model of a run never saw a conversation, so that its answers would mean nothing."""
     has_template = isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
-    if config.data.source not in RENDERED and not has_template:
+    if config.data.source not in KINDS and not has_template:
         raise ConfigError(
             f"--message: {address} was not trained on conversations, and its tokenizer has no chat template; "
             "use --prompt"

@@ -43,7 +43,7 @@ OTHERS = {
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported
-    "files": {"pydantic", "typing_extensions"},
+    "files": {"numpy", "pydantic", "typing_extensions"},
     "configs": {"ml_collections"},
     "layers": {"jax", "flax", "qwix"},
     "models": {"jax", "flax"},

@@ -110,9 +110,9 @@ def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config.data.source = "synthetic"
     evaluated = job.evaluate_heldout
 
-    def slow(run, state, corpus, stop, num_batches, frozen):
+    def slow(run, state, corpus, stop, num_batches, *rest):
         time.sleep(1.0)
-        return evaluated(run, state, corpus, stop, 2, frozen)
+        return evaluated(run, state, corpus, stop, 2, *rest)
 
     monkeypatch.setattr(job, "evaluate_heldout", slow)
     train.train(config, tmp_path)

@@ -154,7 +154,7 @@ def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_the
     (event,) = events(tmp_path / "back", "roll_back")
     assert (event["step"], event["first_step"], event["last_step"]) == (5, 7, 7)
     assert sorted(trained) == list(range(1, 13)) and not any(line["skipped"] for line in trained.values())
-    assert [section["skips"] for section in ledger.sections(tmp_path / "back")] == [[], [[48, 8]]]
+    assert [section["skips"] for section in ledger.sections(tmp_path / "back")] == [[], [(48, 8)]]
     mixture = train.prepare_corpus(config, vocab_size_typed=True).train
     examples = np.delete(np.arange(13 * 8).reshape(13, 8), 6, axis=0)
     others = (mixture.read(rows, 32, config.train.seed) for rows in examples)

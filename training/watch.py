@@ -27,14 +27,16 @@ IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "traini
     "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
     "save": "training", "evaluation": "evaluating",
 }  # fmt: skip
+BUILDING = "building"  # in any phase, while data that was lost is built again, and that gets on
 
 
 @contextlib.contextmanager
 def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
     """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
 
-    Before the first step has begun START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads
-    are written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
+    What is known to get on may take longer, and so may what waits for a process of which that is known. Before the
+    first step has begun START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads are
+    written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
     excepthook is to end the process.
     """
 
@@ -42,11 +44,9 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         own = _sign(clock)
         processes.sign(own)
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
-        if seconds and own.phase_seconds > allowed:
+        if seconds and own.idle > allowed and (to_blame := processes.blame(own, allowed)):
             _keep_stacks(log)
-            raise RunError(
-                f"no step ended for {allowed:g} s: {processes.blame(own)}; where every thread was is in {log}"
-            )
+            raise RunError(f"no step ended for {allowed:g} s: {to_blame}; where every thread was is in {log}")
 
     thread = Repeated("watchdog", look, INTERVAL_SECONDS)
     try:
@@ -60,7 +60,8 @@ class Heartbeat:
     """Within the block, keeps WORKDIR/workers/<process>.json fresh; in process 0, tells who holds up the run.
 
     It goes into the block of a watchdog, whose signs of life it judges. The file has `phase` in the words of
-    IN_WORDS, the `time` when that began (Unix seconds), and the `phase_seconds` from then until it was written.
+    IN_WORDS, the `time` when that began (Unix seconds), and the `phase_seconds` from then until it was written; while
+    it is BUILDING, both are of when that last got on.
     """
 
     def __init__(self, workdir: pathlib.Path, log: StepLog):
@@ -92,10 +93,11 @@ class Heartbeat:
 
     def _write(self, last: str = "") -> None:
         """Write the file, in the phase `last` where that is given; a full disk or a lost folder ends no run."""
-        here = 0.0 if last else time.monotonic() - self.clock.since
+        building = bool(self.clock.doing) and not last
+        here = 0.0 if last else time.monotonic() - (self.clock.got_on if building else self.clock.since)
         line = self.constant | {
             "step": self.log.last_step,
-            "phase": last or IN_WORDS[self.clock.phase],
+            "phase": last or (BUILDING if building else IN_WORDS[self.clock.phase]),
             "time": time.time() - here,
             "phase_seconds": here,
             "seconds": self.log.goodput.record(),
@@ -110,7 +112,8 @@ class Heartbeat:
 def _sign(clock: Clock) -> Sign:
     return Sign(
         processes.index(), socket.gethostname(), clock.phase, clock.step, clock.number,
-        phase_seconds=time.monotonic() - clock.since, seconds=clock.read(),
+        phase_seconds=time.monotonic() - clock.since, seconds=clock.read(), doing=clock.doing,
+        idle_seconds=time.monotonic() - clock.got_on,
     )  # fmt: skip
 
 

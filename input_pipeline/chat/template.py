@@ -3,17 +3,26 @@
 
 A conversation, or a beginning of one, becomes pieces, (text, whether it is learned) in order, of which None stands for
 the token that ends documents. A tokenizer's own template is Jinja, rendered as `transformers` does, in a sandbox that
-lets it compute text and nothing else; without one the format is plain: an end of document before all, and each turn
-"ROLE\\nCONTENT" and an end of document, the assistant's CONTENT and what ends it being learned.
+lets it compute text and nothing else, and in a process of its own, whose time and memory are limited; without one the
+format is plain: an end of document before all, and each turn "ROLE\\nCONTENT" and an end of document, the assistant's
+CONTENT and what ends it being learned.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-MARK = "\ufdd0"  # a code point that is no character, around what {% generation %} encloses
-ASSISTANT = "assistant"
+from input_pipeline.cache import digest
+from input_pipeline.chat import messages as chat_messages
+from input_pipeline.chat.messages import ASSISTANT, Message, Piece
+from input_pipeline.chat.renderer import BAD, MADE, Died, ask
+from input_pipeline.errors import BadDocument, DataError
+from input_pipeline.records import TOO_LARGE, UNREADABLE
 
-Message = dict[str, str]  # "role" and "content"
-Piece = tuple[str | None, bool]
+TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
+MOST_DEATHS = 10  # lines that end the process; then the template is given up
+
+Held = bytes | bytearray | BadDocument | object  # a line or a document, or why there is none: an error, TOO_LARGE
+Line = Made = tuple[int, Held]  # the number of a line, and the line, or what it becomes; a BadDocument has no name
 
 
 class PlainFormat:
@@ -35,6 +44,17 @@ class PlainFormat:
         """Return the text that follows an answer: none, but an end of document."""
         return ""
 
+    def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
+        """Yield what each line becomes, of a kind of input_pipeline/chat/messages.py."""
+        for number, line in lines:
+            yield number, line if line is TOO_LARGE else self._document(kind, line)
+
+    def _document(self, kind: str, line: bytes) -> bytes | BadDocument:
+        try:
+            return chat_messages.document(kind, "", line, self)
+        except BadDocument as error:
+            return error
+
 
 class Template:
     """The format of a Jinja template.
@@ -44,67 +64,110 @@ class Template:
         tokens: texts of special tokens by the names that it has for them: bos_token, eos_token and so on.
 
     Raises:
-        ValueError: it is no template.
+        ValueError: it is no template, or takes too long to read.
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):
-        import jinja2  # late, since few runs need it
-
-        from input_pipeline.chat.jinja import environment
-
-        self._errors, self._tokens = jinja2.TemplateError, tokens
-        try:
-            self._template = environment(MARK).from_string(source)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{error} (line {getattr(error, 'lineno', '?')})") from None
+        self._request = {"template": source, "tokens": tokens}
+        self._deadly: dict[str, BadDocument] = {}  # by the digest of a line that ended the process
+        self._ask("check", None)
 
     def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
         """Return the pieces of a conversation; what the assistant says is learned from message `first` on.
 
-        It is what {% generation %} tags enclose, where the template has them and `first` is 0. Elsewhere it is what the
-        template writes for a turn after the prompt for it, which takes a template that only ever adds to what is there.
-
         Raises:
-            ValueError: the template refuses the conversation, or has no tags and writes a turn anew when others follow.
+            ValueError: the template refuses the conversation, takes too much time or memory for it, or has no tags and
+                writes a turn anew when others follow; see input_pipeline/chat/rendering.py.
         """
-        marked = self._render(messages)
-        if MARK in marked and not first:
-            return [(text, bool(number % 2)) for number, text in enumerate(marked.split(MARK)) if text]
-        whole = marked.replace(MARK, "")
-        found, done = [], 0
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < first:
-                continue
-            prompt = self._render(messages[:number], add_generation_prompt=True).replace(MARK, "")
-            through = self._render(messages[: number + 1]).replace(MARK, "")
-            if not (through.startswith(prompt) and whole.startswith(through)):
-                raise ValueError(
-                    f"it writes the first {number + 1} messages in another way where more follow, or where the last is "
-                    "asked for; put {% generation %} tags around what the assistant says in it"
-                )
-            found += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(through)], True)]
-            done = len(through)
-        return [*found, (whole[done:], False)]
+        return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
         """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
-        return [(self._render(messages, add_generation_prompt=True).replace(MARK, ""), False)]
+        return [tuple(piece) for piece in self._ask("prompt", messages)]
 
     def after_answer(self) -> str:
         """Return the text that follows an answer, such as the token that ends a turn. Raises ValueError as `pieces`."""
         turns = [{"role": role, "content": "@"} for role in ("user", ASSISTANT)]
-        return next(text for text, learned in self.pieces(turns) if learned).rpartition("@")[2]
+        return next((text for text, learned in self.pieces(turns) if learned), "").rpartition("@")[2]
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        if any(MARK in message["content"] for message in messages):
-            raise ValueError("it holds U+FDD0, which is no character")
+    def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
+        """Yield what each line becomes; some are rendered while those before them are used.
+
+        Raises:
+            DataError: the template took too much time or memory for too many lines.
+        """
+        asked, answers = [], list
+        for some in _batches((number, self._known(line)) for number, line in lines):
+            made = self._made(kind, asked, answers)
+            asked, answers = some, self._begin(kind, [line for _, line in some])
+            yield from made
+
+    def _known(self, line: Held) -> Held:
+        """Return a line, or what is known to be wrong with it: a file is gone through several times."""
+        return self._deadly.get(digest(line), line) if self._deadly and _is_line(line) else line
+
+    def _begin(self, kind: str, lines: Sequence[Held]) -> Callable[[], list[bytes]]:
+        request = self._request | {"task": kind}
+        return ask(request, [line.rstrip(b"\n") for line in lines if _is_line(line)]) if lines else list
+
+    def _made(self, kind: str, asked: list[Line], answers: Callable[[], list[bytes]]) -> list[Made]:
+        """Return what became of the lines that were asked about."""
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._tokens,
-            )
-        except (self._errors, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+            found = [_document(answer) for answer in answers()]
+        except Died:  # nobody knows of which
+            found = [self._alone(kind, line) for _, line in asked if _is_line(line)]
+        rest = iter(found)
+        return [(number, next(rest) if _is_line(line) else line) for number, line in asked]
+
+    def _alone(self, kind: str, line: bytes) -> bytes | BadDocument:
+        try:
+            (answer,) = self._begin(kind, [line])()
+        except Died as error:
+            bad = BadDocument("", "not what the chat template takes", f" ({error})")
+            self._deadly[digest(line)] = bad
+            if len(self._deadly) == MOST_DEATHS:
+                raise DataError(f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines") from None
+            return bad
+        return _document(answer)
+
+    def _ask(self, task: str, value):
+        try:
+            (answer,) = ask(self._request | {"task": task}, [json.dumps(value).encode()])()
+        except Died as error:
+            raise ValueError(str(error)) from None
+        content = json.loads(answer[1:])
+        if answer[:1] == MADE:
+            return content
+        raise ValueError(content)
+
+
+def _is_line(held: Held) -> bool:
+    return isinstance(held, bytes | bytearray)
+
+
+def _document(answer: bytes) -> bytes | BadDocument:
+    content = answer[1:]
+    if answer[:1] == MADE:
+        return content
+    kind, details = (
+        json.loads(content) if answer[:1] == BAD else ("not what the chat template takes", f" ({json.loads(content)})")
+    )
+    return BadDocument("", kind, details)
+
+
+def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
+    """Yield lines some together; an empty batch comes last, and before what is wrong with the file."""
+    batch, size = [], 0
+    try:
+        for number, line in lines:
+            batch.append((number, line))
+            size += len(line) if _is_line(line) else 0
+            if len(batch) == TOGETHER or size > TOGETHER_BYTES:
+                yield batch
+                batch, size = [], 0
+    except UNREADABLE:
+        yield batch
+        yield []
+        raise
+    yield batch
+    yield []

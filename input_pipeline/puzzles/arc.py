@@ -6,11 +6,13 @@ A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequenc
 excepted, and its grids then turned or reflected, all alike; its name says how.
 """
 
+import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired
 
 import numpy as np
 
+from files.json_reader import Object
 from input_pipeline.errors import DataError
 from input_pipeline.order import mix
 from input_pipeline.puzzles.dataset import read_json
@@ -28,6 +30,21 @@ SUBSETS = {  # data.puzzle_set: the subsets, of which the test pairs of one are 
 }
 
 Pair = tuple[np.ndarray, np.ndarray]  # a grid and what becomes of it
+Rows = list[list[int]]  # a grid in JSON
+
+
+class PairInFile(Object):
+    """A pair, whose answer may stand elsewhere."""
+
+    input: Rows
+    output: NotRequired[Rows]
+
+
+class TaskInFile(Object):
+    """A task as files of challenges have it."""
+
+    train: list[PairInFile]
+    test: list[PairInFile]
 
 
 class Task(NamedTuple):
@@ -92,11 +109,17 @@ def version_name(task: str, turn: int, colours: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return (task, turn, colours) of a name; that of a task alone is the task itself."""
+    """Return (task, turn, colours) of a name; that of a task alone is the task itself.
+
+    Raises:
+        DataError: it is no such name.
+    """
     task, *changes = name.split(SEPARATOR)
     if not changes:
         return task, 0, np.arange(COLOURS, dtype=np.uint8)
-    turn, colours = changes
+    turn, colours = changes if len(changes) == 2 else ("", "")
+    if not re.fullmatch("t[0-7]", turn) or sorted(colours) != sorted("0123456789"):
+        raise DataError(f"{name!r:.80} names no version of a task, as in x{SEPARATOR}t3{SEPARATOR}0123456789")
     return task, int(turn.removeprefix("t")), np.array(list(map(int, colours)), np.uint8)
 
 
@@ -176,33 +199,30 @@ def _paths(folder: Path, subset: str) -> list[Path]:
 
 
 def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:
-    paths = _paths(folder, subset)
-    contents = [read_json(path) for path in paths]
-    for path, content in zip(paths, contents, strict=True):
-        if not isinstance(content, dict) or not content:
-            raise DataError(f"{path}: holds no tasks by name")
-    challenges, *solved = contents
-    solutions = solved[0] if solved else {}
-    return [_task(paths[0], name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
+    path, *solved = _paths(folder, subset)
+    challenges = read_json(path, dict[str, TaskInFile])
+    solutions = read_json(solved[0], dict[str, list[Rows | None]]) if solved else {}
+    if not challenges:
+        raise DataError(f"{path}: holds no tasks by name")
+    return [_task(path, name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
 
 
-def _task(path: Path, name: str, task: dict, solutions: list, held_out: bool) -> Task:
-    where = f"{path}: task {name}"
-    try:
-        answers = [
-            pair.get("output", solutions[nth] if nth < len(solutions) else None)
-            for nth, pair in enumerate(task["test"])
-        ]
-        unknown = tuple(nth for nth, answer in enumerate(answers) if answer is None)
-        tests = [
-            (pair["input"], [[0]] if answer is None else answer)
-            for pair, answer in zip(task["test"], answers, strict=True)
-        ]
-        pairs = [(pair["input"], pair["output"]) for pair in task["train"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: has no 'train' and 'test' lists of pairs with 'input' and 'output'") from error
+def _task(path: Path, name: str, task: TaskInFile, solutions: list[Rows | None], held_out: bool) -> Task:
+    where = f"{path}: task {name:.80}"
+    if SEPARATOR in name:
+        raise DataError(f"{where}: has {SEPARATOR} in its name, by which versions of tasks are told; rename it")
+    answers = [
+        pair.get("output", solutions[nth] if nth < len(solutions) else None) for nth, pair in enumerate(task["test"])
+    ]
+    unknown = tuple(nth for nth, answer in enumerate(answers) if answer is None)
+    tests = [
+        (pair["input"], [[0]] if answer is None else answer) for pair, answer in zip(task["test"], answers, strict=True)
+    ]
+    pairs = [(pair["input"], pair.get("output")) for pair in task["train"]]
     if not pairs or not tests:
         raise DataError(f"{where}: has no pairs to {'show' if not pairs else 'test'} it")
+    if any(made is None for _, made in pairs):
+        raise DataError(f"{where}: a pair that shows it has no 'output'")
     grids = [[tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)]
     if unknown and not held_out:
         kept = path.name.replace("_challenges", "_solutions")
@@ -210,14 +230,12 @@ def _task(path: Path, name: str, task: dict, solutions: list, held_out: bool) ->
     return Task(name, *grids, held_out, unknown)
 
 
-def _grid(where: str, rows: list) -> np.ndarray:
-    try:
-        grid = np.array(rows, np.int64)
-    except (ValueError, TypeError):
-        grid = np.zeros(0, np.int64)
-    if grid.ndim != 2 or not 1 <= min(grid.shape) <= max(grid.shape) <= SIDE or grid.min() < 0 or grid.max() >= COLOURS:
+def _grid(where: str, rows: Rows) -> np.ndarray:
+    widths = {len(row) for row in rows}
+    is_canvas = len(widths) == 1 and 1 <= min(widths) <= SIDE and 1 <= len(rows) <= SIDE
+    if not is_canvas or not all(0 <= colour < COLOURS for row in rows for colour in row):
         raise DataError(f"{where}: a grid is no rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
-    return grid.astype(np.uint8)
+    return np.array(rows, np.uint8)
 
 
 def _hashes(task: Task, turns: np.ndarray, colours: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ and its answer.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+from files.array_files import ArrayFileError, map_integers
+from files.json_reader import JsonError, Object
+from files.json_reader import read_json as read_checked
 from input_pipeline import cache
 from input_pipeline.cache import write_json, writing
 from input_pipeline.errors import DataError
@@ -31,7 +35,21 @@ from input_pipeline.threads import in_threads
 SET = "all"
 BLANK = "<blank>"
 ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
-KEYS = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers", "sets")
+DIMS = (2, 2, 1, 1, 1)  # of these
+JSON_BYTES = 256 << 20  # of a file: ARC's has a million names of identifiers, which are 50 MB
+TOKENS = 1 << 31  # that int32 can number
+
+
+class Metadata(Object):
+    """What dataset.json holds."""
+
+    pad_id: int
+    ignore_label_id: int | None
+    blank_identifier_id: int
+    vocab_size: int
+    seq_len: int
+    num_puzzle_identifiers: int
+    sets: list[str]
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,7 @@ class Split:
     """One split, its large arrays mapped into memory."""
 
     folder: Path  # of the data set
-    metadata: dict  # what dataset.json holds
+    metadata: Metadata
     inputs: np.ndarray  # [examples, cells]
     labels: np.ndarray  # the same
     identifiers: np.ndarray  # [puzzles]
@@ -83,13 +101,11 @@ def open_split(folder: Path, name: str) -> Split:
         DataError: something is missing, cannot be read, or does not fit the rest.
     """
     place = folder / name
-    metadata = read_json(place / "dataset.json")
-    missing = [key for key in KEYS if not isinstance(metadata, dict) or key not in metadata]
-    if missing:
-        raise DataError(f"{place / 'dataset.json'}: has no {missing[0]!r}; it needs {', '.join(KEYS)}")
-    if len(metadata["sets"]) != 1:
-        raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']}; one set is read, so name one")
-    arrays = [_mapped(place / f"{metadata['sets'][0]}__{array}.npy") for array in ARRAYS]
+    metadata = read_json(place / "dataset.json", Metadata)
+    if len(metadata["sets"]) != 1 or not re.fullmatch(r"[\w.-]{1,100}", metadata["sets"][0]):
+        raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']!r:.80}; one set is read, so name one")
+    files = [place / f"{metadata['sets'][0]}__{array}.npy" for array in ARRAYS]
+    arrays = [_mapped(*of) for of in zip(files, DIMS, strict=True)]
     split = Split(folder, metadata, arrays[0], arrays[1], *(np.asarray(array, np.int64) for array in arrays[2:]))
     _check(split, place)
     return split
@@ -111,18 +127,18 @@ def digest_of(files: list[Path], facts) -> str:
         return cache.digest(json.dumps(facts, sort_keys=True).encode(), *contents)
 
 
-def read_json(path: Path):
-    """Return what a JSON file holds.
+def read_json(path: Path, schema):
+    """Return what a JSON file holds, as files/json_reader.py does.
 
     Raises:
-        DataError: it is missing, or not JSON.
+        DataError: it is missing, not JSON, or not of the schema.
     """
     try:
-        return json.loads(path.read_text())
+        return read_checked(path, schema, max_bytes=JSON_BYTES)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); mend the file") from error
+    except JsonError as error:
+        raise DataError(f"{error}; mend the file") from None
 
 
 def _content(path: Path) -> bytes:
@@ -134,33 +150,40 @@ def _content(path: Path) -> bytes:
         raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _mapped(path: Path, ndim: int) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return map_integers(path, ndim)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: no array that can be read ({error})") from error
+    except ArrayFileError as error:
+        raise DataError(str(error)) from None
 
 
 def _check(split: Split, place: Path) -> None:
-    examples, seq_len = len(split.inputs), split.metadata["seq_len"]
+    examples, seq_len, metadata = len(split.inputs), split.metadata["seq_len"], split.metadata
+    lowest, highest = split.identifiers.min(initial=0), split.identifiers.max(initial=0)
     rules = (
+        (0 < metadata["vocab_size"] <= TOKENS, f"vocab_size={metadata['vocab_size']}"),
+        (0 <= metadata["pad_id"] < metadata["vocab_size"], f"pad_id={metadata['pad_id']} is no token"),
+        (
+            0 <= metadata["blank_identifier_id"] < metadata["num_puzzle_identifiers"] <= TOKENS,
+            f"blank_identifier_id={metadata['blank_identifier_id']} is no identifier",
+        ),
         (split.inputs.shape == (examples, seq_len), f"inputs have the shape {split.inputs.shape}"),
         (split.labels.shape == (examples, seq_len), f"labels have the shape {split.labels.shape}"),
         (_covers(split.puzzles, examples), "puzzle_indices do not ascend from 0 to the number of examples"),
         (_covers(split.groups, len(split.identifiers)), "group_indices do not ascend from 0 to the number of puzzles"),
         (len(split.puzzles) == len(split.identifiers) + 1, "puzzle_indices and puzzle_identifiers differ in length"),
         (
-            split.identifiers.max(initial=0) < split.metadata["num_puzzle_identifiers"],
-            f"a puzzle's identifier is {split.identifiers.max(initial=0)}",
+            0 <= lowest <= highest < metadata["num_puzzle_identifiers"],
+            f"a puzzle's identifier is {lowest if lowest < 0 else highest}",
         ),
     )
     for holds, what in rules:
         if not holds:
             raise DataError(
                 f"{place}: {what}; with {examples:,} examples of seq_len={seq_len} and "
-                f"num_puzzle_identifiers={split.metadata['num_puzzle_identifiers']} that does not fit together"
+                f"num_puzzle_identifiers={metadata['num_puzzle_identifiers']} that does not fit together"
             )
 
 

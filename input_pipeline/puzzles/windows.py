@@ -9,6 +9,7 @@ import numpy as np
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
 from input_pipeline.packing import Piece
+from input_pipeline.puzzles.arc import TaskInFile
 from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
 
@@ -44,14 +45,18 @@ class PuzzleWindows(Windows):
 
     @cached_property
     def identifiers(self) -> list[str]:
-        """The names of identifiers; of ARC a million."""
-        return read_json(self.folder / "identifiers.json")
+        """The names of identifiers; of ARC a million. Raises DataError where the file has others than the data set."""
+        path = self.folder / "identifiers.json"
+        names = read_json(path, list[str])
+        if len(names) < self.num_identifiers:
+            raise DataError(f"{path}: has {len(names):,} names, not the {self.num_identifiers:,} of the data set")
+        return names
 
     @cached_property
     def test_puzzles(self) -> dict:
         """Of ARC, the held-out tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
         path = self.folder / "test_puzzles.json"
-        return read_json(path) if path.exists() else {}
+        return read_json(path, dict[str, TaskInFile]) if path.exists() else {}
 
     def num_examples(self, sequence_length: int) -> int:
         """Return how many examples a pass has.

@@ -70,8 +70,7 @@ def fuzz(name: str, cases: int, seed: int = 0) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate(good):
             problem = _problem(target, content, pathlib.Path(folder, f"good{number}"))
-            if problem is not None:
-                raise AssertionError(f"{name}: good content {number} is not accepted: {problem}")
+            assert problem is None, f"{name}: good content {number} is not accepted: {problem or 'it is refused'}"
         before = _reset_peak()
         for number in range(cases):
             content, started = mutate(rng.choice(good), rng), time.monotonic()

@@ -173,9 +173,17 @@ def test_documents_have_numbers_where_their_names_were_not_kept_and_synthetic_wi
         assert np.array_equal(told, run.fed[2]["targets"][example.row])
 
 
+def section(step: int, seed: int = 0) -> dict:
+    """Return a section that begins after a step."""
+    return {
+        "step": step, "seed": seed, "examples": 0, "global_batch": 8, "sequence_length": LENGTH, "corpus": "",
+        "mixture": [(0, ["1"])], "skips": [],
+    }  # fmt: skip
+
+
 def test_the_last_section_that_covers_a_step_holds(tmp_path):
     for step, seed in ((0, 0), (10, 1), (25, 2), (5, 3), (12, 4)):
-        ledger.append(tmp_path, {"step": step, "seed": seed})
+        ledger.append(tmp_path, section(step, seed))
     found = [ledger.section_of(tmp_path, step, 30)["seed"] for step in (1, 5, 6, 12, 13, 30)]
     assert found == [0, 0, 3, 3, 4, 4]
 
@@ -185,7 +193,7 @@ def test_a_step_that_was_not_trained_is_an_error_that_says_which_were(tmp_path):
         DataError, match=r"ledger.jsonl: no such file, or empty; a run keeps one from its first start on"
     ):
         ledger.section_of(tmp_path, 1, 5)
-    ledger.append(tmp_path, {"step": 20})
+    ledger.append(tmp_path, section(20))
     for step in (20, 0, -1, 31):
         with pytest.raises(DataError, match=rf"ledger.jsonl knows steps 21 to 30, and not step {step}$"):
             ledger.section_of(tmp_path, step, 30)
@@ -203,9 +211,9 @@ def test_another_corpus_is_an_error(make_corpus, tmp_path, texts):
 
 
 def test_wherever_a_killed_process_left_a_line_unfinished_the_next_one_begins_afresh(tmp_path):
-    whole = [{"step": 0, "seed": 1}, {"step": 7, "seed": 2}]
-    for section in whole:
-        ledger.append(tmp_path, section)
+    whole = [section(0), section(7, 2)]
+    for one in whole:
+        ledger.append(tmp_path, one)
     path = tmp_path / ledger.NAME
     content = path.read_bytes()
     first_line = content.index(b"\n") + 1
@@ -213,37 +221,77 @@ def test_wherever_a_killed_process_left_a_line_unfinished_the_next_one_begins_af
         path.write_bytes(content[:end])
         before = whole[: (end >= first_line) + (end == len(content))]
         assert ledger.sections(tmp_path) == before
-        ledger.append(tmp_path, {"step": 9})
-        assert ledger.sections(tmp_path) == [*before, {"step": 9}]
+        ledger.append(tmp_path, section(9))
+        assert ledger.sections(tmp_path) == [*before, section(9)]
 
 
 def test_a_process_killed_while_it_writes_sections_leaves_a_ledger_that_can_be_read_and_gone_on_with(tmp_path):
     script = (
         "import sys, pathlib; from input_pipeline import ledger\n"
-        "for step in range(10**9): ledger.append(pathlib.Path(sys.argv[1]), {'step': step, 'filling': 'x' * 5000})\n"
+        "section = eval(sys.argv[2]) | {'filling': 'x' * 5000}\n"
+        "for step in range(10**9): ledger.append(pathlib.Path(sys.argv[1]), section | {'step': step})\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=Path(__file__).parents[2])
+    command = [sys.executable, "-c", script, str(tmp_path), repr(section(0))]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     while len(ledger.sections(tmp_path)) < 20 and process.poll() is None:
         pass
     process.kill()
     assert process.wait() == -signal.SIGKILL
     number = len(ledger.sections(tmp_path))
-    ledger.append(tmp_path, {"step": number})
+    ledger.append(tmp_path, section(number))
     assert [section["step"] for section in ledger.sections(tmp_path)] == list(range(number + 1))
 
 
 def test_a_line_that_somebody_spoilt_is_an_error_that_names_it(tmp_path):
     for step in (0, 7, 9):
-        ledger.append(tmp_path, {"step": step})
+        ledger.append(tmp_path, section(step))
     path = tmp_path / ledger.NAME
-    path.write_bytes(path.read_bytes().replace(b'{"step": 7}', b"\0" * 11))
-    with pytest.raises(DataError, match=r"ledger.jsonl:2: not JSON; mend the line, or remove it$"):
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"\0" * len(second) + b"\n" + third)
+    with pytest.raises(DataError, match=r"ledger.jsonl:2: is not valid JSON \(.*\); mend the line, or remove it$"):
         ledger.sections(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": "7"}, "ledger.jsonl:2: step: input should be a valid integer, but is '7'"),
+        ({"step": -7}, "ledger.jsonl:2: step: input should be greater than or equal to 0, but is -7"),
+        ({"mixture": [[0, [1]]]}, "ledger.jsonl:2: mixture.0.1.0: input should be a valid string, but is 1"),
+        ({"global_batch": 10**12}, "ledger.jsonl:2: global_batch is 1000000000000, not 1 to 1,048,576"),
+        ({"sequence_length": 0}, "ledger.jsonl:2: sequence_length is 0, not 1 to 16,777,216"),
+    ],
+)
+def test_a_line_of_other_types_or_sizes_is_an_error_that_names_it(tmp_path, changes, message):
+    """And no KeyError, nor an array of a million million rows."""
+    ledger.append(tmp_path, section(0))
+    ledger.append(tmp_path, section(7) | changes)
+    with pytest.raises(DataError) as caught:
+        ledger.sections(tmp_path)
+    assert message in str(caught.value) and str(caught.value).endswith("; mend the line, or remove it")
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message"),
+    [
+        ([[0, ["1/0"]]], "has the weight '1/0', which is no fraction"),
+        ([[0, ["1/2", "1/2"]]], "has the weights .* for 1 parts"),
+        ([[0, ["1/2"]]], "has the weights .* for 1 parts"),
+        ([[5, ["1"]]], r"has sections that begin at \[5\], not from 0 on"),
+        ([], r"has sections that begin at \[\], not from 0 on"),
+    ],
+)
+def test_a_mixture_that_is_none_is_an_error(make_corpus, tmp_path, mixture, message):
+    run = Run(tmp_path, make_corpus("text"))
+    run.train(1, global_batch=8)
+    (written,) = ledger.sections(tmp_path)
+    with pytest.raises(DataError, match=message):
+        ledger.explain(written | {"mixture": mixture}, 1, run.corpus)
 
 
 def test_a_ledger_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / ledger.NAME).mkdir()
-    for call in (lambda: ledger.append(tmp_path, {"step": 0}), lambda: ledger.sections(tmp_path)):
+    for call in (lambda: ledger.append(tmp_path, section(0)), lambda: ledger.sections(tmp_path)):
         with pytest.raises(DataError, match=r"ledger.jsonl: Is a directory"):
             call()
 

@@ -268,6 +268,19 @@ def test_copies_without_a_listing_are_not_believed(store, binaries, fetch, tmp_p
     assert fetch() == binaries
 
 
+@pytest.mark.parametrize("listing", ['["a"]', '{"a.bin": [1', '{"a.bin": [-1, ""]}', "[" * 100_000, '{"%s": [1, ""]}'])
+def test_copies_beside_a_damaged_listing_are_not_believed_and_nothing_outside_is_deleted(
+    store, binaries, fetch, tmp_path, listing
+):
+    fetch()
+    path = next((tmp_path / "cache").rglob("listing.json"))
+    (path.parent / "files" / "stale.bin").write_bytes(b"which the store has no longer")
+    (tmp_path / "mine.txt").write_text("mine")
+    path.write_text(listing.replace("%s", f"../../../../../../../../..{tmp_path}/mine.txt"))
+    assert fetch() == binaries
+    assert (tmp_path / "mine.txt").exists()
+
+
 def test_a_folder_placeholder_is_no_file(store, binaries, fetch):
     store.put({"set/made/": b""})
     assert fetch() == binaries

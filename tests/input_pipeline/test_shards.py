@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from input_pipeline import progress, shards
 from input_pipeline.batches import training_batches
-from input_pipeline.errors import DataError
+from input_pipeline.errors import DataError, DataLost
 from input_pipeline.mixture import Mixture
 from tests import warm
 
@@ -33,7 +34,7 @@ def stopping(*arguments):
 shards._write_shard = stopping
 data = types.SimpleNamespace(
     source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2,
-    mixture="", validation_path="", bad_documents="error")
+    max_document_mib=256, mixture="", validation_path="", bad_documents="error")
 print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
 """
 
@@ -164,39 +165,133 @@ def _replace(path):
     path.with_suffix(".copy").rename(path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (_truncate, "was [0-9,]+ bytes long and has [0-9,]+ since this run opened it"),
-        (lambda path: os.truncate(path, 0), "was [0-9,]+ bytes long and has 0 since this run opened it"),
-        (_overwrite, "was written to since this run opened it"),
-        (_replace, "was replaced since this run opened it"),
-        (Path.unlink, "is gone"),
-        (lambda path: shutil.rmtree(path.parent), "is gone"),
-    ],
-)
-def test_a_shard_that_changes_under_a_run_ends_it_with_a_line_that_names_it(corpus, store, tmp_path, damage, said):
-    mixture = corpus().train
-    batches = training_batches(
-        mixture, seed=0, sequence_length=50, global_batch=16, rows=np.arange(16), first_example=0, num_steps=500,
-        readers=2, prefetch=2,
+DAMAGES = {  # and what is said of them
+    "truncated": (_truncate, "was [0-9,]+ bytes long and has [0-9,]+ since this run opened it"),
+    "emptied": (lambda path: os.truncate(path, 0), "was [0-9,]+ bytes long and has 0 since this run opened it"),
+    "overwritten": (_overwrite, "was written to since this run opened it"),
+    "gone": (Path.unlink, "is gone"),
+    "gone with all others": (lambda path: shutil.rmtree(path.parent), "is gone"),
+}
+
+
+def batches_of(mixture, readers=2, num_steps=60):
+    return training_batches(
+        mixture, seed=0, sequence_length=50, global_batch=16, rows=np.arange(16), first_example=0,
+        num_steps=num_steps, readers=readers, prefetch=2,
     )  # fmt: skip
-    assert next(batches)["tokens"].shape == (16, 50)
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_shard_that_changes_under_a_run_is_built_again_and_the_run_goes_on(corpus, store, tmp_path, damage, said):
+    """To the same tokens. Of the threads that read ahead one builds it."""
+    ready, lines = corpus(), []
+    wanted = list(batches_of(ready.train))
+    ready.tell(lines.append)
+    batches = batches_of(ready.train, readers=4)
+    found = [next(batches)]
     (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
     damage(path)
-    with pytest.raises(DataError) as caught:
+    found += batches
+    assert len(found) == len(wanted)
+    assert all(
+        np.array_equal(batch[key], other[key]) for batch, other in zip(found, wanted, strict=True) for key in batch
+    )
+    named = re.escape(str(path)) if said != "is gone" else r"\S+/train-\d{5}.bin"
+    assert re.fullmatch(f"{named}: {said}; it is built again from its documents", lines[0])
+    assert lines[-1].startswith("tokenized 39 documents") and sum("from its documents" in line for line in lines) == 1
+    assert (read_all(corpus(announce=pytest.fail).train)["segments"] > 0).sum() == ready.train.num_tokens
+
+
+def test_a_shard_that_another_process_has_built_again_is_read_on(corpus, store, tmp_path):
+    """Nothing is built, nor read of the documents, which may be gone."""
+    ready = corpus()
+    wanted = read_all(ready.train)
+    for path in (tmp_path / "cache" / "shards").glob("*/*-*.bin"):
+        _replace(path)
+    shutil.rmtree(tmp_path / "texts")
+    ready.tell(pytest.fail)
+    assert all(np.array_equal(values, wanted[key]) for key, values in read_all(ready.train).items())
+
+
+def test_of_two_that_share_a_cache_one_builds_a_shard_again(corpus, store, tmp_path):
+    """Each has opened the shards by itself; the lock is one of files, as between processes."""
+    both, lines = (corpus(), corpus()), []
+    wanted = read_all(both[0].train)
+    for each in both:
+        each.tell(lines.append)
+    for path in (tmp_path / "cache" / "shards").glob("*/*-*.bin"):
+        path.unlink()
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(lambda each: read_all(each.train), both):
+            assert all(np.array_equal(values, wanted[key]) for key, values in found.items())
+    assert sum("it is built again from its documents" in line for line in lines) == 1, lines
+
+
+def test_the_starts_of_documents_are_built_again_too(corpus, store, tmp_path, monkeypatch):
+    """What is damaged between the build and the first read, as what is damaged later."""
+    wanted, load = read_all(corpus().train), shards.load_or_build
+
+    def damaged(folder, *rest):
+        manifest = load(folder, *rest)
+        (folder / "train-00001.offsets").unlink()
+        return manifest
+
+    monkeypatch.setattr(shards, "load_or_build", damaged)
+    assert all(np.array_equal(values, wanted[key]) for key, values in read_all(corpus().train).items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda texts: (texts / "01.txt").write_text("something else\n"), "the documents are other ones than when the"),
+        (
+            lambda texts: (texts / "99.txt").write_text("one more\n"),
+            "the documents are other ones than when the run beg",
+        ),
+        (lambda texts: shutil.rmtree(texts), "data path '.*texts': no such file or folder"),
+        (lambda texts: (texts / "zz.txt").write_bytes(b"\xff"), "zz.txt: not UTF-8 at byte 0"),
+    ],
+)
+def test_a_shard_that_cannot_be_built_again_ends_the_run_with_status_1(corpus, store, tmp_path, texts, change, said):
+    """2 would say that nothing was trained. Nothing is built of the other documents."""
+    ready = corpus()
+    batches = batches_of(ready.train)
+    next(batches)
+    (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
+    change(texts)
+    path.unlink()
+    with pytest.raises(DataLost, match=f"train-00001.bin: is gone, and it cannot be built again: .*{said}") as caught:
         list(batches)
-    advice = "; start the run again, which builds what is damaged again from its documents"
-    named = re.escape(str(path)) if path.parent.exists() else r"\S+/train-\d{5}.bin"
-    assert re.fullmatch(f"{named}: {said}{advice}", str(caught.value))
-    assert (read_all(corpus().train)["segments"] > 0).sum() == mixture.num_tokens  # once it is started again
+    assert caught.value.exit_status == 1 and "\n" not in str(caught.value)
+    assert len([*(tmp_path / "cache" / "shards").glob("*/")]) == 1
 
 
-def test_a_shard_that_is_not_as_long_as_its_record_says_is_not_opened(tmp_path):
-    np.arange(10, dtype="<u2").tofile(tmp_path / "train-00000.bin")
-    assert shards.ShardFile(tmp_path / "train-00000.bin", "<u2", 10)[3:99].tolist() == [3, 4, 5, 6, 7, 8, 9]
-    with pytest.raises(DataError, match=r"train-00000.bin: has 20 bytes, not 22; start the run again"):
-        shards.ShardFile(tmp_path / "train-00000.bin", "<u2", 11)
+def test_a_disk_without_room_to_build_a_shard_again_ends_the_run_with_status_1(corpus, store, tmp_path, monkeypatch):
+    ready = corpus()
+    (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
+    path.unlink()
+
+    def full(*unused):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("input_pipeline.cache.os.fsync", full)
+    with pytest.raises(DataLost, match=r"is gone, and it cannot be built again: .*No space left on device"):
+        read_all(ready.train)
+
+
+def test_a_shard_that_is_not_as_long_as_its_record_says_is_mended_before_it_is_read(tmp_path):
+    path, said = tmp_path / "train-00000.bin", []
+
+    def mend(what):
+        said.append(what)
+        np.arange(11, dtype="<u2").tofile(path)
+
+    np.arange(10, dtype="<u2").tofile(path)
+    assert shards.ShardFile(path, "<u2", 10, pytest.fail)[3:99].tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert shards.ShardFile(path, "<u2", 11, mend)[9:].tolist() == [9, 10]
+    assert said == [f"{path}: has 20 bytes, not 22"]
+    with pytest.raises(DataLost, match=r"train-00000.bin: has 22 bytes, not 24"):
+        shards.ShardFile(path, "<u2", 12, said.append)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists the open files there")

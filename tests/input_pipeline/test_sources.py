@@ -65,6 +65,21 @@ def test_a_name_with_magic_characters_is_a_name_first(names, tmp_path):
     assert names(path=str(path)) == [str(path)]
 
 
+def test_a_folder_with_magic_characters_in_its_name_is_a_name_first_in_a_glob_too(names, tmp_path, monkeypatch):
+    """Where there is no such folder, the brackets are a pattern."""
+    for folder in ("data[1]", "data1", "data[1]/more [x]"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("text")
+    assert names(path=f"{tmp_path}/data[1]/*.txt") == [f"{tmp_path}/data[1]/a.txt"]
+    assert names(path=f"{tmp_path}/data[1]/more [x]/?.txt") == [f"{tmp_path}/data[1]/more [x]/a.txt"]
+    assert names(path=f"{tmp_path}/data[1]/**/a.txt") == [
+        f"{tmp_path}/data[1]/{name}" for name in ("a.txt", "more [x]/a.txt")
+    ]
+    assert names(path=f"{tmp_path}/data[12]/*.txt") == [f"{tmp_path}/data1/a.txt"]
+    monkeypatch.chdir(tmp_path)
+    assert names(path="data[1]/*.txt") == ["data[1]/a.txt"]
+
+
 def test_a_new_source_is_a_function(names, texts, monkeypatch):
     monkeypatch.setattr("input_pipeline.sources.SOURCES", dict(SOURCES))
     monkeypatch.setitem(SOURCES, "ours", None)

@@ -92,22 +92,28 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
     [
         (
             lambda folder: write(folder, "<none>"),
-            "no token ends documents (eos_token of tokenizer_config.json is <none>",
+            'no token ends documents (eos_token of tokenizer_config.json is "<none>", which',
         ),
         (lambda folder: write(folder, None), "no token ends documents"),
         (
             lambda folder: (folder / "tokenizer_config.json").unlink(),
             "No such file or directory (tokenizer_config.json)",
         ),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer ('model')"),
-        (lambda folder: (folder / "tokenizer.json").write_text("["), "is no tokenizer (Expecting value"),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("{}"),
+            "is no tokenizer (tokenizer.json: model is missing)",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("["),
+            "is no tokenizer (tokenizer.json: is not valid JSON",
+        ),
         (
             lambda folder: (folder / "tokenizer.json").write_text('{"model": {"type": "BPE"}}'),
             "is no tokenizer (Cannot instantiate Tokenizer from buffer: Missing vocab/merges",
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text('{"model": {}}', "utf-16"),
-            "is no tokenizer (Cannot ins",
+            "is no tokenizer (tokenizer.json: is not valid JSON",
         ),
     ],
 )
@@ -117,3 +123,58 @@ def test_one_that_cannot_be_used_is_told_in_a_line(tmp_path, break_it, message):
     with pytest.raises(DataError) as caught:
         open_tokenizer(name)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def changed(folder, file: str, **changes):
+    """Change keys of one of its files."""
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000), "is no tokenizer (tokenizer.json: is n"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json: input should be"),
+        (
+            lambda folder: changed(folder, "tokenizer_config.json", chat_template=7),
+            "chat_template.str: input should be",
+        ),
+        (lambda folder: changed(folder, "tokenizer_config.json", chat_template=["x"]), "chat_template."),
+        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "is no tokenizer ('utf-8' codec"),
+        (lambda folder: (folder / "chat_template.jinja").mkdir(), ""),
+    ],
+)
+def test_json_of_another_kind_is_told_in_a_line(tmp_path, break_it, message):
+    name = write(tmp_path)
+    break_it(tmp_path)
+    if not message:
+        assert open_tokenizer(name).vocab_size
+        return
+    with pytest.raises(DataError) as caught:
+        open_tokenizer(name)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_library_raises_is_a_line(tmp_path):
+    """A vocabulary without a token for what it does not know, and a pattern that takes for ever."""
+    words = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "[UNK]"}
+    patient = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    for model, splitter, text in ((words, None, "b"), (words | {"unk_token": "a"}, patient, "a" * 1000 + "!")):
+        content = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": splitter}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+        tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
+        for encode, given in ((tokenizer.encode, text), (tokenizer.encode_batch, [text])):
+            with pytest.raises(DataError, match=r"tokenizer.json: cannot be used \(") as caught:
+                encode(given)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_of_absurd_ids_is_refused(tmp_path):
+    """A table of its texts would take as many places."""
+    content = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"</s>": 4_000_000_000}, "unk_token": "</s>"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    with pytest.raises(DataError, match="has the id 4000000000, and at most 16,777,216 are read"):
+        open_tokenizer(str(tmp_path / "tokenizer.json"))

@@ -18,7 +18,7 @@ import pytest
 
 from parallelism import blame, line
 from parallelism.blame import Sign
-from parallelism.hub import Hub, RunError
+from parallelism.hub import BOUNDARIES_TO_STOP, Hub, RunError
 from parallelism.line import Line
 from tests.groups import free_ports
 from tests.hubs import Member, make_hub, make_line, members
@@ -121,6 +121,47 @@ def test_all_stop_at_the_same_boundary_however_far_apart_they_are(seed):
 
     stopped = together(group, run)
     assert len(set(stopped)) == 1 and 20 < stopped[0] < 60
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_who_asks_for_a_stop_and_holds_goes_no_further_than_it_is_promised(lead):
+    """Whatever the others have passed: as in a run, one more than who is last, since a step waits for all."""
+    group, asked_at = members(3), 30
+    passed, changed = [0, 0, 0], threading.Condition()
+
+    def run(member: Member) -> int:
+        me = member.line.index
+        while True:
+            with changed:
+                changed.wait_for(lambda: min(passed) >= passed[me] - lead, 10)
+            if me == 1 and passed[me] == asked_at:
+                member.line.ask_to_stop(hold=True)
+            stops = member.line.boundary()
+            with changed:
+                passed[me] += 1
+                changed.notify_all()
+            if stops or passed[me] > 60:
+                return passed[me]
+
+    stopped = together(group, run)
+    assert len(set(stopped)) == 1 and asked_at < stopped[0] <= asked_at + BOUNDARIES_TO_STOP
+
+
+def test_nobody_is_to_blame_while_who_is_behind_gets_on():
+    hubs = []
+    group = members(3, hubs=hubs)
+    for member in group:
+        say(member.line, "data" if member.line.index == 2 else "wait", 28 if member.line.index == 2 else 30)
+    wait_for_signs(hubs[0], [30, 30, 28])
+    sign = Sign(2, "host-2", "data", 7, 28, 3.0, {}, doing="tokenizing: 30%", idle_seconds=0.0)
+    group[2].line.sign(vars(sign))
+    deadline = time.monotonic() + 5
+    while hubs[0].signs()[2].idle > 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert set(together(group, lambda member: member.line.blame(5, allowed=2.5))) == {""}
+    (answer,) = set(together(group, lambda member: member.line.blame(5)))
+    assert re.fullmatch(r"process 2 \(host-2\) is in data of step 7 for 3\.\d s \(tokenizing: 30%\)", answer)
 
 
 def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):

@@ -18,6 +18,7 @@ from tests.pods.recording import Recorder
 
 RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
+BUILDS = BEAT | {"phase": "building"}
 
 
 class Pod:
@@ -84,6 +85,9 @@ FINISHED = [Worker(n, launched=True, status=0) for n in range(2)]
         (workers(**ended(1)), None, "worker 1 ended with status 1"),
         (workers(**ended(None)), None, "worker 1 died and left no exit status"),
         (workers(age=9999.0), None, "worker 1 hangs: step 7 was 9999 s ago"),
+        ([*workers()[:1], *workers(age=9999.0)[1:], Worker(2, alive=True, launched=True, heartbeat=BUILDS, age=9.0)],
+         None, ""),  # who waits for one that builds what was lost
+        (workers(heartbeat=BUILDS, age=9999.0), None, ""),  # ended by itself, whose watchdog knows more
         ([Worker(n, launched=True, status=75) for n in range(2)], None, "all workers were interrupted"),
         ([Worker(n, stopped=True, status=75) for n in range(2)], 75, "the run was stopped by `stop`"),
         # `stop` is still at it; it had to kill; what it ended does not save

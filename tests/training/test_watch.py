@@ -92,6 +92,20 @@ def test_phases_that_end_and_a_long_start_are_no_hang(raised, clock, tmp_path):
     assert not raised and not (tmp_path / "log").exists()
 
 
+def test_what_gets_on_is_no_hang_until_it_does_no_more(raised, clock, tmp_path):
+    """Shards that are built again, say, in a thread that reads ahead."""
+    with watchdog(clock, 0.2, tmp_path / "log"):
+        for _ in range(4):
+            clock.get_on("tokenizing: 30%")
+            time.sleep(0.1)
+        assert not raised
+        wait_until(lambda: raised)
+    said = (
+        rf"no step ended for 0\.2 s: process 0 \({HOST}\) is in data of step 2 for 0\.\d+ s \(tokenizing: 30%\); where"
+    )
+    assert re.match(said, str(raised[0]))
+
+
 def test_nothing_is_a_hang_where_that_is_off(raised, clock, tmp_path):
     with watchdog(clock, 0, tmp_path / "log"):
         time.sleep(0.1)
@@ -121,6 +135,16 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
         "device_memory_gib",
     }  # fmt: skip
     assert last["time"] == pytest.approx(time.time(), abs=2)
+
+
+def test_the_file_says_that_data_is_built_again_and_since_when_that_gets_on(raised, clock, tmp_path):
+    with heartbeat(clock, tmp_path):
+        time.sleep(0.2)
+        clock.get_on("tokenizing: 30%")
+        wait_until(lambda: sign_of_life(tmp_path)["phase"] == "building")
+        assert sign_of_life(tmp_path)["time"] == pytest.approx(time.time(), abs=0.15)
+        clock.enter("step")
+        wait_until(lambda: sign_of_life(tmp_path)["phase"] == "training")
 
 
 def test_every_phase_has_a_word_for_the_pod():
@@ -203,6 +227,21 @@ def test_every_process_names_who_hangs(raised, clock, tmp_path, pair, monkeypatc
         rf"process 0 \({HOST}\) does not answer within 0\.1 s; process 1 \({HOST}\) is in step of step 2 for 0\.\d+ s"
     )
     assert re.fullmatch(line, processes.blame(watch._sign(clock)))
+
+
+def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path, pair):
+    for _ in range(2):
+        clock.enter("wait")
+    other = Clock(time.monotonic())
+    other.enter("data", 2)
+    with watchdog(clock, 0.2, tmp_path / "log"):
+        for _ in range(20):
+            other.get_on("tokenizing: 30%")
+            pair.sign(sign_as_dict(other, 1))
+            time.sleep(0.02)
+        assert not raised
+        wait_until(lambda: raised)
+    assert "process 1 (host-1) is in data of step 2 for 0." in str(raised[0])
 
 
 def sign_as_dict(clock: Clock, process: int) -> dict:

@@ -121,7 +121,7 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
         ),
         ('{"messages": ["hello"]}', 'with an unknown role (message 1: "hello"'),
         ('{"messages": [{"role": "user", "content": "x"}]}', "without an assistant's turn (there is nothing to learn"),
-        ('{"messages": [{"role": "assistant", "content": ["x"]}]}', 'with content that is no text (message 1: ["x"])'),
+        ('{"messages": [{"role": "assistant", "content": ["x"]}]}', "with content that is no text (message 1: a list)"),
         ('{"messages": [{"role": "assistant", "content": ""}]}', "with an empty answer (message 1)"),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "not UTF-8 (surrogates not allowed"),
         (json.dumps({"messages": talk("x", "y" * 300_000)}), "longer than 256 KiB (300,"),

@@ -116,9 +116,16 @@ def test_held_out_tasks_are_shown_in_training_with_the_identifiers_of_the_test(b
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "training_challenges.json: not JSON"),
-        ("[]", "training_challenges.json: holds no tasks by name"),
-        ('{"x": {"train": []}}', "task x: has no 'train' and 'test' lists"),
+        ("{", "training_challenges.json: is not valid JSON"),
+        ("[]", "training_challenges.json: input should be an object, but is []"),
+        ("{}", "training_challenges.json: holds no tasks by name"),
+        ('{"x": {"train": []}}', "training_challenges.json: x.test is missing"),
+        (
+            '{"x": {"train": [{"input": [[1]]}], "test": [{"input": [[1]]}]}}',
+            "task x: a pair that shows it has no 'outp",
+        ),
+        ('{"x": {"train": [{"input": [[1.5]]}], "test": []}}', "x.train.0.input.0.0: input should be a valid integer"),
+        ('{"a|||b": {"train": [], "test": []}}', "task a|||b: has ||| in its name"),
         ('{"x": {"train": [], "test": [{"input": [[1]]}]}}', "task x: has no pairs to show it"),
         (
             '{"x": {"train": [{"input": [[1, 2], [3]], "output": [[1]]}], "test": [{"input": [[1]]}]}}',

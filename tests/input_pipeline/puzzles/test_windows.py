@@ -161,15 +161,32 @@ def saved(name, array):
     return lambda folder: np.save(folder / f"all__{name}.npy", array)
 
 
+def bomb(name):
+    """Write a header that says there is a terabyte."""
+
+    def change(folder):
+        with (folder / f"all__{name}.npy").open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
+            np.lib.format.write_array_header_1_0(file, header)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (shutil.rmtree, "dataset.json: No such file"),
-        (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json: not JSON"),
+        (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json: is not valid JSON"),
         (lambda folder: (folder / "all__labels.npy").unlink(), "all__labels.npy: No such file"),
-        (lambda folder: (folder / "all__labels.npy").write_bytes(b"no"), "all__labels.npy: no array"),
-        (changed("vocab_size", None), "has no 'vocab_size'; it needs pad_id, "),
+        (lambda folder: (folder / "all__labels.npy").write_bytes(b"no"), "all__labels.npy: no .npy file"),
+        (changed("vocab_size", None), "dataset.json: vocab_size is missing"),
         (changed("sets", ["a", "b"]), "sets=['a', 'b']; one set is read"),
+        (changed("sets", ["../../x"]), "sets=['../../x']; one set is read"),
+        (changed("pad_id", 10**6), "pad_id=1000000 is no token"),
+        (changed("seq_len", 2.5), "seq_len: input should be a valid integer, but is 2.5"),
+        (saved("inputs", np.zeros((28, 5))), "all__inputs.npy: holds float64 [28, 5]; it must be whole numbers in 2"),
+        (saved("puzzle_identifiers", np.int32(3)), "holds int32 []; it must be whole numbers in 1"),
+        (bomb("inputs"), "all__inputs.npy: no .npy file that can be read (mmap length is greater than file size)"),
         (changed("seq_len", 7), "inputs have the shape (28, 5); with 28 examples of seq_len=7"),
         (changed("num_puzzle_identifiers", 3), "a puzzle's identifier is 11"),
         (saved("puzzle_indices", np.arange(12)), "puzzle_indices do not ascend from 0 to the number of examples"),

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A line of JSON with a conversation, or with two answers of which one is preferred, as a document.
+
+The document is JSON again: its sequences, one of a conversation and two of a preference, each a list of pieces as
+input_pipeline/chat/template.py has them. A `form` is what makes pieces of messages, there or in rendering.py.
+"""
+
+import json
+
+from input_pipeline.errors import BadDocument
+from input_pipeline.json_lines import encoded, record_of, shown, without_field
+
+ASSISTANT = "assistant"
+ROLES = ("system", "user", ASSISTANT)
+SAYS = "a message is {'role': 'user', 'content': '...'}"
+SIDES = ("chosen", "rejected")
+
+Message = dict[str, str]  # "role" and "content"
+Piece = tuple[str | None, bool]
+
+
+def document(kind: str, name: str, line: bytes, form) -> bytes:
+    """Return the document of a line, of a kind of KINDS. Raises BadDocument, with `name`, where there is none."""
+    sequences = KINDS[kind](name, record_of(name, line), form)
+    return encoded(name, json.dumps(sequences, ensure_ascii=False, separators=(",", ":")))
+
+
+def _conversation(name: str, record, form) -> list[list[Piece]]:
+    """Take {"messages": [{"role": "user", "content": "..."}, ...]}; of a message nothing else is read."""
+    messages = _messages(name, _object(name, record, "messages"), "messages")
+    if all(message["role"] != ASSISTANT for message in messages):
+        raise BadDocument(name, "without an assistant's turn", " (there is nothing to learn in it)")
+    return [_pieces(name, form, messages)]
+
+
+def _preference(name: str, record, form) -> list[list[Piece]]:
+    """Take {"prompt": ..., "chosen": ..., "rejected": ...}, all of them text or all lists of messages.
+
+    Text goes as it is, a document of prompt and answer; messages go through the form of conversations.
+    """
+    for key in ("prompt", *SIDES):
+        _object(name, record, key)
+    if record["chosen"] == record["rejected"]:
+        raise BadDocument(name, "with one answer twice", " (what is chosen is what is rejected)")
+    kinds = {type(record[key]) for key in ("prompt", *SIDES)}
+    if kinds == {str}:
+        return [_of_text(name, record["prompt"], record[side]) for side in SIDES]
+    if kinds != {list}:
+        raise BadDocument(name, "neither text nor messages", " (prompt, chosen and rejected are all of one kind)")
+    prompt = _messages(name, record, "prompt")
+    return [_answered(name, form, prompt, _messages(name, record, side)) for side in SIDES]
+
+
+KINDS = {"chat": _conversation, "preferences": _preference}  # by data.source
+
+
+def _pieces(name: str, form, messages: list[Message], first: int = 0) -> list[Piece]:
+    try:
+        return form.pieces(messages, first)
+    except ValueError as error:
+        raise BadDocument(name, "not what the chat template takes", f" ({error})") from error
+
+
+def _of_text(name: str, prompt: str, answer: str) -> list[Piece]:
+    if not answer:
+        raise BadDocument(name, "with an empty answer")
+    return [(None, False), (prompt, False), (answer, True), (None, True)]
+
+
+def _answered(name: str, form, prompt: list[Message], answer: list[Message]) -> list[Piece]:
+    if answer[0]["role"] != ASSISTANT:
+        raise BadDocument(name, "without an assistant's answer", f" (it begins with {answer[0]['role']!r})")
+    return _pieces(name, form, [*prompt, *answer], first=len(prompt))
+
+
+def _object(name: str, record, field: str) -> dict:
+    """Return a record if it is an object that has a field."""
+    if not isinstance(record, dict) or field not in record:
+        raise without_field(name, field, record if isinstance(record, dict) else (), advice="")
+    return record
+
+
+def _messages(name: str, record: dict, field: str) -> list[Message]:
+    """Return the messages in a field of a record, role and content alone."""
+    found = record[field]
+    if not isinstance(found, list) or not found:
+        raise BadDocument(name, f"without messages in {field!r}", f" ({shown(found)}; {SAYS})")
+    return [_message(name, number, message) for number, message in enumerate(found, start=1)]
+
+
+def _message(name: str, number: int, message) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        said = shown(message.get("role") if isinstance(message, dict) else message)
+        raise BadDocument(name, "with an unknown role", f" (message {number}: {said}; roles are {', '.join(ROLES)})")
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise BadDocument(name, "with content that is no text", f" (message {number}: {shown(content)})")
+    if not content and message["role"] == ASSISTANT:
+        raise BadDocument(name, "with an empty answer", f" (message {number})")
+    return {"role": message["role"], "content": content}

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the process of input_pipeline/chat/rendering.py, and starts it."""
+
+import atexit
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 5.0  # of processor time, for a line
+MADE, BAD, REFUSED = b"M", b"B", b"R"  # what an answer begins with: then JSON, [kind, details] of JSON, a reason
+DEATHS = {  # why a process ended, by the signal
+    signal.SIGPROF: "it takes too much time", signal.SIGKILL: "it takes more memory than this machine has",
+}  # fmt: skip
+_idle: list["Renderer"] = []
+
+
+class Died(Exception):
+    """The process ended without an answer; the message says why."""
+
+
+class Renderer:
+    """A process that renders. It takes one request at a time."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "input_pipeline.chat.rendering"], cwd=ROOT, env={}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def __del__(self):
+        """End the process of one that nobody waits for any more."""
+        self.end()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def ask(self, request: dict, lines: Sequence[bytes]) -> None:
+        """Send a request about lines, which are given without their ends."""
+        header = json.dumps(request | {"count": len(lines), "seconds": SECONDS}).encode()
+        with contextlib.suppress(BrokenPipeError):  # it has died, and `answers` says why
+            self._process.stdin.write(b"\n".join([header, *lines, b""]))
+            self._process.stdin.flush()
+
+    def answers(self, count: int) -> list[bytes]:
+        """Return the answers, one for each line. Raises Died."""
+        found = [self._process.stdout.readline() for _ in range(count)]
+        if all(answer.endswith(b"\n") for answer in found):
+            return [answer[:-1] for answer in found]
+        status = self._process.wait()
+        raise Died(DEATHS.get(-status, f"the process that renders it ended with status {status}"))
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
+
+
+def ask(request: dict, lines: Sequence[bytes]) -> Callable[[], list[bytes]]:
+    """Have a process begin with a request about lines; return a function that waits for its answers, or raises Died."""
+    renderer = next((idle for idle in iter(_take, None) if idle.lives), None) or Renderer()
+    renderer.ask(request, lines)
+
+    def answers() -> list[bytes]:
+        found = renderer.answers(len(lines))
+        _idle.append(renderer)
+        return found
+
+    return answers
+
+
+def _take() -> Renderer | None:
+    return _idle.pop() if _idle else None
+
+
+atexit.register(_idle.clear)

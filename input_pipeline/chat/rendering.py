@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process in which chat templates are rendered, so that one that hangs or takes all memory ends nothing else.
+
+It is started by input_pipeline/chat/renderer.py, without the environment of the process that starts it, and may write
+no file. A request is a line of JSON, {"template", "tokens", "task", "count", "seconds"}, and then `count` lines; the
+answer is as many lines: what the task made of each, or why it could not. A line that takes more seconds of processor
+time ends the process by a signal: no Python has to run for that, which a long multiplication would keep from running.
+"""
+
+import contextlib
+import functools
+import json
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+
+import jinja2
+
+from input_pipeline.chat.jinja import environment
+from input_pipeline.chat.messages import ASSISTANT, KINDS, Message, Piece, document
+from input_pipeline.chat.renderer import BAD, MADE, REFUSED
+from input_pipeline.errors import BadDocument
+
+MARK = "\ufdd0"  # a code point that is no character, around what {% generation %} encloses
+MEMORY_BYTES = 1 << 30
+CHARACTERS = 1 << 24  # that a template may write
+ERROR_CHARACTERS = 300
+RAISED = (  # by templates, and by what compiles them
+    jinja2.TemplateError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, NameError, SyntaxError,
+    AssertionError, RuntimeError, OSError, MemoryError,
+)  # fmt: skip
+
+
+class Rendering:
+    """The format of a Jinja template; its methods are those of input_pipeline/chat/template.py.
+
+    Args:
+        source: the template.
+        tokens: texts of special tokens by the names that it has for them.
+
+    Raises:
+        ValueError: it is no template.
+    """
+
+    def __init__(self, source: str, tokens: dict[str, str]):
+        self._tokens = tokens
+        try:
+            self._template = environment(MARK).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"{_reason(error)} (line {error.lineno})") from None
+        except RAISED as error:
+            raise ValueError(_reason(error)) from None
+
+    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
+        """Return the pieces of a conversation; what the assistant says is learned from message `first` on.
+
+        It is what {% generation %} tags enclose, where the template has them and `first` is 0. Elsewhere it is what the
+        template writes for a turn after the prompt for it, which takes a template that only ever adds to what is there.
+
+        Raises:
+            ValueError: the template refuses the conversation, or has no tags and writes a turn anew when others follow.
+        """
+        marked = self._render(messages)
+        if MARK in marked and not first:
+            return [(text, bool(number % 2)) for number, text in enumerate(marked.split(MARK)) if text]
+        whole = marked.replace(MARK, "")
+        found, done = [], 0
+        for number, message in enumerate(messages):
+            if message["role"] != ASSISTANT or number < first:
+                continue
+            prompt = self._render(messages[:number], add_generation_prompt=True).replace(MARK, "")
+            through = self._render(messages[: number + 1]).replace(MARK, "")
+            if not (through.startswith(prompt) and whole.startswith(through)):
+                raise ValueError(
+                    f"it writes the first {number + 1} messages in another way where more follow, or where the last is "
+                    "asked for; put {% generation %} tags around what the assistant says in it"
+                )
+            found += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(through)], True)]
+            done = len(through)
+        return [*found, (whole[done:], False)]
+
+    def prompt(self, messages: Sequence[Message]) -> list[Piece]:
+        """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
+        return [(self._render(messages, add_generation_prompt=True).replace(MARK, ""), False)]
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        if any(MARK in message["content"] for message in messages):
+            raise ValueError("it holds U+FDD0, which is no character")
+        try:
+            text = self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None,
+                **self._tokens,
+            )  # fmt: skip
+        except RAISED as error:
+            raise ValueError(_reason(error)) from None
+        if len(text) > CHARACTERS:
+            raise ValueError(f"it writes {len(text):,} characters, more than {CHARACTERS:,}")
+        return text
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return f"it takes over {MEMORY_BYTES >> 20} MiB of memory"
+    return " ".join(str(error)[:ERROR_CHARACTERS].split()) or type(error).__name__
+
+
+@functools.lru_cache(4)
+def _rendering(source: str, tokens: tuple[tuple[str, str], ...]) -> Rendering:
+    return Rendering(source, dict(tokens))
+
+
+def answer(request: dict, line: bytes) -> bytes:
+    """Return what is answered to one line of a request."""
+    try:
+        form = _rendering(request["template"], tuple(request["tokens"].items()))
+        if request["task"] in KINDS:
+            return MADE + document(request["task"], "", line, form)
+        value = json.loads(line)
+        made = {"check": lambda: None, "pieces": lambda: form.pieces(*value), "prompt": lambda: form.prompt(value)}
+        return MADE + json.dumps(made[request["task"]]()).encode()
+    except BadDocument as error:
+        return BAD + json.dumps([error.kind, error.details]).encode()
+    except ValueError as error:
+        return REFUSED + json.dumps(str(error)).encode()
+    except MemoryError as error:
+        return REFUSED + json.dumps(_reason(error)).encode()
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    for what, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of memory
+            resource.setrlimit(what, (most, most))
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    while header := requests.readline():
+        request = json.loads(header)
+        lines = [requests.readline() for _ in range(request["count"])]
+        for line in lines:
+            signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+            answers.write(answer(request, line) + b"\n")
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

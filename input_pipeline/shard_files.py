@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a shard: what its record says of them, whether they are that, and their numbers as a run reads them."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from files.json_reader import Count, JsonError, Object, read_json
+from input_pipeline.errors import DataLost
+
+NAMES = re.compile(r"(train|heldout)-\d{5,}")  # of shards
+
+
+class Record(Object):
+    """What NAME.json says of a shard."""
+
+    name: str
+    documents: Count
+    bytes: Count  # of text
+    tokens: Count
+    digest: str
+
+
+class Manifest(Object):
+    """What manifest.json says of the shards of a folder, beside the facts that the folder is named by."""
+
+    documents: str  # digest of which there are
+    end_of_document: Count
+    token: Literal["<u2", "<u4"]
+    gzip_bits_per_byte: float | None
+    splits: dict[str, list[Record]]
+
+
+class ShardFile:
+    """The numbers in a file of a shard, of which a slice is an array, as of a numpy array.
+
+    Every read opens the file and compares it with what it was at first: of a memory map that is cut off under it a
+    process dies, one that is overwritten gives other tokens, and hundreds of shards are too many to keep open.
+
+    Args:
+        path: of the file.
+        dtype, length: of its numbers.
+        mend: called where the file changed, was replaced or is gone; it returns once the shard is what it was again.
+
+    Raises:
+        DataLost: the file is not of this length, or changed, and cannot be mended.
+    """
+
+    def __init__(self, path: Path, dtype: str, length: int, mend: Callable[[str], None]):
+        self._path, self._dtype, self._length, self._mend = str(path), np.dtype(dtype), length, mend
+        self._first: os.stat_result | None = None  # what the file was when it was known to be good
+        self[0:0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        start, stop, _ = places.indices(self._length)
+        offset, size = start * self._dtype.itemsize, (stop - start) * self._dtype.itemsize
+        try:
+            content = self._checked(offset, size)
+        except DataLost as damage:
+            self._mend(str(damage))
+            self._first = None
+            content = self._checked(offset, size)
+        return np.frombuffer(content, self._dtype)
+
+    def _checked(self, offset: int, size: int) -> bytes:
+        """Return some bytes of the file. Raises DataLost where it is not what it was."""
+        content, now = self._read(offset, size)
+        if self._first is None and now.st_size != self._length * self._dtype.itemsize:
+            raise self._damaged(f"has {now.st_size:,} bytes, not {self._length * self._dtype.itemsize:,}")
+        change = change_of(self._first, now) if self._first else ""
+        if change or len(content) != size:
+            raise self._damaged(f"{change or 'cannot be read to its end'} since this run opened it")
+        self._first = self._first or now
+        return content
+
+    def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
+        """Return some bytes of the file, and then what it is."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(size), os.fstat(file.fileno())
+        except FileNotFoundError as error:
+            raise self._damaged("is gone") from error
+        except OSError as error:
+            raise self._damaged(f"cannot be read: {error.strerror}") from error
+
+    def _damaged(self, what: str) -> DataLost:
+        return DataLost(f"{self._path}: {what}")
+
+
+def change_of(first: os.stat_result, now: os.stat_result) -> str:
+    """Return what was done to a file; '' where nothing was."""
+    if first.st_ino != now.st_ino:
+        return "was replaced"
+    if first.st_size != now.st_size:
+        return f"was {first.st_size:,} bytes long and has {now.st_size:,}"
+    return "was written to" if first.st_mtime_ns != now.st_mtime_ns else ""
+
+
+def damage(folder: Path, shard: Record, token: str) -> str:
+    """Return which file of a shard is not what the shard's record says, and how; '' where they are."""
+    sizes = {"bin": shard["tokens"] * np.dtype(token).itemsize, "offsets": shard["documents"] * 8}
+    try:
+        for suffix, size in sizes.items():
+            path = folder / f"{shard['name']}.{suffix}"
+            if path.stat().st_size != size:
+                return f"{path}: has {path.stat().st_size:,} bytes, not {size:,}"
+        same = shard["digest"] == digest_of(folder, shard["name"])
+    except FileNotFoundError as error:
+        return f"{error.filename}: is gone"
+    except OSError as error:
+        return f"{error.filename or folder / shard['name']}: {error.strerror}"
+    return "" if same else f"{folder / shard['name']}.bin, .offsets: not what their digest says"
+
+
+def digest_of(folder: Path, name: str) -> str:
+    """Return the digest of the numbers of a shard."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in (folder / f"{name}.bin", folder / f"{name}.offsets"):
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+def read_record(folder: Path, name: str) -> Record | None:
+    """Return the record of a shard; None where it is missing, was torn or is that of another one."""
+    record = _read(folder / f"{name}.json", Record)
+    return record if record and record["name"] == name else None
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder; None where it is missing, was torn or names what are no shards."""
+    manifest = _read(folder / "manifest.json", Manifest)
+    shards = [shard for split in manifest["splits"].values() for shard in split] if manifest else []
+    return manifest if all(NAMES.fullmatch(shard["name"]) for shard in shards) else None
+
+
+def _read(path: Path, schema):
+    try:
+        return read_json(path, schema)
+    except (OSError, JsonError):
+        return None
