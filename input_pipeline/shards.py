@@ -288,9 +288,10 @@ def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | 
         return None
     others = [key for key in facts if manifest.get(key) != facts[key]]
     if others:
+        made_with = str(manifest.get(others[0])).encode("unicode_escape").decode()[:40]
         raise DataError(
             f"{folder}/manifest.json: these shards were made with another {others[0]} than this run's "
-            f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
+            f"({made_with}, not {facts[others[0]]}); remove the folder to have it made again"
         )
     units, token = _named_units(splits), manifest["token"]
     shards = {shard["name"]: shard for split in splits for shard in manifest["splits"].get(split, [])}
