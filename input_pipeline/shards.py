@@ -26,6 +26,7 @@ from input_pipeline.windows import Windows
 
 FORMAT = 1  # of the files; another number is another folder
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
+MOST_BITS = 1000  # that gzip makes of a byte: of a document of one byte 168
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
 
 Announce = Callable[[str], object]
@@ -288,15 +289,18 @@ def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | 
         return None
     others = [key for key in facts if manifest.get(key) != facts[key]]
     if others:
+        made_with = str(manifest.get(others[0])).encode("unicode_escape").decode()[:40]
         raise DataError(
             f"{folder}/manifest.json: these shards were made with another {others[0]} than this run's "
-            f"({manifest.get(others[0])}, not {facts[others[0]]}); remove the folder to have it made again"
+            f"({made_with}, not {facts[others[0]]}); remove the folder to have it made again"
         )
     units, token = _named_units(splits), manifest["token"]
-    shards = {shard["name"]: shard for split in splits for shard in manifest["splits"].get(split, [])}
-    whole = shards.keys() == units.keys() and manifest["splits"].keys() == splits.keys()
-    whole = whole and all(_complete_shard(folder, name, units[name], token) == shards[name] for name in units)
-    return manifest if whole else None
+    shards = [shard for split in manifest["splits"].values() for shard in split]
+    whole = manifest["splits"].keys() == splits.keys() and [shard["name"] for shard in shards] == [*units]
+    whole = whole and all(
+        _complete_shard(folder, shard["name"], units[shard["name"]], token) == shard for shard in shards
+    )
+    return manifest if whole and 0 <= (manifest["gzip_bits_per_byte"] or 0) < MOST_BITS else None
 
 
 def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, announce: Announce = str) -> Record | None:

@@ -313,6 +313,31 @@ def test_a_manifest_that_names_a_file_elsewhere_is_written_anew(corpus, tmp_path
     assert json.loads(path.read_text()) == manifest and len(lines) == 1 and lines[0].startswith("tokenized")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest["splits"]["train"].append(manifest["splits"]["train"][0]),
+        lambda manifest: manifest["splits"]["train"].reverse(),
+        lambda manifest: manifest["splits"]["train"].pop(),
+        lambda manifest: manifest["splits"]["train"][0].update(bytes=1),
+        lambda manifest: manifest["splits"].update(other=[]),
+        lambda manifest: manifest.update(gzip_bits_per_byte=1e308),
+        lambda manifest: manifest.update(splits=[]),
+        lambda manifest: manifest.pop("token"),
+    ],
+)
+def test_a_manifest_that_is_not_that_of_the_documents_is_written_anew(corpus, store, tmp_path, change):
+    """Whatever of it was damaged: a shard that is named twice would be trained on twice."""
+    wanted = read_all(corpus().train)
+    (path,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
+    manifest = json.loads(path.read_text())
+    changed = copy.deepcopy(manifest)
+    change(changed)
+    path.write_text(json.dumps(changed))
+    assert all(np.array_equal(values, wanted[key]) for key, values in read_all(corpus().train).items())
+    assert json.loads(path.read_text()) == manifest
+
+
 def test_a_record_of_a_shard_that_names_another_file_is_written_anew(corpus, store, tmp_path):
     corpus()
     (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.json")
