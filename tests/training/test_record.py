@@ -58,7 +58,10 @@ def change(workdir, content: bytes) -> None:
         ({"goodput": 3}, "goodput: input should be an object, but is 3"),
         ({"goodput": {"began": 0, "time": 0}}, "goodput.parts is missing"),
         ({"goodput": {"began": 0, "time": "x", "parts": {}}}, "goodput.time: input should be a valid number"),
-        ({"goodput": {"began": 0, "time": float("inf"), "parts": {}}}, "goodput.time: input should be less than or equal to"),
+        (
+            {"goodput": {"began": 0, "time": float("inf"), "parts": {}}},
+            "goodput.time: input should be less than or equal to",
+        ),
         ({"goodput": {"began": 0, "time": 0, "parts": {"training": []}}}, "goodput.parts.training: input should be"),
         ({"losses": {"x": 1.0}}, "losses.x"),
         ({"losses": []}, "losses: input should be"),
