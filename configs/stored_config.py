@@ -72,7 +72,11 @@ def trained_to(folder) -> int | None:
     Nothing is verified: that is done when the checkpoint is restored.
     """
     checkpoints = folder / "checkpoints"
-    steps = [int(path.name) for path in checkpoints.iterdir() if path.name.isdigit()] if checkpoints.is_dir() else []
+    steps = (
+        [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal() and path.name.isascii()]
+        if checkpoints.is_dir()
+        else []
+    )
     if not steps:
         return None
     try:

@@ -207,8 +207,8 @@ def summarise(
       price: dollars for a chip and hour.
       launched: when the newest process was launched (Unix seconds).
     """
-    newest = {(line["kind"], line.get("step"), line.get("event")): line for line in lines}
-    trained = [line for line in lines if line["kind"] == "train" and newest["train", line["step"], None] is line]
+    newest = {line["step"]: line for line in lines if line["kind"] == "train"}
+    trained = [line for line in lines if line["kind"] == "train" and newest[line["step"]] is line]
     evaluated = [line for line in lines if line["kind"] == "eval"]
     last = trained[-1] if trained else {}
     recent = [seconds for line in trained[-RECENT_LINES:] if (seconds := line.get("step_seconds")) is not None]
