@@ -97,7 +97,7 @@ MISTAKES = [
     (f"{TRAIN} --config.data.source=jsonl", {}, "data.path is empty; name a file, a folder, or a glob such as "),
     (f"{TRAIN} --config.data.path=HERE/no", {"no/.hidden": "x"}, "holds no file, hidden ones aside"),
     (f"{TRAIN} --config.data.path=HERE/a.txt", {"a.txt": ""}, "a.txt' (data.source=auto): no document with any text"),
-    (f"{TRAIN} --config.data.path=HERE/a.png", {"a.png": b"\x89PNG"}, "a.png: not UTF-8 at byte 0 (line 1); mend it, "),
+    (f"{TRAIN} --config.data.path=HERE/a.png", {"a.png": b"\x89PNG"}, "a.png: not valid UTF-8 at byte 0 (line 1). F"),
     (f"{TRAIN} --config.data.path=HERE/a.jsonl", {"a.jsonl": '{"body": "x"}'}, "a.jsonl:1: without field 'text' (ther"),
     (f"{TRAIN} --config.data.path=HERE/a.jsonl", {"a.jsonl": '{"text": "x'}, "a.jsonl:1: not JSON at column 10"),
     (f"{TRAIN} --config.data.path=HERE/a.csv", {"a.csv": "id,body\n1,x\n"}, "a.csv:1: no column 'text', but 'id', 'bo"),

@@ -18,13 +18,13 @@ def test_the_digest_is_the_same_wherever_the_same_documents_are(corpus, texts, t
     shutil.copytree(texts, elsewhere, copy_function=shutil.copyfile)
     one = corpus()
     other = corpus(path=str(elsewhere), cache_dir=str(tmp_path / "another"))
-    assert one.digest == other.digest and one.gzip_bits_per_byte == other.gzip_bits_per_byte
-    assert 0 < one.gzip_bits_per_byte < 8
+    assert one.digest == other.digest and one.unigram_bits_per_byte == other.unigram_bits_per_byte
+    assert 0 < one.unigram_bits_per_byte < 8
 
 
 def test_a_synthetic_corpus_has_windows_and_no_text(corpus):
     ready = corpus(source="synthetic", vocab_size=97)
-    assert ready.tokenizer is None and ready.gzip_bits_per_byte is None
+    assert ready.tokenizer is None and ready.unigram_bits_per_byte is None
     for windows in (*ready.train.parts, ready.heldout):
         assert windows.read(np.arange(3), 8)["tokens"].max() < 97
     assert ready.digest != corpus(source="synthetic", vocab_size=98).digest
@@ -56,7 +56,7 @@ def test_held_out_documents_of_their_own(corpus, texts, tmp_path):
     own = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"))
     assert own.heldout.num_documents == 2 and own.heldout.num_bytes == len("one documentand another")
     assert own.train.num_tokens == split.train.num_tokens + split.heldout.num_tokens
-    assert 0 < own.gzip_bits_per_byte != split.gzip_bits_per_byte
+    assert 0 < own.unigram_bits_per_byte != split.unigram_bits_per_byte
     again = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"), holdout_fraction=0.9)
     assert again.digest == own.digest != split.digest
 

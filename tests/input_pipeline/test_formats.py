@@ -132,7 +132,7 @@ def test_a_corpus_is_the_same_from_any_format(corpus, tmp_path, name):
         (tmp_path / "files" / f"{number}.txt").write_bytes(text.encode())
     one = corpus(path=str(tmp_path / "files"))
     other = corpus(source="auto", path=str(write(tmp_path, name, TEXTS)), cache_dir=str(tmp_path / "other"))
-    assert one.digest == other.digest and one.gzip_bits_per_byte == other.gzip_bits_per_byte
+    assert one.digest == other.digest and one.unigram_bits_per_byte == other.unigram_bits_per_byte
 
 
 def test_a_folder_is_read_by_the_suffixes_of_its_files(read, tmp_path):
@@ -188,8 +188,8 @@ BAD_LINES = {  # what is wrong with a line of JSON, and what is said of it
     b'{"body": "x", "id": 1}': "without field 'text' (there is 'body', 'id': data.field names it)",
     b'{"text": null}': "without text in 'text' (null)",
     b'{"text": ["x"]}': "without text in 'text' (a list)",
-    b'{"text": "\xff"}': "not UTF-8 at byte 10 of the line",
-    b'{"text": "\\ud800"}': "not UTF-8 (surrogates not allowed: half of a \\u pair)",
+    b'{"text": "\xff"}': "not valid UTF-8 at byte 10 of the line",
+    b'{"text": "\\ud800"}': "not valid UTF-8 (surrogates not allowed: half of a \\u pair)",
     b"[" * 100_000: "not JSON (nested too deeply)",
 }
 
@@ -199,7 +199,7 @@ def test_a_bad_line_of_json_is_an_error_with_its_line(read, tmp_path, line, mess
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n\n' + line + b'\n{"text": "good too"}\n')
     with pytest.raises(BadDocument) as caught:
         read(tmp_path / "a.jsonl")
-    hint = "; mend it, or leave such documents out with data.bad_documents=skip"
+    hint = ". Fix the file, or skip such documents with --config.data.bad_documents=skip."
     assert str(caught.value) == f"{tmp_path / 'a.jsonl'}:3: {message}{hint}"
     assert contents(read(tmp_path / "a.jsonl", bad_documents="skip", announce=list)) == ["good", "good too"]
 
@@ -211,7 +211,7 @@ def test_documents_that_are_left_out_are_counted_by_kind(read, tmp_path):
     said = []
     spans = read(tmp_path / "a.jsonl", bad_documents="skip", announce=said.append)
     assert len(spans) == 997 and said == [
-        f"left out 3 of 1,000 documents: 2 not UTF-8, 1 without field 'text'; first: {tmp_path}/a.jsonl:17"
+        f"skipped 3 of 1,000 documents: 2 not valid UTF-8, 1 without field 'text'; first: {tmp_path}/a.jsonl:17"
     ]
 
 
@@ -227,7 +227,7 @@ def test_a_corpus_without_its_bad_documents_is_that_of_the_others(corpus, tmp_pa
     said = []
     bad = corpus(source="auto", path=str(tmp_path / "bad.jsonl"), bad_documents="skip", announce=said.append)
     assert bad.digest == corpus(source="auto", path=str(tmp_path / "good.jsonl")).digest
-    assert [line for line in said if line.startswith("left out 1 of 21 documents: 1 not JSON")]
+    assert [line for line in said if line.startswith("skipped 1 of 21 documents: 1 not JSON")]
 
 
 def test_a_row_that_is_no_csv_is_left_out_alone_and_a_mark_of_byte_order_is_none_of_the_header(read, tmp_path):
@@ -273,9 +273,9 @@ def test_a_bad_row_of_a_table_is_named(read, tmp_path):
     pq.write_table(pa.table({"text": pa.array([b"good", b"\xff\xfe"])}), tmp_path / "b.parquet")
     for name, message in {
         "a.csv": ":5: with other columns than the header (3, not 2)",
-        "b.csv": ":4: not UTF-8 at byte 0 (line 1)",
+        "b.csv": ":4: not valid UTF-8 at byte 0 (line 1)",
         "a.parquet": ", row 2: without text in 'text' (null)",
-        "b.parquet": ", row 2: not UTF-8 at byte 0 (line 1)",
+        "b.parquet": ", row 2: not valid UTF-8 at byte 0 (line 1)",
     }.items():
         with pytest.raises(BadDocument) as caught:
             read(tmp_path / name)
@@ -291,7 +291,7 @@ def test_a_bad_record_is_named(read, tmp_path):
     said = []
     assert contents(read(tmp_path / "a.tfrecord", bad_documents="skip", announce=said.append)) == ["good"]
     assert said == [
-        "left out 3 of 4 documents: 1 not a tf.train.Example, 1 without field 'text', 1 without text in 'text'; "
+        "skipped 3 of 4 documents: 1 not a tf.train.Example, 1 without field 'text', 1 without text in 'text'; "
         f"first: {tmp_path}/a.tfrecord, record 2"
     ]
     with pytest.raises(BadDocument, match=r"a.tfrecord, record 2: not a tf.train.Example; mend it"):
