@@ -62,7 +62,7 @@ TO_HUB = lines(
     JOIN,
     {"kind": "value", "topic": "their code 1", "value": {"train.py": "abc", "a": [1, None, 0.5]}},
     {"kind": "stop", "passed": 3}, {"kind": "promise", "boundary": 5, "passed": 4}, {"kind": "sign", "sign": SIGN},
-    {"kind": "blame"}, {"kind": "sign", "sign": None}, {"kind": "leave"},
+    {"kind": "blame", "allowed": 30.0}, {"kind": "sign", "sign": None}, {"kind": "leave"},
 )  # fmt: skip
 FROM_HUB = lines(
     {"kind": "joined", "hosts": ["here", "there"]}, {"kind": "values", "topic": "code 1", "values": [1, {"a": 2}]},

@@ -170,7 +170,7 @@ DAMAGES = {  # and what is said of them
     "emptied": (lambda path: os.truncate(path, 0), "was [0-9,]+ bytes long and has 0 since this run opened it"),
     "overwritten": (_overwrite, "was written to since this run opened it"),
     "gone": (Path.unlink, "is gone"),
-    "gone with all others": (lambda path: shutil.rmtree(path.parent), "is gone"),
+    "gone with all others": (lambda path: path.parent.rename(path.parents[2] / "moved"), "is gone"),
 }
 
 

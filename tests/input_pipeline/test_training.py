@@ -76,7 +76,7 @@ def test_weights_change_on_resume_without_a_repeat_or_a_gap(run, tmp_path):
 
     with Checkpoints(tmp_path / "run") as checkpoints:
         record = checkpoints.record(18)
-    assert record["mixture"] == [[0, ["3/4", "1/4"]], [48, ["1/4", "3/4"]]]
+    assert record["mixture"] == [(0, ["3/4", "1/4"]), (48, ["1/4", "3/4"])]
 
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "18")
     if not (tmp_path / "run" / "checkpoints" / "6").exists():
