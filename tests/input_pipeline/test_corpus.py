@@ -39,7 +39,7 @@ def test_a_small_corpus_gets_the_pieces_that_it_has(corpus):
     assert said == again and said.endswith(
         f"have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
     )
-    with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use model.vocab_size={number}, or more text"):
+    with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use --config.model.vocab_size={number},"):
         corpus(tokenizer="sentencepiece", vocab_size=5000, vocab_size_typed=True)
     assert corpus(tokenizer="sentencepiece", vocab_size=number, vocab_size_typed=True).digest == ready.digest
 
@@ -74,7 +74,7 @@ def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"path": "EMPTY"}, "no document with any text in it"),
-        ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a folder that can be written"),
+        ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a writable folder"),
         ({"tokenizer": "byte", "vocab_size": 100}, "model.vocab_size=100 is less than the 256 ids"),
         ({"validation_path": "EMPTY"}, "data path '.*empty' .*: no document with any text in it"),
         ({"validation_path": "nowhere"}, "data path 'nowhere': no such file or folder"),

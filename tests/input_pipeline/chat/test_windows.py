@@ -110,7 +110,7 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "hello"}', "without field 'messages' (there is 'text'); mend it"),
+        ('{"text": "hello"}', "without field 'messages' (there is 'text'). Fix the file"),
         ("[1]", "without field 'messages' (it has none)"),
         ("{", "not JSON at column 2"),
         ('{"messages": []}', "without messages in 'messages' ([]; a message is {'role': 'user'"),
@@ -141,7 +141,7 @@ def test_a_malformed_line_is_named_or_left_out_and_counted(corpus, tmp_path, lin
 
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(1)}])
-    with pytest.raises(DataError, match=r"one line, of which no part can be held out; use data.validation_path"):
+    with pytest.raises(DataError, match=r"one line, of which no part can be held out; use --config.data.valid"):
         corpus(source="chat", path=path)
     with pytest.raises(DataError, match=r"without field 'text' .*: data.source=chat reads conversations"):
         corpus(source="auto", path=path)
