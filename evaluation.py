@@ -131,9 +131,11 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if line := corpus.heldout.told(run.config.train.sequence_length):
         lines.append(f"held out: {line}")
-    if corpus.gzip_bits_per_byte is not None:
+    if corpus.heldout.num_bytes and not corpus.is_of_conversations:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
-        lines.append(f"held-out bits per byte: {bits:.2f}   gzip -9: {corpus.gzip_bits_per_byte:.2f}")
+        unigram = corpus.unigram_bits_per_byte
+        compared = "" if unigram is None else f"   unigram model: {unigram:.2f}"
+        lines.append(f"held-out bits per byte: {bits:.2f}{compared}")
     return lines
 
 

@@ -338,7 +338,7 @@ class Job:
             raise NonFinite(
                 f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
                 f"nothing bad was saved; {self.keep_bad_documents(trouble)}"
-                "lower optimizer.learning_rate in another --workdir"
+                "use a lower --config.optimizer.learning_rate in a new --workdir"
             )
         self.roll_backs += 1
         self.checkpoints.wait()

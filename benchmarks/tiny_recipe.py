@@ -14,7 +14,7 @@ def main() -> None:
         "tiny_recipe",
         {
             "heldout_bits_per_byte": run.figure(r"held-out bits per byte: ([\d.]+)"),
-            "gzip_bits_per_byte": run.figure(r"gzip -9: ([\d.]+)"),
+            "unigram_bits_per_byte": run.figure(r"unigram model: ([\d.]+)"),
             "tokens_per_second": run.figure(r"speed: ([\d,]+)"),
             "tokens": last["total_tokens"],
             "last_mfu": round(last["mfu"], 3),

@@ -20,7 +20,8 @@ def check(config: ConfigDict) -> None:
             f"num_kv_heads could be {divisors_text(model.num_heads, model.num_kv_heads)}"
         )
     if not model.head_dim:
-        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, ", or set model.head_dim")
+        advice = ", or set --config.model.head_dim"
+        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, advice)
     if (model.head_dim or model.embed_dim // model.num_heads) % 2:
         raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
     every, layers = model.global_every, model.num_layers

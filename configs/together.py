@@ -21,9 +21,9 @@ NEEDS = (  # a key, the values (or ANY) with which it needs another key to have 
     ("model.rope_scaling", ("none", "linear"), "model.rope_original_length", NONE, "which llama3 and yarn read"),
     ("model.rope_scaling", ("llama3", "yarn"), "model.rope_original_length", ANY, "that the weights were trained on"),
     ("model.name", ("trm",), "train.objective", ("recursive",), ""),
-    ("model.name", ("trm",), "mesh.context", (1,), "use mesh.data or mesh.fsdp"),
-    ("model.name", ("trm",), "mesh.expert", (1,), "use mesh.data or mesh.fsdp"),
-    ("model.name", ("trm",), "mesh.model", (1,), "use mesh.data or mesh.fsdp"),
+    ("model.name", ("trm",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("train.objective", ("recursive",), "model.name", ("trm",), ""),
     ("train.objective", ("recursive",), "batch.ramp", ("none",), "its rows hold puzzles"),
     ("train.objective", ("distillation",), "distillation.teacher", ANY, "the folder of a run"),
@@ -47,9 +47,9 @@ NEEDS = (  # a key, the values (or ANY) with which it needs another key to have 
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
-    ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use train.eval_every"),
+    ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),
     ("batch.ramp", ("noise_scale",), "train.steps", ANY, "since it says too late how many steps some tokens are"),
-    ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set train.gradient_accumulation"),
+    ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
 )
 
 OUT_OF_FORCE = (  # a key, its value with which others are not read, and these

@@ -193,10 +193,11 @@ def _check_computation(config: ConfigDict) -> None:
     if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
         raise ConfigError(
             "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
-            "mesh.data, or train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches)"
+            "--config.mesh.data, or --config.train.gradient_accumulation of at least 2 (and of batch.first at least 2 "
+            "microbatches)"
         )
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
-            "mesh.model divides; elsewhere the compiler sums, use auto"
+            "mesh.model divides; elsewhere the compiler chooses the type: use --config.train.sum_dtype=auto"
         )

@@ -39,9 +39,13 @@ def cache_folder(cache_dir: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"data.cache_dir={folder}: {error.strerror}; name a folder that can be written") from error
+        raise DataError(
+            f"data.cache_dir={folder}: {error.strerror}; name a writable folder with --config.data.cache_dir"
+        ) from error
     if not os.access(folder, os.W_OK):
-        raise DataError(f"data.cache_dir={folder}: cannot be written; name a folder that can")
+        raise DataError(
+            f"data.cache_dir={folder}: cannot be written; name a writable folder with --config.data.cache_dir"
+        )
     return folder
 
 

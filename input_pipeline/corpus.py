@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from input_pipeline.cache import cache_folder, digest_of_json
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
@@ -16,10 +14,12 @@ from input_pipeline.mixture import Mixture, mixture_of_one, parse
 from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
+from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
 WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; of others TokenWindows
+FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, in a corpus's digest
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Corpus:
     train: Mixture  # the window sources that are trained on, and their weights
     heldout: Windows
     digest: str  # the same wherever the same documents, tokenizer and split are read, with whatever weights
-    gzip_bits_per_byte: float | None  # `gzip -9` on the held-out documents one at a time; None where there is no text
+    unigram_bits_per_byte: float | None = None  # of what is held out; None where there is no training text
     names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or where there is none the source
     documents: tuple[list[Document], ...] | None = None  # of each part of .train, in stored order, if asked for
     stores: tuple[Store, ...] = ()  # of its shards
@@ -121,15 +121,16 @@ def _read(data, paths: list[str], announce: Announce, *, vocab_size: int, seed: 
 
 
 def _corpus(tokenizer, train: Mixture, stores: list[Store], kind: type[TokenWindows]) -> Corpus:
-    gzip_bits_per_byte = _gzip_bits_per_byte(stores) if kind is TokenWindows else None
     heldout = open_windows([store for store in stores if "heldout" in store.manifest["splits"]], "heldout", kind)
-    # The figure of gzip depends on the machine's zlib.
-    facts = [{key: store.manifest[key] for key in store.manifest if key != "gzip_bits_per_byte"} for store in stores]
-    return Corpus(tokenizer, train, heldout, digest_of_json(facts), gzip_bits_per_byte, stores=tuple(stores))
+    unigram = None
+    if train.parts and kind is TokenWindows:
+        unigram = unigram_bits_per_byte(train.parts, heldout, tokenizer.vocab_size)
+    facts = [{key: store.manifest[key] for key in FACTS} for store in stores]
+    return Corpus(tokenizer, train, heldout, digest_of_json(facts), unigram, stores=tuple(stores))
 
 
 def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
-    return Corpus(None, train, heldout, heldout.digest, gzip_bits_per_byte=None, names=(data.path or data.source,))
+    return Corpus(None, train, heldout, heldout.digest, names=(data.path or data.source,))
 
 
 def _parts(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:
@@ -167,7 +168,9 @@ def _split(path: str, documents, data, announce: Announce) -> Splits:
     if data.validation_path:
         return {"train": spans}
     if data.source in WINDOWS and len({span.digest for span in spans}) == 1:
-        raise DataError(f"data path {path!r}: one line, of which no part can be held out; use data.validation_path")
+        raise DataError(
+            f"data path {path!r}: one line, of which no part can be held out; use --config.data.validation_path"
+        )
     train, heldout = hold_out(spans, data.holdout_fraction)
     return {"train": train, "heldout": heldout}
 
@@ -186,7 +189,7 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
     if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
         few = f"the documents have {tokenizer.vocab_size:,} pieces in them, not model.vocab_size={vocab_size}"
         if vocab_size_typed:
-            raise DataError(f"{few}; use model.vocab_size={tokenizer.vocab_size}, or more text")
+            raise DataError(f"{few}; use --config.model.vocab_size={tokenizer.vocab_size}, or more text")
         announce(f"{few}; going on with {tokenizer.vocab_size:,}")
     return tokenizer
 
@@ -202,9 +205,3 @@ def _stores(
         return lambda announce: again(announce)[number]
 
     return [Store(cache, part, tokenizer, of_one(number), announce) for number, part in enumerate(parts)]
-
-
-def _gzip_bits_per_byte(stores: list[Store]) -> float:
-    """Return the figure of all stores, averaged over their bytes."""
-    sizes = [sum(shard["bytes"] for shard in store.manifest["splits"].get("heldout", ())) for store in stores]
-    return float(np.average([store.manifest["gzip_bits_per_byte"] or 0 for store in stores], weights=sizes))

@@ -6,7 +6,6 @@ Nothing here holds more than a few pieces of text in memory, whatever the size o
 
 import codecs
 import hashlib
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -116,35 +115,42 @@ class Span:
 def scan(
     documents: Iterable[Document], bad_documents: str = "error", announce: Callable[[str], object] = print
 ) -> list[Span]:
-    """Return a span for each document, with the digest of its content; empty documents are left out.
+    """Return a span for each document that has text, with the digest of its content.
+
+    Empty documents are skipped, and one line says how many and which is the first.
 
     Args:
-        bad_documents: `error`, or `skip` for leaving out those that cannot be used, and saying so once.
+        bad_documents: `error`, or `skip` for skipping those that cannot be used too.
 
     Raises:
         BadDocument: a document is not UTF-8, or its source says that it is none.
     """
-    spans, left_out = [], []
+    spans, skipped = [], []
     with progress("reading documents", None, announce) as advance:
-        for span in _usable(documents, bad_documents, left_out):
+        for span in _usable(documents, bad_documents, skipped):
             spans.append(span)
             advance(span.size)
-    if left_out:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for kind, _ in left_out).most_common())
-        number = len(spans) + len(left_out)
-        announce(f"left out {len(left_out):,} of {number:,} documents: {kinds}; first: {left_out[0][1].name}")
-    return [span for span in spans if span.size]
+    if skipped:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for kind, _ in skipped).most_common())
+        number = len(spans) + len(skipped)
+        announce(f"skipped {len(skipped):,} of {number:,} documents: {kinds}; first: {skipped[0][1].name}")
+    return spans
 
 
-def _usable(documents: Iterable[Document], bad_documents: str, left_out: list) -> Iterator[Span]:
-    """Yield the spans of documents that can be used; append (kind of fault, document) of those that are left out."""
+def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) -> Iterator[Span]:
+    """Yield the spans of documents that can be used; append (what is wrong, document) for those that are skipped."""
     for document in documents:
         try:
-            yield _whole(document)
+            span = _whole(document)
         except BadDocument as error:
             if bad_documents != "skip":
                 raise
-            left_out.append((error.kind, document))
+            skipped.append((error.kind, document))
+            continue
+        if span.size:
+            yield span
+        else:
+            skipped.append(("empty", document))
 
 
 def _whole(document: Document) -> Span:
@@ -158,7 +164,7 @@ def _whole(document: Document) -> Span:
         except UnicodeDecodeError as error:  # its object is what an earlier block began of a character, and this one
             before = replace(whole, stop=size + len(block) - len(error.object) + error.start)
             line = 1 + sum(part.count(b"\n") for part in before.blocks())
-            raise BadDocument(document.name, "not UTF-8", f" at byte {before.stop} (line {line})") from error
+            raise BadDocument(document.name, "not valid UTF-8", f" at byte {before.stop} (line {line})") from error
         digest.update(block)
         size += len(block)
     return Span(document, digest.digest(), 0, size)
@@ -183,15 +189,6 @@ def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]
     held_out = set(distinct[: min(max(border, 1), len(distinct) - 1)])
     train = [span for span in spans if span.digest not in held_out]
     return train, [span for span in spans if span.digest in held_out]
-
-
-def gzip_bits_per_byte(spans: list[Span]) -> float:
-    """Return what `gzip -9` makes of the documents, one at a time: 8 * compressed bytes / bytes."""
-    compressed = 0
-    for span in spans:
-        gzip = zlib.compressobj(9, wbits=31)
-        compressed += sum(len(gzip.compress(block)) for block in span.blocks()) + len(gzip.flush())
-    return 8 * compressed / sum(span.size for span in spans)
 
 
 def check_unchanged(spans: list[Span], announce: Callable[[str], object] = print) -> None:

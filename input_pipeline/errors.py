@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the input pipeline says to a user."""
 
+SKIP = "Fix the file, or skip such documents with --config.data.bad_documents=skip."
+
 
 class DataError(ValueError):
     """Data that cannot be used: one line with what, where, and what would work."""
@@ -18,10 +20,10 @@ class BadDocument(DataError):
     """One document that cannot be used; data.bad_documents says whether the others can do without it.
 
     Attributes:
-        kind: what is wrong with it, as it is counted: "3 not UTF-8".
+        kind: what is wrong with it, as it is counted: "3 not valid UTF-8".
         details: what else is said of it.
     """
 
     def __init__(self, name: str, kind: str, details: str = ""):
-        super().__init__(f"{name}: {kind}{details}; mend it, or leave such documents out with data.bad_documents=skip")
+        super().__init__(f"{name}: {kind}{details}. {SKIP}")
         self.kind, self.details = kind, details

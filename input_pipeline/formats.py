@@ -195,7 +195,8 @@ class Column(RecordFile):
         kind = column.type.value_type if is_dictionary else column.type
         if kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
             raise DataError(
-                f"{self.path}: column {self.field!r} holds {column.type}, not text; name another with data.field"
+                f"{self.path}: column {self.field!r} holds {column.type}, not text; "
+                "name another with --config.data.field"
             )
         if is_dictionary:  # decoded, a large value that is there many times would be in memory as often
             return (cell.value.as_buffer().to_pybytes() if cell.is_valid else None for cell in column)
@@ -288,4 +289,4 @@ def check_column(where, field: str, names: list[str]) -> None:
     """Raise DataError where a table with columns of these names has none for the text."""
     if field not in names:
         there = ", ".join(repr(name[:40]) for name in names[:8])
-        raise DataError(f"{where}: no column {field!r}, but {there}; name one of them with data.field")
+        raise DataError(f"{where}: no column {field!r}, but {there}; name one of them with --config.data.field")

@@ -42,7 +42,9 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
             "data.source=huggingface needs the package datasets: run `make setup EXTRAS=huggingface`"
         ) from error
     if not name:
-        raise DataError("data.source=huggingface needs data.path: a folder, or a name on the hub such as 'org/name'")
+        raise DataError(
+            "data.source=huggingface needs --config.data.path: a folder, or a name on the hub such as 'org/name'"
+        )
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     folder = Path(name).expanduser()

@@ -8,7 +8,7 @@ import json
 
 from input_pipeline.errors import BadDocument
 
-ADVICE = ": data.field names it"  # where there is another column or key
+ADVICE = ": --config.data.field names it"  # where there is another column or key
 
 
 def record_of(name: str, line: bytes | bytearray, path: object = ""):
@@ -19,10 +19,10 @@ def record_of(name: str, line: bytes | bytearray, path: object = ""):
     try:
         return json.loads(_text(line))
     except UnicodeDecodeError as error:
-        raise BadDocument(name, "not UTF-8", f" at byte {error.start} of the line") from error
+        raise BadDocument(name, "not valid UTF-8", f" at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
         is_json = str(path).lower().endswith(".json")
-        whole = ", and data.source=text reads the file as it is" if is_json else ""
+        whole = ", and --config.data.source=text reads the file as it is" if is_json else ""
         raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
     except RecursionError as error:
         raise BadDocument(name, "not JSON", " (nested too deeply)") from error
@@ -55,7 +55,7 @@ def encoded(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadDocument(name, "not UTF-8", f" ({error.reason}: half of a \\u pair)") from error
+        raise BadDocument(name, "not valid UTF-8", f" ({error.reason}: half of a \\u pair)") from error
 
 
 def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:

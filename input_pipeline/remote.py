@@ -183,7 +183,7 @@ def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Ca
     if needed > free:
         raise DataError(
             f"{url}: {needed:,} bytes are to be copied to {folder}, where {free:,} are free; "
-            "make room, or name a larger disk with data.cache_dir"
+            "make room, or name a larger disk with --config.data.cache_dir"
         )
     blocks = in_threads(lambda piece: _read(store, url, *piece), pieces, STREAMS)
     with progress(f"copying {url}", needed, announce) as advance, closing(blocks):

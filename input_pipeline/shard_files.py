@@ -32,7 +32,6 @@ class Manifest(Object):
     documents: str  # digest of which there are
     end_of_document: Count
     token: Literal["<u2", "<u4"]
-    gzip_bits_per_byte: float | None
     splits: dict[str, list[Record]]
 
 

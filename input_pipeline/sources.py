@@ -51,7 +51,7 @@ def read_source(
     if vocab_size < needed:
         raise DataError(
             f"model.vocab_size={vocab_size} is less than the {needed} tokens of the puzzles; use "
-            f"model.vocab_size={needed}"
+            f"--config.model.vocab_size={needed}"
         )
     return found
 
@@ -66,7 +66,7 @@ def _conversations(data, path: str, **_) -> Iterable[Document]:
     if data.tokenizer == "sentencepiece":
         raise DataError(
             f"data.source={data.source} needs a tokenizer that is there; use that of the run or model that is "
-            "fine-tuned, data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
+            "fine-tuned, --config.data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
         )
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
     return _documents(
@@ -115,7 +115,9 @@ def python(data, path: str, **_) -> Iterable[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in _below(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
     if not paths:
-        raise DataError(f"data.source=python: no *.py files under {root}; use data.path=FOLDER with text of your own")
+        raise DataError(
+            f"data.source=python: no *.py files under {root}; use --config.data.path=FOLDER with text of your own"
+        )
     return _documents(data, paths, lambda file: None)
 
 
@@ -157,7 +159,7 @@ def find_files(path: str) -> list[Path]:
     if not place.is_dir() and not glob.has_magic(str(place)):
         raise DataError(
             f"data path {path!r}: no such file or folder (looked in {Path.cwd()}); "
-            "a name on the Hugging Face hub needs data.source=huggingface"
+            "a name on the Hugging Face hub needs --config.data.source=huggingface"
         )
     if not files:
         what = "holds no file, hidden ones aside" if place.is_dir() else "matches no file"

@@ -295,7 +295,7 @@ def make_tokenizer(
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"model.vocab_size={vocab_size} is less than the {tokenizer.vocab_size:,} ids of "
-            f"data.tokenizer={name}; use model.vocab_size={tokenizer.vocab_size} or more"
+            f"data.tokenizer={name}; use --config.model.vocab_size={tokenizer.vocab_size} or more"
         )
     return tokenizer
 
@@ -322,7 +322,8 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
     if vocab_size <= NUM_FIXED:
         raise DataError(
             f"model.vocab_size={vocab_size} has no room for a SentencePiece tokenizer, which begins with 256 bytes "
-            f"and 2 special pieces; use model.vocab_size={NUM_FIXED + 1} or more, or data.tokenizer=byte"
+            f"and 2 special pieces; use --config.model.vocab_size={NUM_FIXED + 1} or more, "
+            "or --config.data.tokenizer=byte"
         )
     facts = repr((sentencepiece.__version__, OPTIONS, vocab_size)).encode()
     folder, name = cache / "tokenizers", digest(facts, *(span.key for span in spans))

@@ -40,7 +40,7 @@ def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
     if len(slices) != num_slices:
         raise ConfigError(
             f"mesh.dcn_data={num_slices}, but the TPU chips are of {len(slices)} slice{'s' * (len(slices) > 1)}; set "
-            f"mesh.dcn_data={len(slices)}, and the other axes to a product of the chips of a slice"
+            f"--config.mesh.dcn_data={len(slices)}, and the other axes to a product of the chips of a slice"
         )
     chips = [slices[index] for index in sorted(slices)]
     return [part[n] for part in chips for n in in_space([tuple(chip.coords) for chip in part], sizes)]

@@ -87,7 +87,7 @@ MISTAKES = [
     # what does not go together
     ("--config.model.num_kv_heads=3", "is not a multiple of model.num_kv_heads=3; num_kv_heads could be 2 or 4"),
     ("--config.model.num_heads=6 --config.model.num_kv_heads=6", "=256 is not a multiple of model.num_heads=6"),
-    ("--config.model.num_heads=6 --config.model.num_kv_heads=6", "use 252 or 258, or set model.head_dim"),
+    ("--config.model.num_heads=6 --config.model.num_kv_heads=6", "use 252 or 258, or set --config.model.head_dim"),
     ("--config.model.head_dim=7", "must be even"),
     ("--config.train.sequence_length=1024", "train.sequence_length=1024 is longer than model.max_length=512"),
     ("--topology=cpu-8 --config.train.global_batch=20", "train.global_batch=20 is not a multiple of its 8 shards"),

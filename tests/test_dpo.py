@@ -168,6 +168,6 @@ def test_what_does_not_go_together_is_one_line(files, tuned):
     refused("needs train.z_loss=0.0, not 0.1", lambda: preferring(files, tuned, train__z_loss=0.1))
     refused("preference.beta=0.0 must be greater than 0", lambda: preferring(files, tuned, preference__beta=0.0))
     alone = on(files, "pairs", data__source="preferences")
-    refused("use train.objective=dpo", lambda: train.prepare_corpus(alone, True))
+    refused("use --config.train.objective=dpo", lambda: train.prepare_corpus(alone, True))
     refused("holds no run", lambda: train.train(preferring(files, files), files / "none"))
     assert json.loads((tuned / "config.json").read_text())["data.source"] == "chat"

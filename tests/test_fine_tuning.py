@@ -136,7 +136,7 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     (tmp_path / "empty" / "tokenizer.model").write_bytes(b"another")
     config = of(tmp_path / "empty", **text | {"model__vocab_size": 300})
     refused(
-        "has another tokenizer than data.tokenizer=byte; use data.tokenizer=",
+        "has another tokenizer than data.tokenizer=byte; use --config.data.tokenizer=",
         lambda: train.train(config, tmp_path / "mine"),
     )
     config = of(base)

@@ -30,7 +30,7 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     if fewest == len(candidates):
         raise ConfigError(
             f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of one "
-            "sequence a device; try model.remat=full, or split the weights over more devices"
+            "sequence a device; try --config.model.remat=full, or split the weights over more devices"
         )
     config.train.gradient_accumulation = candidates[fewest].train.gradient_accumulation
     config.batch.fit = "none"

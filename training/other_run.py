@@ -90,7 +90,7 @@ class OtherRun:
         if not same:
             raise ConfigError(
                 f"{self.key}={self.name} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
-                f"use data.tokenizer={name}"
+                f"use --config.data.tokenizer={name}"
             )
 
     def pin(self, known: dict | None = None) -> dict:

@@ -68,8 +68,8 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
         raise ConfigError(
-            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; try train.gradient_accumulation="
-            f"{2 * run.num_microbatches} or model.remat=full"
+            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; "
+            f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
         )
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
     shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch

@@ -30,7 +30,7 @@ def check(state, mesh: jax.sharding.Mesh) -> None:
             if checksum != first:
                 raise RunError(
                     f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
-                    "restore again, with checkpoint.restore=broadcast where the hosts read different files"
+                    "restore again, with --config.checkpoint.restore=broadcast where the hosts read different files"
                 )
 
 

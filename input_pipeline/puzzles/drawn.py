@@ -105,7 +105,7 @@ def _too_few(sides: tuple[_Side, _Side], name: str, settings: str, hardest: int)
     if not train.kept or not heldout.kept:
         advice = f"of what was made none is harder than {hardest}; change one of {settings}"
     else:
-        fewer = f"data.puzzle_count={len(train.kept)} data.puzzle_heldout={len(heldout.kept)}"
+        fewer = f"--config.data.puzzle_count={len(train.kept)} --config.data.puzzle_heldout={len(heldout.kept)}"
         advice = f"use {fewer}, or change one of {settings}"
     return DataError(
         f"data.puzzle_count={train.wanted} and data.puzzle_heldout={heldout.wanted} are more {name} than there are: "

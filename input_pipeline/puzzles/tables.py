@@ -52,7 +52,7 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
         raise DataError(f"{path}: has no puzzle{harder}")
     if count is not None and count > len(found):
         few = f"data.puzzle_count={count:,} is more than the {len(found):,} puzzles{harder} of {path}"
-        raise DataError(f"{few}; use data.puzzle_count={len(found)}")
+        raise DataError(f"{few}; use --config.data.puzzle_count={len(found)}")
     if count is not None:
         found = np.sort(np.random.default_rng(seed).choice(found, count, replace=False))
     texts = ("".join(table[column].take(found).to_pylist()) for column in ("question", "answer"))

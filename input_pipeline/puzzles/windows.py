@@ -67,7 +67,7 @@ class PuzzleWindows(Windows):
         if sequence_length != self.seq_len:
             raise DataError(
                 f"train.sequence_length={sequence_length} is not the {self.seq_len} cells of the puzzles in "
-                f"{self.folder}; use train.sequence_length={self.seq_len}"
+                f"{self.folder}; use --config.train.sequence_length={self.seq_len}"
             )
         return self._pass_examples()
 

@@ -21,14 +21,13 @@ def make_text(number: int, lines: int = 40) -> str:
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of 40 documents, two of them the same, one empty."""
+    """A folder of 39 documents, two of them the same."""
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     for number in range(38):
         place = folder / "deep" if number % 5 == 0 else folder
         (place / f"{number:02d}.txt").write_text(make_text(number))
     (folder / "copy.txt").write_text(make_text(3))
-    (folder / "empty.txt").write_text("")
     return folder
 
 

@@ -18,13 +18,13 @@ def test_the_digest_is_the_same_wherever_the_same_documents_are(corpus, texts, t
     shutil.copytree(texts, elsewhere, copy_function=shutil.copyfile)
     one = corpus()
     other = corpus(path=str(elsewhere), cache_dir=str(tmp_path / "another"))
-    assert one.digest == other.digest and one.gzip_bits_per_byte == other.gzip_bits_per_byte
-    assert 0 < one.gzip_bits_per_byte < 8
+    assert one.digest == other.digest and one.unigram_bits_per_byte == other.unigram_bits_per_byte
+    assert 0 < one.unigram_bits_per_byte < 8
 
 
 def test_a_synthetic_corpus_has_windows_and_no_text(corpus):
     ready = corpus(source="synthetic", vocab_size=97)
-    assert ready.tokenizer is None and ready.gzip_bits_per_byte is None
+    assert ready.tokenizer is None and ready.unigram_bits_per_byte is None
     for windows in (*ready.train.parts, ready.heldout):
         assert windows.read(np.arange(3), 8)["tokens"].max() < 97
     assert ready.digest != corpus(source="synthetic", vocab_size=98).digest
@@ -39,7 +39,7 @@ def test_a_small_corpus_gets_the_pieces_that_it_has(corpus):
     assert said == again and said.endswith(
         f"have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
     )
-    with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use model.vocab_size={number}, or more text"):
+    with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use --config.model.vocab_size={number},"):
         corpus(tokenizer="sentencepiece", vocab_size=5000, vocab_size_typed=True)
     assert corpus(tokenizer="sentencepiece", vocab_size=number, vocab_size_typed=True).digest == ready.digest
 
@@ -56,7 +56,7 @@ def test_held_out_documents_of_their_own(corpus, texts, tmp_path):
     own = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"))
     assert own.heldout.num_documents == 2 and own.heldout.num_bytes == len("one documentand another")
     assert own.train.num_tokens == split.train.num_tokens + split.heldout.num_tokens
-    assert 0 < own.gzip_bits_per_byte != split.gzip_bits_per_byte
+    assert 0 < own.unigram_bits_per_byte != split.unigram_bits_per_byte
     again = corpus(source="auto", validation_path=str(tmp_path / "heldout.jsonl"), holdout_fraction=0.9)
     assert again.digest == own.digest != split.digest
 
@@ -74,7 +74,7 @@ def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"path": "EMPTY"}, "no document with any text in it"),
-        ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a folder that can be written"),
+        ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a writable folder"),
         ({"tokenizer": "byte", "vocab_size": 100}, "model.vocab_size=100 is less than the 256 ids"),
         ({"validation_path": "EMPTY"}, "data path '.*empty' .*: no document with any text in it"),
         ({"validation_path": "nowhere"}, "data path 'nowhere': no such file or folder"),

@@ -109,8 +109,9 @@ NAMES = [*WRITERS, "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst", "a.
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_holds_the_documents_of_text_files(read, tmp_path, name):
     texts = [text for text in TEXTS if text]
-    spans = read(write(tmp_path, name, TEXTS))
-    assert contents(spans) == texts
+    said = []
+    spans = read(write(tmp_path, name, TEXTS), said.append)
+    assert contents(spans) == texts and [" 1 empty; " in line for line in said] == [True]
     assert contents(reversed(spans)) == texts[::-1] and contents(spans[::2]) == texts[::2]
     assert all(span.document.name.startswith(str(tmp_path / name)) for span in spans)
     check_unchanged(spans)
@@ -132,7 +133,7 @@ def test_a_corpus_is_the_same_from_any_format(corpus, tmp_path, name):
         (tmp_path / "files" / f"{number}.txt").write_bytes(text.encode())
     one = corpus(path=str(tmp_path / "files"))
     other = corpus(source="auto", path=str(write(tmp_path, name, TEXTS)), cache_dir=str(tmp_path / "other"))
-    assert one.digest == other.digest and one.gzip_bits_per_byte == other.gzip_bits_per_byte
+    assert one.digest == other.digest and one.unigram_bits_per_byte == other.unigram_bits_per_byte
 
 
 def test_a_folder_is_read_by_the_suffixes_of_its_files(read, tmp_path):
@@ -185,11 +186,11 @@ def test_millions_of_documents_are_affordable(read, tmp_path):
 BAD_LINES = {  # what is wrong with a line of JSON, and what is said of it
     b'{"text": "x"': "not JSON at column 13 (Expecting ',' delimiter)",
     b"[1, 2]": "without field 'text' (it has none)",
-    b'{"body": "x", "id": 1}': "without field 'text' (there is 'body', 'id': data.field names it)",
+    b'{"body": "x", "id": 1}': "without field 'text' (there is 'body', 'id': --config.data.field names it)",
     b'{"text": null}': "without text in 'text' (null)",
     b'{"text": ["x"]}': "without text in 'text' (a list)",
-    b'{"text": "\xff"}': "not UTF-8 at byte 10 of the line",
-    b'{"text": "\\ud800"}': "not UTF-8 (surrogates not allowed: half of a \\u pair)",
+    b'{"text": "\xff"}': "not valid UTF-8 at byte 10 of the line",
+    b'{"text": "\\ud800"}': "not valid UTF-8 (surrogates not allowed: half of a \\u pair)",
     b"[" * 100_000: "not JSON (nested too deeply)",
 }
 
@@ -199,7 +200,7 @@ def test_a_bad_line_of_json_is_an_error_with_its_line(read, tmp_path, line, mess
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n\n' + line + b'\n{"text": "good too"}\n')
     with pytest.raises(BadDocument) as caught:
         read(tmp_path / "a.jsonl")
-    hint = "; mend it, or leave such documents out with data.bad_documents=skip"
+    hint = ". Fix the file, or skip such documents with --config.data.bad_documents=skip."
     assert str(caught.value) == f"{tmp_path / 'a.jsonl'}:3: {message}{hint}"
     assert contents(read(tmp_path / "a.jsonl", bad_documents="skip", announce=list)) == ["good", "good too"]
 
@@ -211,7 +212,7 @@ def test_documents_that_are_left_out_are_counted_by_kind(read, tmp_path):
     said = []
     spans = read(tmp_path / "a.jsonl", bad_documents="skip", announce=said.append)
     assert len(spans) == 997 and said == [
-        f"left out 3 of 1,000 documents: 2 not UTF-8, 1 without field 'text'; first: {tmp_path}/a.jsonl:17"
+        f"skipped 3 of 1,000 documents: 2 not valid UTF-8, 1 without field 'text'; first: {tmp_path}/a.jsonl:17"
     ]
 
 
@@ -227,7 +228,7 @@ def test_a_corpus_without_its_bad_documents_is_that_of_the_others(corpus, tmp_pa
     said = []
     bad = corpus(source="auto", path=str(tmp_path / "bad.jsonl"), bad_documents="skip", announce=said.append)
     assert bad.digest == corpus(source="auto", path=str(tmp_path / "good.jsonl")).digest
-    assert [line for line in said if line.startswith("left out 1 of 21 documents: 1 not JSON")]
+    assert [line for line in said if line.startswith("skipped 1 of 21 documents: 1 not JSON")]
 
 
 def test_a_row_that_is_no_csv_is_left_out_alone_and_a_mark_of_byte_order_is_none_of_the_header(read, tmp_path):
@@ -254,7 +255,7 @@ def test_other_suffixes_are_text_and_compressed_text_is_refused():
 def test_a_json_document_of_many_lines_is_told_how_to_be_read(read, tmp_path, name):
     (tmp_path / name).write_text('{\n  "text": "x"\n}\n')
     with pytest.raises(
-        BadDocument, match=rf"{name}:1: not JSON at column 2 .* data\.source=text reads the file as it is"
+        BadDocument, match=rf"{name}:1: not JSON at column 2 .* --config.data\.source=text reads the file as it is"
     ):
         read(tmp_path / name)
 
@@ -273,13 +274,13 @@ def test_a_bad_row_of_a_table_is_named(read, tmp_path):
     pq.write_table(pa.table({"text": pa.array([b"good", b"\xff\xfe"])}), tmp_path / "b.parquet")
     for name, message in {
         "a.csv": ":5: with other columns than the header (3, not 2)",
-        "b.csv": ":4: not UTF-8 at byte 0 (line 1)",
+        "b.csv": ":4: not valid UTF-8 at byte 0 (line 1)",
         "a.parquet": ", row 2: without text in 'text' (null)",
-        "b.parquet": ", row 2: not UTF-8 at byte 0 (line 1)",
+        "b.parquet": ", row 2: not valid UTF-8 at byte 0 (line 1)",
     }.items():
         with pytest.raises(BadDocument) as caught:
             read(tmp_path / name)
-        assert str(caught.value).startswith(f"{tmp_path / name}{message}; mend it")
+        assert str(caught.value).startswith(f"{tmp_path / name}{message}. Fix the file")
         spans = read(tmp_path / name, bad_documents="skip", announce=list)
         assert contents(spans)[-1] == "good" and len(spans) < 3
 
@@ -291,10 +292,10 @@ def test_a_bad_record_is_named(read, tmp_path):
     said = []
     assert contents(read(tmp_path / "a.tfrecord", bad_documents="skip", announce=said.append)) == ["good"]
     assert said == [
-        "left out 3 of 4 documents: 1 not a tf.train.Example, 1 without field 'text', 1 without text in 'text'; "
+        "skipped 3 of 4 documents: 1 not a tf.train.Example, 1 without field 'text', 1 without text in 'text'; "
         f"first: {tmp_path}/a.tfrecord, record 2"
     ]
-    with pytest.raises(BadDocument, match=r"a.tfrecord, record 2: not a tf.train.Example; mend it"):
+    with pytest.raises(BadDocument, match=r"a.tfrecord, record 2: not a tf.train.Example. Fix the file"):
         read(tmp_path / "a.tfrecord")
 
 
@@ -317,7 +318,11 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
     table = io.BytesIO()
     pq.write_table(pa.table({"text": [1, 2]}), table)
     for name, content, message in [
-        ("1.csv", b"id,body\n1,x\n", "1.csv:1: no column 'text', but 'id', 'body'; name one of them with data.field"),
+        (
+            "1.csv",
+            b"id,body\n1,x\n",
+            "1.csv:1: no column 'text', but 'id', 'body'; name one of them with --config.data",
+        ),
         ("2.csv", b'id,text\n1,good\n2,"open\n', "2.csv: a quote is never closed; mend the file"),
         ("1.jsonl.gz", gzip.compress(lines)[:-900], "1.jsonl.gz: cannot be read after PATH:"),
         ("2.jsonl.gz", b"plain", "2.jsonl.gz: cannot be read from its beginning on: Not a gzipped file (b'pl')"),
@@ -326,7 +331,11 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         ("5.jsonl.zst", b"plain", "5.jsonl.zst: cannot be read from its beginning on: "),
         ("6.jsonl.bz2", b"", "6.jsonl.bz2: cannot be read from its beginning on: it ends within a compressed stream"),
         ("1.parquet", b"plain", "1.parquet: cannot be read from its beginning on: "),
-        ("2.parquet", table.getvalue(), "2.parquet: column 'text' holds int64, not text; name another with data.field"),
+        (
+            "2.parquet",
+            table.getvalue(),
+            "2.parquet: column 'text' holds int64, not text; name another with --config.",
+        ),
         ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from its beginning on: "),
         (
             "2.tfrecord",

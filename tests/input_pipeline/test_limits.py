@@ -74,7 +74,7 @@ def test_a_document_over_the_limit_is_named_or_left_out_and_counted(read, tmp_pa
     ):
         read(path)
     assert [span.size for span in read(path, said.append, bad_documents="skip")] == [6, 5, MIB - 100]
-    assert said[0].startswith("left out 1 of 4 documents: 1 larger than 1 MiB; first: ")
+    assert said[0].startswith("skipped 1 of 4 documents: 1 larger than 1 MiB; first: ")
     assert [span.size for span in read(path, max_document_mib=3)] == [6, 2 * MIB, 5, MIB - 100]
 
 
@@ -115,7 +115,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit_allows(tmp_path, suffix):
     said, mebibytes = peak_of(path, 16)
     assert said.startswith(f"{path}:1: larger than 16 MiB") and mebibytes < 100
     said, mebibytes = peak_of(path, 16, "skip")
-    assert said.startswith("1 left out 1 of 2 documents: 1 larger than 16 MiB") and mebibytes < 100
+    assert said.startswith("1 skipped 1 of 2 documents: 1 larger than 16 MiB") and mebibytes < 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")

@@ -121,8 +121,8 @@ def test_errors_say_what_would_work(make, tmp_path):
         (
             "byte",
             255,
-        ): r"model.vocab_size=255 is less than the 256 ids of data.tokenizer=byte; use model.vocab_size=256",
-        ("sentencepiece", 258): r"model.vocab_size=258 has no room for .*; use model.vocab_size=259 or more",
+        ): r"model.vocab_size=255 is less than the 256 ids of data.tokenizer=byte; use --config.model.vocab_size=256",
+        ("sentencepiece", 258): r"model.vocab_size=258 has no room for .*; use --config.model.vocab_size=259 or more",
         ("sentencepiece", 300, "\n\n"): r"no text to train data.tokenizer=sentencepiece on; use byte",
         ("bpe", 300): r"data.tokenizer=bpe: No such file or directory; use byte, sentencepiece, or the path of a",
         (str(tmp_path), 300): r"data.tokenizer=/.*: Is a directory; use byte",

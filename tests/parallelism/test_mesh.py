@@ -98,8 +98,8 @@ def test_chips_that_know_of_no_slices_are_one():
 @pytest.mark.parametrize(
     ("there", "dcn_data", "words"),
     [
-        (2, 1, r"mesh.dcn_data=1, but the TPU chips are of 2 slices; set mesh.dcn_data=2"),
-        (1, 2, r"mesh.dcn_data=2, but the TPU chips are of 1 slice; set mesh.dcn_data=1"),
+        (2, 1, r"mesh.dcn_data=1, but the TPU chips are of 2 slices; set --config.mesh.dcn_data=2"),
+        (1, 2, r"mesh.dcn_data=2, but the TPU chips are of 1 slice; set --config.mesh.dcn_data=1"),
     ],
 )
 def test_another_number_of_slices_than_the_mesh_says_is_an_error(there, dcn_data, words):

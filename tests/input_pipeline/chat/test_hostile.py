@@ -73,7 +73,7 @@ def test_a_line_that_takes_too_much_is_named_or_left_out_and_the_others_are_not(
         corpus(source="chat", path=path, tokenizer=name, vocab_size=300)
     ready = corpus(source="chat", path=path, tokenizer=name, vocab_size=300, bad_documents="skip", announce=said.append)
     assert ready.heldout.num_documents + ready.train.num_examples(1) >= 39
-    assert said[0].startswith("left out 1 of 40 documents: 1 not what the chat template takes; first: ")
+    assert said[0].startswith("skipped 1 of 40 documents: 1 not what the chat template takes; first: ")
 
 
 def test_a_template_that_takes_too_much_for_each_line_is_given_up(corpus, tmp_path, write_tokenizer, monkeypatch):

@@ -59,7 +59,7 @@ def test_every_conversation_is_whole_in_one_row_and_only_answers_are_learned(cha
         wanted.append((text, "".join(f"{turn['content']}\0" for turn in turns if turn["role"] == "assistant")))
     assert sorted(found) == sorted(wanted)
     assert ready.heldout.num_documents + ready.train.parts[0].num_documents == 60 and ready.heldout.num_documents > 3
-    assert ready.gzip_bits_per_byte is None  # answers are no document that gzip could have read
+    assert ready.unigram_bits_per_byte is None
 
 
 def test_rows_are_full_and_what_is_longer_is_cut_and_told(chat):
@@ -110,7 +110,7 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "hello"}', "without field 'messages' (there is 'text'); mend it"),
+        ('{"text": "hello"}', "without field 'messages' (there is 'text'). Fix the file"),
         ("[1]", "without field 'messages' (it has none)"),
         ("{", "not JSON at column 2"),
         ('{"messages": []}', "without messages in 'messages' ([]; a message is {'role': 'user'"),
@@ -123,7 +123,7 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
         ('{"messages": [{"role": "user", "content": "x"}]}', "without an assistant's turn (there is nothing to learn"),
         ('{"messages": [{"role": "assistant", "content": ["x"]}]}', "with content that is no text (message 1: a list)"),
         ('{"messages": [{"role": "assistant", "content": ""}]}', "with an empty answer (message 1)"),
-        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "not UTF-8 (surrogates not allowed"),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "not valid UTF-8 (surrogates not allowed"),
         (json.dumps({"messages": talk("x", "y" * 300_000)}), "longer than 256 KiB (300,"),
     ],
 )
@@ -136,12 +136,12 @@ def test_a_malformed_line_is_named_or_left_out_and_counted(corpus, tmp_path, lin
     lines = []
     ready = corpus(source="chat", path=str(path), bad_documents="skip", announce=lines.append)
     assert ready.heldout.num_documents + ready.train.parts[0].num_documents == 3
-    assert lines[0].startswith("left out 1 of 4 documents: 1 ") and lines[0].endswith("talks.jsonl:4")
+    assert lines[0].startswith("skipped 1 of 4 documents: 1 ") and lines[0].endswith("talks.jsonl:4")
 
 
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(1)}])
-    with pytest.raises(DataError, match=r"one line, of which no part can be held out; use data.validation_path"):
+    with pytest.raises(DataError, match=r"one line, of which no part can be held out; use --config.data.valid"):
         corpus(source="chat", path=path)
     with pytest.raises(DataError, match=r"without field 'text' .*: data.source=chat reads conversations"):
         corpus(source="auto", path=path)

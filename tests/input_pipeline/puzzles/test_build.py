@@ -82,7 +82,9 @@ def test_only_hard_ones(table, section):
     assert len(stored(test)[0]) == sum(rating >= 2 for rating in ratings) < 10
     with pytest.raises(DataError, match=r"train.csv: has no puzzle with a rating of at least 999 \(data.puzzle_min_"):
         build.sudokus(section(puzzle_min_difficulty=999), folder, 0, silent)
-    with pytest.raises(DataError, match=r"data.puzzle_count=31 is more than the 30 puzzles of .*; use data.puzzle_co"):
+    with pytest.raises(
+        DataError, match=r"data.puzzle_count=31 is more than the 30 puzzles of .*; use --config.data.puzzle_co"
+    ):
         build.sudokus(section(puzzle_count=31), folder, 0, silent)
 
 
@@ -255,7 +257,7 @@ def test_more_than_there_are_is_an_error(section, changes, message):
 
 def test_all_mazes_of_a_small_side_are_told_apart_and_counted(section):
     with pytest.raises(
-        DataError, match=r"; use data.puzzle_count=\d+ data.puzzle_heldout=5, or change one of data.puzzl"
+        DataError, match=r"; use --config.data.puzzle_count=\d+ --config.data.puzzle_heldout=5, or change"
     ):
         build.mazes(section(puzzle_size=3, puzzle_count=5000), "", 0, silent)
     with pytest.raises(DataError, match=r"data.puzzle_size=31 is no side of a maze; use 3 to 30"):
@@ -338,7 +340,7 @@ def test_a_corpus_of_puzzles(section):
     assert all(np.array_equal(same[0][key], same[1][key]) for key in same[0])
     evaluated = prepare_to_evaluate(section(), vocab_size=6)
     assert evaluated.digest == corpus.digest and evaluated.heldout.num_examples(16) == 5
-    with pytest.raises(DataError, match=r"model.vocab_size=5 is less than the 6 tokens .*; use model.vocab_size=6"):
+    with pytest.raises(DataError, match=r"model.vocab_size=5 is less than the 6 .*; use --config.model.vocab_size=6"):
         prepare(section(), vocab_size=5, **arguments)
     assert prepare(section(source="maze"), vocab_size=6, **arguments).heldout.vocab_size == 6
 

@@ -142,7 +142,9 @@ def test_a_window_is_named_by_group_puzzle_and_example(split):
 
 def test_wrong_lengths_and_tokens_are_errors(split):
     windows = PuzzleEpochs(split, "")
-    with pytest.raises(DataError, match=r"train.sequence_length=6 is not the 5 cells .*; use train.sequence_length=5"):
+    with pytest.raises(
+        DataError, match=r"train.sequence_length=6 is not the 5 .*; use --config.train.sequence_length=5"
+    ):
         windows.num_examples(6)
     split.metadata["vocab_size"] = 9
     with pytest.raises(DataError, match=r"has token 28, though its vocab_size is 9"):
