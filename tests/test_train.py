@@ -182,7 +182,7 @@ def test_a_workdir_is_data_and_runs_no_code(place, whole):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer__learning_rate": 0.5}, "was trained to step 14 with optimizer.learning_rate=0.003, now 0.5"),
+        ({"optimizer__learning_rate": 0.5}, " with optimizer.learning_rate=0.003, now 0.5; leave the key out"),
         ({"checkpoint__resume": "false"}, "checkpoint.resume=false"),
         ({"data__path": "{place}/texts/1*.txt"}, "data.path"),
         ({"model__num_layers": 3}, "model.num_layers=1, now 3; leave the key out to continue that run"),
