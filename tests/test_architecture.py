@@ -164,19 +164,66 @@ def test_errors_are_caught_by_kind_and_types_are_known():
             assert not (isinstance(node, ast.Name) and node.id == "hasattr"), f"{path}:{node.lineno}"
 
 
-def test_what_the_map_names_is_there():
-    """Every `file.py: name` of WORKSPACE.md, a walk's or a decision's."""
-    named = set(re.findall(r"`([\w/]+\.py):\s+(\w+)`", (ROOT / "WORKSPACE.md").read_text()))
-    assert len(named) > 30
-    for path, name in named:
+MAP = (ROOT / "WORKSPACE.md").read_text()
+DECISIONS = ROOT / "docs" / "decisions"
+
+
+def rows(section: str) -> dict[str, list[str]]:
+    """Return the tables of a section of the map: {first cell: other cells}."""
+    text = MAP.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "]
+    return {first: others for first, *others in cells}
+
+
+def test_what_the_map_and_the_decisions_name_is_there():
+    """Every `file.py: name` of WORKSPACE.md and of docs/decisions/."""
+    pages = [MAP, *(path.read_text() for path in DECISIONS.glob("*.md"))]
+    named = [set(re.findall(r"`([\w/]+\.py):\s+(\w+)`", page)) for page in pages]
+    assert len(named[0]) > 30 and len(set().union(*named)) > 50
+    for path, name in set().union(*named):
         defined = rf"^ *(def|class) {name}\b|^{name}\b.* = |^ *self\.{name} = "
         assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path} has no {name}"
 
 
+def test_the_map_has_a_line_for_every_room_and_every_file_at_the_top():
+    named = {cell.strip("`/") for cell in rows("Rooms")} - {"at the top level", "room", "---"}
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+    folders = {name for name in folders if name not in ("build", "runs") and not name.endswith(".egg-info")}
+    assert named == folders | {path.name for path in ROOT.glob("*.py")}
+
+
+def test_the_map_names_the_files_of_each_room():
+    for cell, (content,) in rows("Rooms").items():
+        files = re.findall(r"`(\w+\.py)`", content) if cell.endswith("/`") else []
+        assert not [file for file in files if not any((ROOT / cell.strip("`")).rglob(file))], cell
+
+
+def test_the_map_says_who_may_import_whom_as_it_is_checked_here():
+    written = {}
+    for cell, (allowed,) in rows("Who may import whom").items():
+        names = set(re.findall(r"`(\w+)`", allowed)) | (LOWER if "lower rooms" in allowed else set())
+        written |= {name: names for name in re.findall(r"`(\w+)`", cell)}
+    there = {room(path) for path in sources()} - COMMANDS
+    assert written == {name: names for name, names in (ROOMS | OTHERS).items() if name in there}
+
+
+def test_the_map_can_be_read_at_one_sitting_and_leads_to_every_decision():
+    assert len(MAP.split()) <= 2700
+    index = (DECISIONS / "README.md").read_text()
+    assert "(docs/decisions/README.md)" in MAP
+    for path in DECISIONS.glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in index, path.name
+    long = [
+        f"{path.name}:{number}" for path in (ROOT / "WORKSPACE.md", *DECISIONS.glob("*.md"))
+        for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120 and not line.startswith("|")
+    ]  # fmt: skip
+    assert not long
+
+
 def test_shapes_are_checked_by_the_letters_of_the_legend():
     """And every suffix in the checked rooms is made of them."""
-    section = (ROOT / "WORKSPACE.md").read_text().partition("## Shapes")[2].partition("##")[0]
-    legend = set(re.findall(r"(?:^|[,:] )([A-Z])(?= [a-z=])", section, re.MULTILINE))
+    section = MAP.partition("## Shapes")[2].partition("##")[0]
+    legend = set(re.findall(r"(?:^|[,:]\s)([A-Z])(?=\s[a-z=])", section, re.MULTILINE))
     assert len(legend) >= 13
     checked = {letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if SUFFIX.fullmatch(f"x_{letter}")}
     assert checked == legend

@@ -19,7 +19,7 @@ from pods import settings
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text()
-DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md", *DOCS)
 FENCED = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
