@@ -15,7 +15,7 @@ FILES = [*sources(), *sorted(path.relative_to(ROOT) for path in (ROOT / "benchma
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "joblib", "marshal"}
 RUNNING = {"eval", "exec", "__import__", "torch.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
 LOADING_CODE = {"importlib.util.spec_from_file_location", "runpy.run_path"}
-RECIPES = "configs/loading.py"  # which runs what --config names, as README.md says
+RECIPES = "configs/loading.py"  # which runs what --config names, as docs/training.md says
 SECRET = "s3cret-that-nobody-may-keep"
 SECRETS = (
     "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY", "DATABASE_PASSWORD",

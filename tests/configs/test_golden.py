@@ -2,7 +2,7 @@
 """Recipes as they are resolved, written down: a change of a default or a recipe shows what it changes.
 
 Where it is meant: .venv/bin/python train.py --config=configs/NAME.py --print_config > tests/configs/golden/NAME.txt
-A recipe has its text from when README.md names it; until then it is one file, and nothing else.
+A recipe has its text from when README.md or a page of docs/ names it; until then it is one file, and nothing else.
 """
 
 import difflib
@@ -26,7 +26,7 @@ def test_a_recipe_resolves_to_its_golden_text(recipe):
     assert not (changes := list(changes)), "\n".join(changes)
 
 
-def test_what_is_written_down_is_there_and_what_the_readme_names_is_written_down():
-    readme = (ROOT / "README.md").read_text()
-    named = {recipe for recipe in RECIPES if re.search(rf"`{recipe}`|configs/{recipe}\.py", readme)}
+def test_what_is_written_down_is_there_and_what_the_pages_name_is_written_down():
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    named = {recipe for recipe in RECIPES if re.search(rf"`{recipe}`|configs/{recipe}\.py", pages)}
     assert len(named) > 15 and named <= set(WRITTEN_DOWN) <= set(RECIPES)
