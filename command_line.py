@@ -206,7 +206,7 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
         if bucket:
             startup.choose_libraries()
             bucket.fetch()
-        typed = FLAGS.config if FLAGS["config"].present else ""
+        typed = FLAGS.config if FLAGS["config"].present and not _same(FLAGS.config, workdir) else ""
         if use == READ:
             named = (typed, loading.run_recipe(typed)[0]) if typed else None
             return stored_config.load_to_read(workdir, overrides, named, FLAGS.topology)
@@ -215,6 +215,12 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
             named = (typed, loading.run_recipe(typed)[0]) if typed else None
             return stored_config.load_to_continue(workdir, step, named, FLAGS.topology, overrides, os.environ)
     return loading.load(recipe(overrides), FLAGS.topology, overrides, os.environ)
+
+
+def _same(recipe: str, workdir: pathlib.Path) -> bool:
+    """Return whether what --config names is the very folder of the run."""
+    path = pathlib.Path(recipe).expanduser()
+    return path.is_dir() and workdir.is_dir() and path.samefile(workdir)
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -277,8 +283,10 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
 def recipe(overrides: dict[str, str]) -> str:
     """Return the recipe of a new run: the one that is asked for, else the run that it begins from, else tiny."""
     source = overrides.get("train.init_from", "")
-    if FLAGS["config"].present or not source:
+    if FLAGS["config"].present:
         return FLAGS.config
+    if not source:  # the workspace's own, though the present folder may have a file of that name
+        return loading.of_workspace(FLAGS.config)
     if source.endswith(".py"):
         return source
     if "://" in source:

@@ -118,7 +118,11 @@ def train(
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
         if record and start >= last_step and workdirs.show_summary(workdir):
-            announce(f"Finished at step {start}; nothing was trained. --config.train.steps={2 * start} trains on.")
+            passed = f"train.steps={last_step} has been passed. " if last_step < start else ""
+            announce(
+                f"{passed}Finished at step {start}; nothing was trained. "
+                f"--config.train.steps={2 * start} continues the run."
+            )
             return
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)

@@ -73,6 +73,8 @@ class TrainedRun:
     def describe(self) -> str:
         """Return which checkpoint this is, and whether the run has finished."""
         steps = self.config.train.steps
+        if self.step == 0:
+            return f"{self.address}, imported weights"
         return f"{self.address} at step {self.step:,}" + ("" if self.step == steps else f" of {steps:,}, not finished")
 
     def logits(self, tokens_BT: np.ndarray) -> np.ndarray:

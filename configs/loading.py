@@ -42,6 +42,11 @@ def load(
     return loaded
 
 
+def of_workspace(recipe: str) -> str:
+    """Return the path of a recipe of this workspace, which the present folder may have a file of the same name for."""
+    return recipe if pathlib.Path.cwd() == ROOT else str(ROOT / recipe)
+
+
 def recipe_names() -> list[str]:
     """Return the files of configs/ that have a get_config(), base among them, as in medium and trm/sudoku."""
     folder = ROOT / "configs"

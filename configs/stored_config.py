@@ -33,6 +33,7 @@ FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
+RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe in its place has to be typed
 LENGTHS = ("train.sequence_length", "model.max_length")  # likewise, if no weight depends on the length
 OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # what belongs to a model's weights
 
@@ -110,6 +111,9 @@ def read_config(folder) -> dict[str, Scalar]:
         if key not in values:
             raise ConfigError(f"{path}: {key} is missing; each checkpoint's record.json has a copy, as `config`")
     check_types(values, str(path))
+    for key in RUNS:
+        if values.get(key, "").endswith(".py"):
+            raise ConfigError(f"{path}: {key} should be the folder of a run, but is {shown(values[key])}, a program")
     return defaults | {key: type(defaults[key])(value) for key, value in values.items()}
 
 
@@ -150,11 +154,21 @@ def load_to_continue(
     for key, value in loaded.typed.items() if step is not None else ():
         if value != stored[key] and not key.startswith(MAY_CHANGE):
             raise ConfigError(
-                f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}; leave "
-                "the key out to continue that run, or use a new --workdir"
+                f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
+                f"Leave out --config.{key} to continue that run, or use a new --workdir."
             )
+    if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
+        raise ConfigError(no_tokenizer(folder))
     loaded.notes, loaded.of_run, loaded.origin = notes, True, _origin(folder)
     return loaded
+
+
+def no_tokenizer(name) -> str:
+    """Return why a new tokenizer cannot be trained for the weights of a run that was imported without one."""
+    return (
+        f"{name} was imported without a tokenizer, and a new one would not fit its weights; "
+        "name the model's own: --config.data.tokenizer=FILE, a tokenizer.json or a .model file"
+    )
 
 
 def load_to_read(

@@ -46,7 +46,7 @@ def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
     tokens, goodput = last.get("total_tokens", 0), last.get("goodput") or 0.0
     figure.suptitle(f"{workdir.name}: {tokens:,} tokens, goodput {goodput:.2f}")
     figure.savefig(file, dpi=120)
-    print(f"{len(trained):,} logged steps of {workdir} are drawn in {file}")
+    print(f"Drew {len(trained):,} logged step{'s' * (len(trained) != 1)} of {workdir} in {file}")
 
 
 if __name__ == "__main__":
@@ -56,5 +56,6 @@ if __name__ == "__main__":
     try:
         main(**vars(parser.parse_args()))
     except (OSError, ValueError) as error:  # no such folder, a damaged line, a picture that cannot be written
-        print(f"error: {error}", file=sys.stderr)
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"error: {where}", file=sys.stderr)
         sys.exit(2)

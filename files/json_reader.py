@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
 SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
+KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a string", "none": "null"}
 Schema = TypeVar("Schema")
 Scalar = bool | int | float | str | None
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]  # of steps, rows, bytes: sums of some of them fit int64
@@ -69,8 +70,24 @@ def _first_line(errors: pydantic.ValidationError) -> str:
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
             return f"{key} is missing"
+    if choices := _alternatives(errors):
+        key = _shortened(key.rpartition(".")[0])
+        return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {_shortened(repr(first['input']))}"
     where = f"{key}: " if key else ""
     return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {_shortened(repr(first['input']))}"
+
+
+def _alternatives(errors: pydantic.ValidationError) -> list[str]:
+    """Return the names of the types that the first wrong value may have; [] if it may have one type only.
+
+    pydantic reports a mistake for each of them, and adds the type to the place as if it were a key.
+    """
+    every = errors.errors(include_url=False)
+    place = every[0]["loc"][:-1]
+    kinds = [error["loc"][-1] for error in every if error["loc"][:-1] == place and error["loc"]]
+    if "float" in kinds and "int" in kinds:
+        kinds.remove("int")
+    return [KINDS[kind] for kind in kinds] if len(kinds) > 1 and set(kinds) <= KINDS.keys() else []
 
 
 def _shortened(text: str) -> str:

@@ -27,7 +27,7 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is rea
 # Importing and tracing make millions of objects and hardly a cycle. Looking for cycles as often as Python does by
 # itself takes a part of the start, and holds up a step now and then, on one host of all.
 RARE_COLLECTIONS = (100_000, 20, 20)
-MOST_SIMULATED = 1024  # devices of a process; XLA starts threads for each of them, and aborts from 2048 on
+MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,

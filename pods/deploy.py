@@ -98,7 +98,7 @@ def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
     name = with_experts(size) if num_experts else size
     if name not in (known := [recipe for recipe in loading.recipe_names() if recipe != "base"]):
         raise usage_error(f"{', '.join(file)}: model_size={size} is not a recipe of configs/; use {', '.join(known)}")
-    return f"configs/{name}.py"
+    return loading.of_workspace(f"configs/{name}.py")
 
 
 def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:

@@ -324,8 +324,9 @@ def _check(settings: Settings) -> None:
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
             raise usage_error(f"{name.upper()}={getattr(settings, name)} is not {' or '.join(filter(None, choices))}")
-    if not NAME.fullmatch(settings.name):
-        raise usage_error(f"NAME={settings.name}: small letters, digits and hyphens alone, beginning with a letter")
+    for label, name in [("NAME", settings.name), *(("--tags", tag) for tag in settings.tags.split(",") if tag)]:
+        if not NAME.fullmatch(name):
+            raise usage_error(f"{label}={shown(name)}: use small letters, digits and hyphens, beginning with a letter")
     if settings.worker:
         check_worker(settings.worker)
     if bool(settings.type) != bool(settings.topology):

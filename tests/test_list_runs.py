@@ -20,7 +20,7 @@ def runs(tmp_path):
     def make(name: str, lines: list, checkpoint: int | None, record: dict, **files):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text('{"model.name": "decoder_lm"}')
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         if checkpoint is not None:
             (folder / "checkpoints" / str(checkpoint)).mkdir(parents=True)
@@ -34,6 +34,8 @@ def runs(tmp_path):
     make("done", lines, 20, {}, summary__txt="", run__json=started)
     make("deep/imported", [], 0, {"weights_only": []})
     make("torn", [*lines, {"kind": "train", "step": "x"}], 10, {}, run__json="[")
+    (tmp_path / "runs" / "published").mkdir()
+    (tmp_path / "runs" / "published" / "config.json").write_text('{"model_type": "llama"}')  # not a run
     with (make("now", lines[:1], None, {}) / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield tmp_path / "runs"

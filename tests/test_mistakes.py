@@ -180,7 +180,7 @@ MISTAKES = [
     ("TPU_MESH_CONFIG=4x4 train.py", {}, "TPU_MESH_CONFIG=4x4: '4x4' is not a whole number greater than 0, as in 4,4,"),
     ("TPU_MESH_CONFIG=1,1,1 TPU_AXIS_NAMES=data,modle,fsdp train.py", {}, "'modle' is no mesh axis; did you mean mod"),
     ("TPU_MESH_CONFIG=99999999999999999999,1,1 train.py", {}, "'99999999999999999999' is not a whole number greater"),
-    ("TPU_MESH_CONFIG=4096,1,1 train.py", {}, "4,096 devices cannot be simulated by one process, at most 1,024"),
+    ("TPU_MESH_CONFIG=4096,1,1 train.py", {}, "4,096 devices cannot be simulated by one process, at most 256"),
     ("JAX_NUM_CPU_DEVICES=1000000 train.py", {}, "1,000,000 devices cannot be simulated by one process"),
     (f"XLA_USE_BF16=1 {TRAIN} --config.model.dtype=float32", {}, "XLA_USE_BF16=1 and model.dtype=float32 contradict"),
     (f"XDG_CACHE_HOME=/proc {TRAIN} --config.data.path=HERE/texts", FEW, "data.cache_dir=/proc/torus: No such file or"),

@@ -108,7 +108,9 @@ def test_the_readme_is_short_and_leads_to_every_page():
     """1,900 words are read in some eight minutes; what is left to say stands on a page of docs/."""
     assert len((ROOT / "README.md").read_text().split()) <= 1900
     pages = [page for page in DOCS if page.count("/") == 1]
-    assert {"PROMISES.md", "WORKSPACE.md", "docs/decisions/README.md", *pages} <= {link.partition("#")[0] for link in links("README.md")}
+    assert {"PROMISES.md", "WORKSPACE.md", "docs/decisions/README.md", *pages} <= {
+        link.partition("#")[0] for link in links("README.md")
+    }
 
 
 @pytest.mark.parametrize("page", ["README.md", *DOCS])

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import jax
@@ -19,12 +20,11 @@ import train
 from configs import base
 from parallelism.mesh import mesh_context
 from tests import warm
-from tests.support import write_sums
+from tests.support import ROOT, write_sums
 from training import automatic
 from training.checkpoints import Checkpoints
 from training.step_log import NonFinite
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 TRAIN_KEYS = {
     "kind", "step", "loss", "gradient_norm", "learning_rate", "step_seconds", "tokens", "tokens_per_second",
     "tokens_per_second_per_device", "examples_per_second", "mfu", "goodput", "data_wait_seconds",
@@ -147,7 +147,9 @@ def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place,
     for typed in (arguments(place, "whole"), [workdir], [workdir, "--config=configs/tiny.py"]):
         status, out, err = finish(command("train.py", *typed, cache=place))
         assert status == 0 and whole[whole.rindex("held-out loss:") :].strip() in out, err
-        assert "Finished at step 12; nothing was trained. --config.train.steps=24 trains on." in out
+        assert "Finished at step 12; nothing was trained. --config.train.steps=24 continues the run." in out
+    status, out, err = finish(command("train.py", workdir, "--config.train.steps=4", cache=place))
+    assert status == 0 and "train.steps=4 has been passed. Finished at step 12; nothing was trained." in out, err
     status, out, err = finish(command("train.py", workdir, "--config.train.steps=14", cache=place))
     assert status == 0 and "step 14/14" in out and "step 12/" not in out, err
     assert "train.steps 12 -> 14 from step 12 on" in out
@@ -176,16 +178,40 @@ def test_a_workdir_is_data_and_runs_no_code(place, whole):
     for script in (["train.py"], ["train.py", "--evaluate_only"], ["generate.py", "--max_tokens=1"]):
         status, _, err = finish(command(*script, f"--workdir={folder}", cache=place))
         assert status == 0, err
+    values = json.loads((folder / "config.json").read_text())
+    for key in ("distillation.teacher", "train.init_from"):
+        (folder / "config.json").write_text(
+            json.dumps(values | {"train.objective": "distillation", key: str(folder / "recipe.py")})
+        )
+        for command_of_run in (["train.py"], ["train.py", "--evaluate_only"]):
+            status, _, err = finish(command(*command_of_run, f"--workdir={folder}", cache=place))
+            assert status == 2 and f"config.json: {key} should be the folder of a run, but is " in err
     assert not (place / "ran").exists()
+
+
+def test_no_recipe_of_the_present_folder_runs_unless_it_is_typed(tmp_path, monkeypatch, capsys):
+    """It may be a folder of data that somebody else made."""
+    (tmp_path / "configs").mkdir()
+    for name in ("tiny", "medium"):
+        (tmp_path / "configs" / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "switches.json").write_text('{"sequence_length": 64}')
+    for program in (["train.py"], ["scripts/deploy_optimizations.py", "--config=switches.json"]):
+        words = [sys.executable, str(ROOT / program[0]), *program[1:], "--print_config"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and "model.embed_dim = " in done.stdout, done.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer__learning_rate": 0.5}, " with optimizer.learning_rate=0.003, now 0.5; leave the key out"),
+        ({"optimizer__learning_rate": 0.5}, " with optimizer.learning_rate=0.003, now 0.5. Leave out --config.opt"),
         ({"checkpoint__resume": "false"}, "checkpoint.resume=false"),
         ({"data__path": "{place}/texts/1*.txt"}, "data.path"),
-        ({"model__num_layers": 3}, "model.num_layers=1, now 3; leave the key out to continue that run"),
+        (
+            {"model__num_layers": 3},
+            "model.num_layers=1, now 3. Leave out --config.model.num_layers to continue that run",
+        ),
     ],
 )
 def test_another_run_is_refused_the_workdir(place, whole, changes, message, capsys, monkeypatch):

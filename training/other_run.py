@@ -83,6 +83,10 @@ class OtherRun:
         Its `files` has the content of each of its files by name, none of bytes.
         """
         name = self.configuration().data.tokenizer
+        if not name and config.data.tokenizer == "sentencepiece":
+            raise ConfigError(stored_config.no_tokenizer(self.name))
+        if not name:  # imported without one; the user says which it is
+            return
         file = path_of(name)
         if name != "byte" and not file.is_file():
             raise ConfigError(f"{self.key}={self.name} has no tokenizer, by which it could read texts; name another")

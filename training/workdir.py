@@ -106,7 +106,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
         what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         keys = "; ".join(changed[:MOST_NAMED])
-        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Restore that, or use a new --workdir.")
+        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Restore it, or use a new --workdir.")
     return record
 
 

@@ -30,7 +30,10 @@ class Report(Object, total=False):
         (b'{"step": -1}', "step: input should be greater than or equal to 0, but is -1"),
         (b'{"step": true}', "step: input should be a valid integer, but is True"),
         (b'{"step": 1, "seconds": {"training": "x"}}', "seconds.training: input should be a valid number, but is 'x'"),
-        (b'{"step": 1, "config": {"model.name": []}}', "config.model.name."),
+        (
+            b'{"step": 1, "config": {"model.name": []}}',
+            "model.name: should be true or false, a number, a string or null",
+        ),
         (b'{"step": 1, "seconds": {"a\\nb' + b"x" * 1000 + b'": "x"}}', "seconds.a\\nbxxx"),
         (b'{"step": 1' + b"0" * 5000 + b"}", "is not valid JSON (number out of range"),
         (b'{"step": "' + b"x" * 1000 + b'"}', "..."),

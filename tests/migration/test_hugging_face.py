@@ -12,9 +12,10 @@ import safetensors.numpy
 
 import assembly
 import train
-from configs import base, stored_config
+from configs import base, loading, stored_config
 from configs.base import ConfigError
 from configs.keys import flat
+from input_pipeline.tokenization import ByteTokenizer
 from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
@@ -24,6 +25,7 @@ from tests.support import forward, packed_batch, random_weights
 from tests.test_train import command, finish, lines_of
 from training import array_files
 from training.checkpoints import CheckpointError, Checkpoints
+from training.other_run import initial
 from training.retention import Retention
 
 # Of logits of about 8, float32 sums over three to seven layers in another order; a wrong weight changes them by 0.1.
@@ -311,6 +313,15 @@ def test_the_commands_convert_and_say_so(tmp_path):
     for script, *more in (("train.py", f"--config.data.path={tmp_path}/text.txt"), ("generate.py", "--prompt=a")):
         status, _, err = finish(command(script, *given, *more, cache=tmp_path))
         assert status == 2 and "error: the model was imported without a tokenizer; name the one" in err
+    keys = [f"--config.data.path={tmp_path}/text.txt", "--config.data.tokenizer=sentencepiece"]
+    status, _, err = finish(command("train.py", *given, *keys, cache=tmp_path))
+    refused = "was imported without a tokenizer, and a new one would not fit its weights"
+    assert status == 2 and refused in err
+    begun = loading.load(str(run), "", {"data.tokenizer": "sentencepiece", "train.init_from": str(run)}).config
+    with pytest.raises(ConfigError, match=refused):
+        initial(begun).check_begins(begun, ByteTokenizer())
+    begun.data.tokenizer = "byte"  # the user says that it is the model's own
+    initial(begun).check_begins(begun, ByteTokenizer())
     found = np.load(tmp_path / "logits.npy")
     assert found.dtype == np.float32 and np.abs(found - wanted).max() < TOLERANCE
     assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)

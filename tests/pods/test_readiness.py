@@ -41,7 +41,7 @@ def test_a_file_of_switches_runs_no_code(tmp_path, monkeypatch):
     """`arguments` in the file, which an earlier version passed to train.py, are not read; a typed recipe is."""
     (tmp_path / "c.json").write_text(json.dumps({"arguments": ["--config=evil.py"]}))
     monkeypatch.chdir(tmp_path)
-    assert deploy.resolve(["deploy", "--config=c.json"], "")[1][0] == "--config=configs/medium.py"
+    assert deploy.resolve(["deploy", "--config=c.json"], "")[1][0] == f"--config={ROOT}/configs/medium.py"
     words = deploy.resolve(["deploy", "--config=c.json", "--config=configs/tiny.py", "--config.train.steps=3"], "")[1]
     assert (words[0], words[-1]) == ("--config=configs/tiny.py", "--config.train.steps=3")
 
@@ -75,12 +75,12 @@ def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16")
     resolved, words = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
-    assert words == ["--config=configs/large_moe.py", "--config.model.num_experts=16"]
+    assert words == [f"--config={ROOT}/configs/large_moe.py", "--config.model.num_experts=16"]
     flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
     resolved, words = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
     assert words == [
-        "--config=configs/small.py", "--config.model.dtype=bfloat16", "--config.model.remat=attention",
+        f"--config={ROOT}/configs/small.py", "--config.model.dtype=bfloat16", "--config.model.remat=attention",
         "--config.train.sequence_length=64", "--topology=v4-8",
     ]  # fmt: skip
 
