@@ -32,7 +32,7 @@ class Report(Object, total=False):
         (b'{"step": 1, "seconds": {"training": "x"}}', "seconds.training: input should be a valid number, but is 'x'"),
         (
             b'{"step": 1, "config": {"model.name": []}}',
-            "model.name: should be true or false, a number, a string or null",
+            "model.name: should be true or false, a number or a string",
         ),
         (b'{"step": 1, "seconds": {"a\\nb' + b"x" * 1000 + b'": "x"}}', "seconds.a\\nbxxx"),
         (b'{"step": 1' + b"0" * 5000 + b"}", "is not valid JSON (number out of range"),
