@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import fine_tuning, ramp, simulation
-from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, by_device
+from configs.base import BATCH_AXES, MESH_AXES, OF_TWO_MODELS, supports_shard_map
 from configs.topologies import COMPILER_OPTIONS
 from layers.adapters import LoRA
 from layers.axes import declared_axes
@@ -25,14 +25,14 @@ from layers.projection import Projection
 from parallelism import axis_rules, processes, proof
 from parallelism.mesh import make_mesh, mesh_context
 from training import automatic, fit, guard, noise_scale, offload, optimizers, preflight, schedules, throughput
-from training.shards import in_shards, part_square
+from training.shards import part_square, shard_map_gradient
 from training.state import TrainState
 from training.step import make_eval_step, make_gradient, make_train_step
 from training.teacher import Teacher
 from training.teacher import configuration as teacher_configuration
 
 PRODUCTS = ("matrix", optimizers.VOCAB)  # kinds of weights that are used in the type that a model computes in
-WHOLE_GRADIENT_BYTES = 2**30  # a float32 gradient up to this size is kept whole on a device between microbatches
+FULL_GRADIENT_BYTES = 2**30  # up to this size a device holds the full float32 gradient between microbatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +132,8 @@ def assemble(
     weights = _weights(config, abstract_model)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
-    in_parts = not slow and by_device(config)
-    num_chunks = automatic.loss_chunks(config, num_microbatches, mesh, vocab_split=not in_parts)
+    uses_shard_map = not slow and supports_shard_map(config)
+    num_chunks = automatic.loss_chunks(config, num_microbatches, mesh, vocab_split=not uses_shard_map)
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(
         config, num_chunks=num_chunks, **({"teacher": teacher.model} if teacher else {})
     )
@@ -160,8 +160,9 @@ def assemble(
         on_microbatch=on_microbatch if slow else None, adapted=config.lora.rank > 0, teacher=teacher and teacher.graph,
     )  # fmt: skip
     gradient, num_parts = _gradient(
-        config, make, abstract_model, shardings.params, num_microbatches, slow=slow, in_parts=in_parts, frozen=frozen
-    )
+        config, make, abstract_model, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map,
+        frozen=frozen,
+    )  # fmt: skip
     step = make_train_step(
         wrap_gradient(gradient), optimizer, schedule, seed=config.train.seed,
         average=optimizers.average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None,
@@ -196,30 +197,30 @@ def assemble(
 
 def _gradient(
     config, make: Callable, abstract_model: nnx.State, shardings: dict, num_microbatches: int, *, slow: bool,
-    in_parts: bool, frozen: Sequence[dict],
+    uses_shard_map: bool, frozen: Sequence[dict],
 ) -> tuple[Callable, int]:  # fmt: skip
-    """Return (the gradient of a batch, the number of its parts between which noise is measured; 0: it is not).
+    """Return (the gradient function, the number of parts of a batch that measure the noise scale; 0: none).
 
     Args:
-      make: `make_gradient` of training/step.py, but for how it is spread over devices.
+      make: `make_gradient` of training/step.py without the arguments that depend on the mesh.
       shardings: of the parameters.
-      slow: whether microbatches report.
-      in_parts: whether each device computes a part by itself.
+      slow: whether microbatches report progress.
+      uses_shard_map: whether each device computes its own part in a shard_map.
     """
-    measures, once = ramp.measures_noise(config), _summed_once(config, abstract_model)
-    if not in_parts:
+    measures, once = ramp.measures_noise(config), _reduce_once_axes(config, abstract_model)
+    if not uses_shard_map:
         groups = {} if slow or num_microbatches == 1 else once
         square = functools.partial(noise_scale.part_square, optimizers.norm(_weights(config, abstract_model)))
         gradient = make(groups=groups, part_square=square if measures else None)
         return gradient, measures * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict({path: names for path, (_, names) in declared_axes(abstract_model).items()})
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
-    summed_once = num_microbatches > 1 and "fsdp" in once and not frozen
-    square, of_devices = part_square(axes, specs, config.mesh, summed_once=summed_once)
-    gradient = in_shards(
-        make(part_square=square if measures else None), axes, specs, summed_once=summed_once,
-        sum_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
-        of_frozen=jax.tree.map(lambda leaf: leaf.sharding.spec, frozen),
+    reduce_once = num_microbatches > 1 and "fsdp" in once and not frozen
+    square, of_devices = part_square(axes, specs, config.mesh, reduce_once=reduce_once)
+    gradient = shard_map_gradient(
+        make(part_square=square if measures else None), axes, specs, reduce_once=reduce_once,
+        reduce_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
+        frozen_specs=jax.tree.map(lambda leaf: leaf.sharding.spec, frozen),
     )  # fmt: skip
     return gradient, measures * num_microbatches * of_devices
 
@@ -380,8 +381,11 @@ def _weights(config, abstract_model: nnx.State) -> optimizers.Weights:
     return optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
 
 
-def _summed_once(config, abstract_model: nnx.State) -> dict[str, int]:
-    """Return the mesh axes that gradients cross once a step, by size; fsdp where a device can hold a whole gradient."""
-    whole_bytes = 4 * _num_parameters(abstract_model) / config.mesh.model
-    axes = ("dcn_data", "data", "fsdp") if whole_bytes <= WHOLE_GRADIENT_BYTES else ("dcn_data", "data")
+def _reduce_once_axes(config, abstract_model: nnx.State) -> dict[str, int]:
+    """Return {mesh axis: size} of the axes that gradients are reduced over once a step.
+
+    fsdp is one of them if a device can hold the full gradient.
+    """
+    full_bytes = 4 * _num_parameters(abstract_model) / config.mesh.model
+    axes = ("dcn_data", "data", "fsdp") if full_bytes <= FULL_GRADIENT_BYTES else ("dcn_data", "data")
     return {axis: config.mesh[axis] for axis in axes if config.mesh[axis] > 1}

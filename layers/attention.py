@@ -17,7 +17,7 @@ from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
 from layers.products import plus, product, project
 from layers.rotary import rotate
-from layers.stream import closed, opened
+from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 
 MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
 
@@ -102,7 +102,7 @@ class Attention(Adapted):
           attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]; it knows who sees whom, and names what a
             backward pass needs of it "attended".
         """
-        x_BTD = opened(x_BTD)
+        x_BTD = all_gather_sequence(x_BTD)
         q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, "query"), self.query_bias)
         k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "key"), self.key_bias)
         v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "value"), self.value_bias)
@@ -113,7 +113,7 @@ class Attention(Adapted):
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(closed(self.project("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
+        return plus(reduce_scatter_sequence(self.project("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -14,22 +14,22 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from layers.attention import Attention
-from layers.axes import constrain, declared_axes, in_shards
+from layers.axes import constrain, declared_axes, inside_shard_map
 from layers.dropout import dropout
 from layers.experts import Experts
+from layers.fsdp import GATHERED_PARAM, all_gather_params, all_gather_params_ordered
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.shards import WHOLE, whole, whole_in_turn
-from layers.stream import CLOSED, num_parts
+from layers.sequence_parallel import REDUCED, overlap_splits
 
 REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
     "full": (),
     "attended": ("attended",),
     "query": ("query", "attended"),
-    "attention": ("query", "key", "value", "attended", CLOSED),
-    "up": ("query", "key", "value", "attended", CLOSED, "up"),
-    "mlp": ("query", "key", "attended", CLOSED, "gate", "up"),
-    "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
+    "attention": ("query", "key", "value", "attended", REDUCED),
+    "up": ("query", "key", "value", "attended", REDUCED, "up"),
+    "mlp": ("query", "key", "attended", REDUCED, "gate", "up"),
+    "dots": ("query", "key", "value", "attended", REDUCED, "gate", "up"),
 }
 
 
@@ -104,7 +104,7 @@ class Stack(nnx.Module):
         """
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
-        streams = jnp.split(x_BTD, num_parts(x_BTD.shape[0]))
+        streams = jnp.split(x_BTD, overlap_splits(x_BTD.shape[0]))
         contexts = [_in_parts(context, len(streams)) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
         layers = (nnx.to_pure_dict(state), caches, keys)
@@ -119,11 +119,13 @@ class Stack(nnx.Module):
         A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
         at once.
         """
-        bring = whole if self.frozen else functools.partial(whole_in_turn, order=self.blocks.SUBLAYERS)
+        gather = functools.partial(all_gather_params_ordered, order=self.blocks.SUBLAYERS)
+        if self.frozen:  # no gradients to order
+            gather = all_gather_params
 
         def apply(streams, layer):
             weights, cache, keys = layer
-            weights = bring(weights, axes, streams[0].dtype)  # and again going back
+            weights = gather(weights, axes, streams[0].dtype)  # under remat, the backward pass gathers again
             block, parts, figures = nnx.merge(graph, weights), [], []
             for n, x_BTD in enumerate(streams):
                 x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
@@ -131,10 +133,10 @@ class Stack(nnx.Module):
                 figures.append(of_part)
             return parts, (cache, jax.tree.map(lambda *of_parts: sum(of_parts), *figures))
 
-        if self.remat == "none" and not in_shards():
+        if self.remat == "none" and not inside_shard_map():
             return apply
         policies = jax.checkpoint_policies
-        policy = policies.save_anything_except_these_names(WHOLE)
+        policy = policies.save_anything_except_these_names(GATHERED_PARAM)
         if self.remat != "none":
             policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)

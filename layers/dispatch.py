@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from layers import grouped
-from layers.axes import mesh_axes, num_shards, several
+from layers.axes import as_axis_tuple, mesh_axes, num_shards
 from layers.products import project
 
 ROUND = 1.5  # slots of an exchange, over what it takes when every device gets as many pairs
@@ -156,7 +156,7 @@ def _sent(slots: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _owner_axes() -> tuple[str, ...]:
-    return tuple(axis for axis in several(mesh_axes(("owners",))[0]) if num_shards(axis) > 1)
+    return tuple(axis for axis in as_axis_tuple(mesh_axes(("owners",))[0]) if num_shards(axis) > 1)
 
 
 def _by_groups(x_SD: jax.Array, experts: jax.Array, weights: tuple) -> jax.Array:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from layers import dispatch
 from layers.adapters import LoRA
-from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
+from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes, num_shards, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
 BALANCE = "balance"  # names the dimension of a router's bias, which has a rule of its own in training/optimizers.py
@@ -108,7 +108,7 @@ class Experts(nnx.Module):
         B, T, D = x_BTD.shape
         M, K = B * T, self.experts_per_token
         tokens, owners = mesh_axes(("tokens",))[0], mesh_axes(("experts",))
-        split = not in_shards() and num_shards(tokens) > 1
+        split = not inside_shard_map() and num_shards(tokens) > 1
         more = -M % num_shards(tokens) if split else 0
         x = jnp.pad(x_BTD.reshape(M, D), ((0, more), (0, 0)))
         experts = jnp.pad(experts_BTK.reshape(M, K), ((0, more), (0, 0)), constant_values=self.num_experts).T
@@ -173,4 +173,4 @@ _balanced.defvjp(
 
 def _over_devices(load_E: jax.Array) -> jax.Array:
     """Return the sum over devices that have tokens of their own."""
-    return jax.lax.psum(load_E, several(mesh_axes(("tokens",))[0])) if in_shards() else load_E
+    return jax.lax.psum(load_E, as_axis_tuple(mesh_axes(("tokens",))[0])) if inside_shard_map() else load_E

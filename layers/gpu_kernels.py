@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 from jax.sharding import PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, num_shards
+from layers.axes import inside_shard_map, mesh_axes, num_shards
 
 BLOCK = 128  # the largest of JAX's default block sizes
 LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
@@ -37,7 +37,7 @@ def attend(
 ) -> jax.Array:  # fmt: skip
     """Return what `attend` of layers/kernels.py does, without a window and a cap, as `serves` has it."""
     assert not sliding_window and not score_cap
-    if in_shards():
+    if inside_shard_map():
         return _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "length", "kv_heads", None))
     specs = queries, keys, keys, PartitionSpec(*queries[:2])

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, num_shards
+from layers.axes import inside_shard_map, mesh_axes, num_shards
 
 LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
@@ -45,7 +45,7 @@ def attend(
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "key_length", "kv_heads", None))
     kernel = _kernel(q_BTNH, queries[1], sliding_window, score_cap)
     scale = q_BTNH.shape[-1] ** -0.5
-    if in_shards():
+    if inside_shard_map():
         return _on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
     across = PartitionSpec(None, queries[1])  # heads share a mask
     specs = (

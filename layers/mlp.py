@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from layers.adapters import Adapted, LoRA
 from layers.axes import constrain, weight, zeros
 from layers.products import plus
-from layers.stream import closed, opened
+from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 
 SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
 ACTIVATIONS = {  # what is applied to the gate, and that mean for it
@@ -51,8 +51,8 @@ class SwiGLU(Adapted):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array like `x`, [B, T, D]."""
-        x = opened(x)
+        x = all_gather_sequence(x)
         gate = checkpoint_name(plus(self.project(self.INTO, x, "gate"), self.gate_bias), "gate")
         up = checkpoint_name(plus(self.project(self.INTO, x, "up"), self.up_bias), "up")
         hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
-        return plus(closed(self.project(self.OUT, hidden, "down")), self.down_bias)
+        return plus(reduce_scatter_sequence(self.project(self.OUT, hidden, "down")), self.down_bias)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import qwix
 
-from layers.axes import in_shards, platform
+from layers.axes import inside_shard_map, platform
 
 QUANTIZED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 LARGEST = "absmax,1.00394"  # becomes 127, not 127.5: the last bit would decide which way that rounds
@@ -37,7 +37,7 @@ def project(
     if _is_one_cpu():
         einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
         return einsum(spec, x, weight).astype(x.dtype)
-    if in_shards() and not frozen:
+    if inside_shard_map() and not frozen:
         return _weight_first(spec, x, weight.astype(x.dtype))
     return jnp.einsum(spec, x, weight.astype(x.dtype))
 

@@ -27,12 +27,12 @@ from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
 from layers.experts import Experts
+from layers.fsdp import all_gather_params, all_gather_reduce_first
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole, whole_after
-from layers.stream import opened
+from layers.sequence_parallel import all_gather_sequence
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
@@ -172,8 +172,8 @@ class DecoderLM(nnx.Module):
     def with_head(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return a normalised stream and the head that takes it to logits, [D, V], whole."""
         if self.frozen:
-            return x_BTD, whole(self.head_weight(), ("embed", "vocab"), self.dtype)
-        return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
+            return x_BTD, all_gather_params(self.head_weight(), ("embed", "vocab"), self.dtype)
+        return all_gather_reduce_first(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def __call__(
         self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
@@ -191,7 +191,9 @@ class DecoderLM(nnx.Module):
           cache: None, or what `empty_cache` or an earlier call returned.
           key: of the dropout; None: nothing is dropped, as in evaluation and generation.
         """
-        contexts, (key_segments_BS, key_positions_BS) = self._contexts(opened(segments_BT), opened(positions_BT), cache)
+        contexts, (key_segments_BS, key_positions_BS) = self._contexts(
+            all_gather_sequence(segments_BT), all_gather_sequence(positions_BT), cache
+        )
         contexts = [(*context, segments_BT > 0) for context in contexts]
         caches = None
         if cache is not None:

@@ -18,12 +18,12 @@ from flax.traverse_util import unflatten_dict
 from layers.attention import Attention, attend
 from layers.axes import constrain, declared_axes, truncated_weight, zeros
 from layers.block import REMAT
+from layers.fsdp import all_gather_params
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
 from layers.products import project
 from layers.puzzles import PuzzleTable
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole
 
 CONSTANT = "constant"  # names the dimension of what is drawn once and never trained
 EPSILON = 1e-5
@@ -171,7 +171,7 @@ class Table(nnx.Module):
         self.shape, self.axes = shape, axes
 
     def __call__(self) -> jax.Array:
-        return whole(self.embedding[...], self.axes, jnp.float32)
+        return all_gather_params(self.embedding[...], self.axes, jnp.float32)
 
 
 class InitialStates(nnx.Module):
@@ -189,7 +189,7 @@ class Head(nnx.Module):
         self.kernel = truncated_weight(rngs, (embed_dim, vocab_size), ("embed", "vocab"), embed_dim**-0.5)
 
     def __call__(self) -> jax.Array:
-        return whole(self.kernel[...], ("embed", "vocab"), jnp.float32)
+        return all_gather_params(self.kernel[...], ("embed", "vocab"), jnp.float32)
 
 
 class HaltHead(nnx.Module):
@@ -200,7 +200,7 @@ class HaltHead(nnx.Module):
         self.bias = nnx.Param(jnp.full((NUM_HALT,), HALT_BIAS), out_sharding=(None,))
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
-        kernel = whole(self.kernel[...], ("embed", None), jnp.float32)
+        kernel = all_gather_params(self.kernel[...], ("embed", None), jnp.float32)
         logits = project("BD,DV->BV", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
         return logits.astype(jnp.float32)
 
@@ -216,7 +216,7 @@ class Network(nnx.Module):
         """Return (latent, what is new) -> latent, a tree whose arrays are the weights, brought whole once."""
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
-        weights = whole(nnx.to_pure_dict(state), axes, jnp.float32)
+        weights = all_gather_params(nnx.to_pure_dict(state), axes, jnp.float32)
         return jax.tree_util.Partial(functools.partial(_updated, graph, remat), weights, angles)
 
 

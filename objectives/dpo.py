@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.cross_entropy import log_probabilities
-from layers.stream import num_holders, summed
+from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 
@@ -50,7 +50,7 @@ class DPO(LanguageModeling):
             self._log_probabilities(reference, batch, None)
         )
         margin_B = self.beta * (log_ratios[0] - log_ratios[1])
-        counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / num_holders()
+        counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / sequence_shards()
         of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": (1 + jnp.sign(margin_B)) / 2, "margin": margin_B}
         scalars = {name: (jnp.sum(counts_B * of_pair), counts_B.sum()) for name, of_pair in of_pairs.items()}
         told = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
@@ -76,4 +76,4 @@ class DPO(LanguageModeling):
 def _of_sides(batch: dict, of_token_BT: jax.Array) -> jax.Array:
     """Return sums over the tokens of each side, those of all devices that share a row: [2, B]."""
     sides = [jnp.sum(of_token_BT * (batch["segments"] == side), axis=1) for side in SIDES]
-    return summed(jnp.stack(sides))
+    return psum_sequence(jnp.stack(sides))

@@ -55,7 +55,7 @@ from layers.embeddings import Embedding
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import product, transposed
-from layers.shards import whole_after
+from layers.fsdp import all_gather_reduce_first
 
 
 def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "LastToken":
@@ -111,7 +111,7 @@ class LastToken(nnx.Module):
 
     def with_head(self, x_BTD):
         """Return the stream and the head, whole."""
-        return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
+        return all_gather_reduce_first(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def logits(self, x_BTD):
         """Return float32 [B, T, V]."""
