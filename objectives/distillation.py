@@ -48,19 +48,19 @@ class Distillation(LanguageModeling):
     def loss(self, model, carry, batch, key, teacher):
         """The key is of the student's dropout; the teacher has none, and no gradient."""
         inputs = batch["tokens"], batch["positions"], batch["segments"]
-        stream_BTD, _, figures = model.routed(*inputs, key=key)
+        stream_BTD, _, figures = model.forward_with_aux(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
         weights_BT = weights(batch)
         weight = weights_BT.sum()
         total, loss_sum, divergence = distillation_loss(
-            *model.with_head(stream_BTD), *teacher.with_head(teacher_stream), batch["targets"], weights_BT, self.how
+            *model.head_inputs(stream_BTD), *teacher.head_inputs(teacher_stream), batch["targets"], weights_BT, self.how
         )
         scalars = {"loss": (loss_sum, weight), "divergence": (divergence, weight)}
         if self.hidden_weight:
             distance = jnp.sum(weights_BT * _distance(model.projection(stream_BTD), teacher_stream))
             total += self.hidden_weight * distance
             scalars["hidden_distance"] = (distance, weight)
-        penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        penalty, routed = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
 
     def evaluate(self, model, batch, teacher=None) -> dict:

@@ -69,7 +69,7 @@ class DPO(LanguageModeling):
     def _log_probabilities(self, model, batch: dict, key) -> jax.Array:
         """Return log p(answer | prompt) of what is chosen and of what is rejected: float32 [2, B]."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        log_p_BT = log_probabilities(*model.with_head(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
+        log_p_BT = log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
         return _of_sides(batch, log_p_BT)
 
 

@@ -82,13 +82,13 @@ class LanguageModeling:
 
     def loss(self, model, carry, batch, key):
         """The key is of the model's dropout; None, as in evaluation, for none."""
-        stream_BTD, _, figures = model.routed(batch["tokens"], batch["positions"], batch["segments"], key=key)
+        stream_BTD, _, figures = model.forward_with_aux(batch["tokens"], batch["positions"], batch["segments"], key=key)
         weights_BT = weights(batch)
         total, loss_sum = cross_entropy(
-            *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
+            *model.head_inputs(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
         weight = weights_BT.sum()
-        penalty, scalars = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        penalty, scalars = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, {"loss": (loss_sum, weight)} | scalars)
 
     def evaluate(self, model, batch) -> dict:
@@ -118,7 +118,7 @@ class LanguageModeling:
         length = weights_BT.shape[1]
         chunks = next(n for n in range(1, length + 1) if length % n == 0 and n * self.heldout_parts >= self.num_chunks)
         _, loss_sum = cross_entropy(
-            *model.with_head(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
+            *model.head_inputs(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
         )
         return (loss_sum, weights_BT.sum()), cache
 

@@ -19,7 +19,7 @@ from layers.fsdp import (
     grad_reduce_dtype,
     reduce_scatter,
 )
-from layers.products import QUANTIZED, project
+from layers.products import QUANTIZED, einsum
 from parallelism.axis_rules import on_device, without
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close
@@ -112,7 +112,7 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantiza
     x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((4, 3, 5), (5, 2, 7), (4, 3, 2, 7)))
 
     def pulled(x, w, dy):
-        return jax.vjp(functools.partial(project, "BTD,DNH->BTNH", quantization=quantization), x, w)[1](dy)
+        return jax.vjp(functools.partial(einsum, "BTD,DNH->BTNH", quantization=quantization), x, w)[1](dy)
 
     rows = P(None, "fsdp")
     inside = on_devices(3, lambda x, w, dy: (pulled(x, w, dy)[0], jax.lax.psum(pulled(x, w, dy)[1], "fsdp")),
