@@ -21,7 +21,7 @@ from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
-from training.other_run import newest_of, restore_evaluated
+from training.other_run import newest_checkpoint, restore_eval_params
 from training.step_log import told
 from training.workdir import write_atomically
 
@@ -168,11 +168,11 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corp
     """
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
-        step = newest_of(checkpoints, config)
-        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
+        step = newest_checkpoint(checkpoints, config)
+        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
         reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
         if reference:
-            teacher.run_of(config).pin(reference)  # is as it was
+            teacher.run_of(config).checkpoint_ref(reference)  # raises if it has changed
         frozen = teacher.restore(config, run.abstract_frozen, reference)
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)

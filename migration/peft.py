@@ -16,7 +16,7 @@ from migration.hugging_face import as_published, kept_in, new_folder, read_confi
 from migration.hugging_face_tensors import Tensor
 from training import adapters, array_files
 from training.checkpoints import Checkpoints
-from training.other_run import newest_of
+from training.other_run import newest_checkpoint
 
 FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
 
@@ -33,7 +33,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     """
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
-        step = newest_of(checkpoints, run.config)
+        step = newest_checkpoint(checkpoints, run.config)
         record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
     if not record.get("base"):
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")

@@ -195,7 +195,7 @@ class Checkpoints:
         files = self.files.manifest(step)["files"]
         return "average" if any(name.startswith("state/average.") for name in files) else "params"
 
-    def restore_evaluated(self, step: int, abstract_params: dict) -> dict:
+    def restore_eval_params(self, step: int, abstract_params: dict) -> dict:
         """Return the parameters of `step` that are evaluated, in the shapes and layouts of `abstract_params`."""
         return self.restore_params(step, abstract_params, self.evaluated(step))
 

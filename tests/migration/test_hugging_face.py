@@ -148,7 +148,7 @@ def test_layer_by_layer_is_the_model(runs):
     tokens, _ = expected("gemma3")
     run = logits.float32_run(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        params = checkpoints.restore_evaluated(0, run.abstract_state.params)
+        params = checkpoints.restore_eval_params(0, run.abstract_state.params)
         ones = np.ones_like(tokens)
         whole = forward(run.graph, params, {"tokens": tokens, "segments": ones, "positions": ones.cumsum(1) - 1})
     np.testing.assert_allclose(cases.logits_of(config, workdir, tokens), whole, atol=TOLERANCE)

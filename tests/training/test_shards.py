@@ -114,7 +114,7 @@ def test_devices_draw_different_dropout():
     rows = jax.tree.map(lambda x: np.concatenate([x[:8], x[:8]]), batch())
     state = initial_state(run)
     with mesh_context(run.mesh):
-        _, together, _ = run.observed_step(state, placed(rows, run.abstract_batch))
+        _, together, _ = run.train_step_with_grads(state, placed(rows, run.abstract_batch))
         half = jax.tree.map(lambda x: np.where(np.arange(16)[:, None] < 8, x, 0), rows)
-        _, alone, _ = run.observed_step(state, placed(half, run.abstract_batch))
+        _, alone, _ = run.train_step_with_grads(state, placed(half, run.abstract_batch))
     assert abs(float(together["loss"]) - float(alone["loss"])) > 1e-4
