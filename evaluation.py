@@ -22,7 +22,7 @@ from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
 from training.other_run import newest_checkpoint, restore_eval_params
-from training.step_log import told
+from training.step_log import format_evaluation
 from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
@@ -126,10 +126,10 @@ def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
     """Return what was found on what is held out, in bits per byte too where there is text."""
-    name, values, unit = told(run.objective, figures, weight)
+    name, values, unit = format_evaluation(run.objective, figures, weight)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
-    if line := corpus.heldout.told(run.config.train.sequence_length):
+    if line := corpus.heldout.packing_summary(run.config.train.sequence_length):
         lines.append(f"held out: {line}")
     if corpus.heldout.num_bytes and not corpus.is_of_conversations:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes

@@ -119,7 +119,7 @@ class Job:
             raise DataLost(self.lost.reason)
         return placed
 
-    def tell(self, line: str) -> None:
+    def report_progress(self, line: str) -> None:
         """Show the progress of data that is rebuilt during training, and count it as progress; from any thread."""
         self.clock.get_on(line)
         self.log.display.line(line)
@@ -367,7 +367,7 @@ class Job:
         step = self.checkpoints.newest() if self.checkpoints.steps() else None
         record = self.checkpoints.record(step) if step is not None else None
         self.checkpoints.losses = losses_of(record)
-        self.log.go_on(record)
+        self.log.resume(record)
         return record
 
     def keep_bad_documents(self, trouble: step_log.Diverged) -> str:

@@ -63,7 +63,7 @@ from training.programs import CompiledSteps, Shape, shape_of
 from training.retention import Retention
 from training.step import every
 from training.step_log import NonFinite
-from training.watch import Heartbeat, watchdog
+from training.watch import HeartbeatFile, watchdog
 
 
 def train(
@@ -112,7 +112,7 @@ def train(
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         if config.train.init_from and not record:
             initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
-        corpus = corpus.go_on(record) if corpus and record else corpus
+        corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
@@ -175,17 +175,17 @@ def run_training(
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
-        for early in checkpoints.told:
+        for early in checkpoints.early_events:
             log.event("", **early)
-        checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
+        checkpoints.report, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
             config, run_of, compiled_steps, train_step, workdir, checkpoints, corpus, batches, topology, clock, log,
             signals, LostData(signals), context, roll_backs, checkpoint_refs,
         )  # fmt: skip
-        with Heartbeat(workdir, log):
+        with HeartbeatFile(workdir, log):
             if corpus:
-                corpus.tell(job.tell)
+                corpus.announce_rebuilds_to(job.report_progress)
             try:
                 finish(job, train_with_roll_backs(job, record))
             except DataError as error:  # its exit status would say that nothing was trained
@@ -300,7 +300,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
     for name, part in zip(corpus.names, corpus.train.parts, strict=True):
-        if line := part.told(config.train.sequence_length):
+        if line := part.packing_summary(config.train.sequence_length):
             announce(f"{name}: {line}")
     for part in (*corpus.train.parts, corpus.heldout):
         part.check_counts(config.train.sequence_length)

@@ -63,9 +63,9 @@ class Checkpoints:
     """The checkpoints of one workdir; a context manager that ends with the last save on disk.
 
     Attributes:
-      losses: {step: held-out loss}, by which the best are kept.
-      tell: called with a line, and figures by name, when something was saved, was not, or is damaged; `told` has the
-        figures of what was told before there was anybody to tell it to.
+      losses: {step: held-out loss}, which decides the best checkpoints.
+      report: called with a line, and figures by name, when a checkpoint was saved, was not saved, or is damaged.
+      early_events: figures of reports from before `report` was set.
       on_save: called in the background after each save.
     """
 
@@ -79,8 +79,8 @@ class Checkpoints:
         writer = processes.shared("writer", lambda: secrets.token_hex(4)) if retention else ""
         self.address, self.files = workdir, Folder(workdir, staging, writer)
         self.retention, self.losses = retention, {}
-        self.told: list[dict] = []
-        self.tell: Callable[..., None] = self._tell_early
+        self.early_events: list[dict] = []
+        self.report: Callable[..., None] = self._report_early
         self.on_save: Callable[[], None] = lambda: None
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
@@ -92,10 +92,10 @@ class Checkpoints:
             try:
                 self.files.clear()
             except self.files.failures as error:
-                self.tell(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
+                self.report(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
 
-    def _tell_early(self, text: str, **figures) -> None:
-        self.told.append(figures)
+    def _report_early(self, text: str, **figures) -> None:
+        self.early_events.append(figures)
         if text:
             print(text, file=sys.stderr, flush=True)
 
@@ -156,7 +156,7 @@ class Checkpoints:
         fate = "an older one is taken"
         if self.retention:
             fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
-        self.tell(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
+        self.report(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
 
     def record(self, step: int) -> Record:
         """Return the record that was saved beside the arrays of `step`; errors as in `Folder.record`."""
@@ -213,7 +213,7 @@ class Checkpoints:
         """
         self.wait(PATIENCE_SECONDS)
         if any(processes.gather("saving", self.saving is not None and self.saving.is_alive())):
-            self.tell(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
+            self.report(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
             return
         started, self.begun = time.perf_counter(), step
         text = _as_text(record)  # now, since what it holds may grow with the next step
@@ -235,7 +235,7 @@ class Checkpoints:
 
     def postpone(self, why: str, step: int) -> None:
         """Say why a step is not saved; `due_again` says when to try again."""
-        self.tell(why, event="save_left_out", step=step)
+        self.report(why, event="save_left_out", step=step)
         self.failures = max(1, self.failures)
 
     def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
@@ -260,7 +260,7 @@ class Checkpoints:
           params: their tree; of the leaves nothing is read.
           fill: writes every array into a folder, by training/array_files.py, under the name params.PATH.
         """
-        self.tell = lambda text, **figures: None  # what fails is raised, and ends the command
+        self.report = lambda text, **figures: None  # what fails is raised, and ends the command
         writer = self.files.begin(step, {"params": jax.tree.map(lambda _: jax.numpy.zeros(1), params)})  # place holders
 
         def write() -> None:
@@ -310,10 +310,10 @@ class Checkpoints:
         seconds = {"blocked": blocked, "write": written - started, "digest": digested - written}
         seconds["background"] = time.perf_counter() - started
         try:
-            self.tell("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
+            self.report("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
             self._clear_after()
         except self.files.failures as error:
-            self.tell(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
+            self.report(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
 
     def _together(self, topic: str, work: Callable[[], object]):
         """Do a part of a save in every process; return what it gave in this one. SaveFailed in all where one failed."""
@@ -339,7 +339,7 @@ class Checkpoints:
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1
         self.files.drop(step)
-        self.tell(
+        self.report(
             f"step {step} could not be saved: {failure}; training goes on, and it is tried again",
             event="save_failed", step=step, error=str(failure),
         )  # fmt: skip

@@ -176,7 +176,7 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
     monkeypatch.setattr("gcsfs.retry.is_retriable", lambda error: False)
     lines = []
     with Checkpoints("gs://runs/mine", TWO, staging=tmp_path) as checkpoints:
-        checkpoints.tell = lambda text, **figures: text and lines.append(text)
+        checkpoints.report = lambda text, **figures: text and lines.append(text)
         assert saved(checkpoints, 1) is None and saved(checkpoints, 2) is None
         bucket.rm("runs/mine/checkpoints/2/manifest.json")
         assert checkpoints.newest() == 1

@@ -20,7 +20,7 @@ from tests.hubs import make_hub, make_line
 from training import clock as clocks
 from training import watch
 from training.clock import Clock
-from training.watch import Heartbeat, watchdog
+from training.watch import HeartbeatFile, watchdog
 
 HOST = re.escape(socket.gethostname())
 
@@ -63,8 +63,8 @@ class Log:
         return self.goodput.clock.number
 
 
-def heartbeat(clock: Clock, workdir: pathlib.Path, tell=lambda text, figures: None) -> Heartbeat:
-    return Heartbeat(workdir, Log(clock, tell))
+def heartbeat(clock: Clock, workdir: pathlib.Path, tell=lambda text, figures: None) -> HeartbeatFile:
+    return HeartbeatFile(workdir, Log(clock, tell))
 
 
 def sign_of_life(workdir: pathlib.Path) -> dict:
@@ -212,7 +212,7 @@ def test_process_0_tells_who_holds_up_the_others(raised, clock, tmp_path, pair, 
 
 def test_every_process_names_who_hangs(raised, clock, tmp_path, pair, monkeypatch):
     """As process 1, which asks; and by itself where the hub is silent."""
-    processes.sign(watch._sign(clock))
+    processes.send_heartbeat(watch._heartbeat(clock))
     monkeypatch.setattr(processes, "_hub", None)
     monkeypatch.setattr(processes, "_line", pair)
     clock.enter("wait", 2)
@@ -226,7 +226,7 @@ def test_every_process_names_who_hangs(raised, clock, tmp_path, pair, monkeypatc
     line = (
         rf"process 0 \({HOST}\) does not answer within 0\.1 s; process 1 \({HOST}\) is in step of step 2 for 0\.\d+ s"
     )
-    assert re.fullmatch(line, processes.blame(watch._sign(clock)))
+    assert re.fullmatch(line, processes.blame(watch._heartbeat(clock)))
 
 
 def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path, pair):
@@ -246,4 +246,4 @@ def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path
 
 def sign_as_dict(clock: Clock, process: int) -> dict:
     """Return a sign of another process as its line would say it."""
-    return vars(watch._sign(clock)) | {"process": process, "host": f"host-{process}"}
+    return vars(watch._heartbeat(clock)) | {"process": process, "host": f"host-{process}"}
