@@ -74,8 +74,8 @@ class Run:
     def eval_params(self, state: TrainState, frozen: Sequence) -> dict:
         """Return the parameters that a state is evaluated with; adapters are combined with the frozen base weights."""
         if not self.config.lora.rank:
-            return state.evaluated
-        return unflatten_dict(flatten_dict(state.evaluated) | flatten_dict(frozen[0]))
+            return state.eval_params
+        return unflatten_dict(flatten_dict(state.eval_params) | flatten_dict(frozen[0]))
 
     def compile(self):
         """Compile `train_step` for the run's state and batch."""

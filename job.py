@@ -19,7 +19,7 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError, DataLost
-from parallelism import processes, reshaping
+from parallelism import processes, resharding
 from parallelism.mesh import mesh_context
 from parallelism.placement import check_shapes, local_rows, place
 from training import noise_scale, step_log
@@ -68,7 +68,7 @@ class Job:
     stages: list[Stage] = dataclasses.field(default_factory=list)  # since the start or the last roll back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
 
-    def evaluates(self, step: int) -> bool:
+    def should_evaluate(self, step: int) -> bool:
         """Return whether to evaluate after a step; after the last step, `close` evaluates all held-out documents."""
         return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
 
@@ -82,7 +82,7 @@ class Job:
 
         A batch has the run's shape at that step. Batches of one shape are prefetched.
         """
-        start, examples, self.increases = place_of(record)
+        start, examples, self.increases = position_of(record)
         self.begin_stage(start)
         self.stages = []
         stages = self._stages(start, examples)
@@ -94,7 +94,7 @@ class Job:
             num_steps = self.stage_end - step
             if not self.stages or self.stages[-1].rows != stage.rows:
                 self.stages.append(stage)
-                self.keep_ledger(stage)
+                self.record_stage(stage)
             yield self._batches(stage, num_steps)
             step, examples = step + num_steps, examples + num_steps * stage.rows
 
@@ -121,7 +121,7 @@ class Job:
 
     def report_progress(self, line: str) -> None:
         """Show the progress of data that is rebuilt during training, and count it as progress; from any thread."""
-        self.clock.get_on(line)
+        self.clock.progress(line)
         self.log.display.line(line)
 
     def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
@@ -141,7 +141,7 @@ class Job:
             return
         self.log.flush()
         larger = ramp.rows(config, self.increases + 1)
-        if config.batch.ramp == "noise_scale" and float(noise_scale.of(state.noise)) < larger:
+        if config.batch.ramp == "noise_scale" and float(noise_scale.estimate(state.noise)) < larger:
             return
         self.increases += 1
         if larger > rows:  # rounding may keep the size
@@ -171,7 +171,7 @@ class Job:
         self.run = self.run_of(shape._replace(rows=config.train.global_batch))
         self.context.close()
         self.context.enter_context(mesh_context(self.run.mesh))
-        self.compiled_steps.frozen = reshaping.reshape(self.compiled_steps.frozen, self.run.abstract_frozen)
+        self.compiled_steps.frozen = resharding.reshard(self.compiled_steps.frozen, self.run.abstract_frozen)
         ramp_end = ramp.stage_end(config, step, self.increases)
         self.stage_end = min(ramp_end, layouts.stage_end(config, step))
         if self.stage_end < config.train.steps:
@@ -180,8 +180,8 @@ class Job:
 
     def reshard(self, state, step: int):
         """Reshard the state to the present mesh."""
-        (most, total), began = reshaping.bytes_moved(state, self.run.abstract_state), time.monotonic()
-        state = reshaping.reshape(state, self.run.abstract_state)
+        (most, total), began = resharding.bytes_received(state, self.run.abstract_state), time.monotonic()
+        state = resharding.reshard(state, self.run.abstract_state)
         seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
         self.log.event(
             f"step {step}: mesh {mesh} from here on; {most:,} bytes of the state are new to a device, "
@@ -224,11 +224,11 @@ class Job:
                 "losses": self.checkpoints.losses,
                 "topology": self.topology.name if self.topology else None,
             }
-            self.keep_what_is_needed()
+            self.rewrite_missing_files()
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)
 
-    def keep_what_is_needed(self) -> None:
+    def rewrite_missing_files(self) -> None:
         """Rewrite the files that a checkpoint needs, if the folder was emptied during the run."""
         if processes.index() == 0:
             self.write_ledger(may_wait=True)
@@ -237,7 +237,7 @@ class Job:
                     self.workdir.mkdir(parents=True, exist_ok=True)
                     workdirs.open_workdir(self.workdir, flat(self.config), self.corpus)
 
-    def keep_ledger(self, stage: Stage) -> None:
+    def record_stage(self, stage: Stage) -> None:
         """Record in the ledger how the steps from here on map to examples."""
         if self.corpus and processes.index() == 0:
             train = self.config.train
@@ -338,7 +338,7 @@ class Job:
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
             raise NonFinite(
                 f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
-                f"nothing bad was saved; {self.keep_bad_documents(trouble)}"
+                f"nothing bad was saved; {self.write_bad_documents(trouble)}"
                 "use a lower --config.optimizer.learning_rate in a new --workdir"
             )
         self.roll_backs += 1
@@ -370,7 +370,7 @@ class Job:
         self.log.resume(record)
         return record
 
-    def keep_bad_documents(self, trouble: step_log.Diverged) -> str:
+    def write_bad_documents(self, trouble: step_log.Diverged) -> str:
         """Write the documents of the bad batches to a file; return its place as a part of a sentence."""
         if not self.corpus:
             return ""
@@ -384,7 +384,7 @@ class Job:
         return f"the documents of the bad batches are in {path}: mend them, or "
 
 
-def place_of(record: dict | None) -> tuple[int, int, int]:
+def position_of(record: dict | None) -> tuple[int, int, int]:
     """Return (steps, examples, increases of the batch size) of a checkpoint's record; None: those of step 0."""
     return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
 
-Takes up where the newest good checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
-on all documents of other data where --config.data.path is given.
+A run in the workdir is resumed from its newest valid checkpoint. With --evaluate_only that checkpoint is evaluated, on
+all documents of other data if --config.data.path is given.
 """
 
 import command_line
@@ -45,14 +45,14 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from job import Job, digest, losses_of, place_of
+from job import Job, digest, losses_of, position_of
 from parallelism import processes
 from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
 from training.display import Display
-from training.faults import Fault, Faults, parse_faults, spoiled
+from training.faults import Fault, Faults, parse_faults, with_nan_gradients
 from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.lost_data import DataGone, LostData
@@ -149,7 +149,7 @@ def run_training(
     last_step, first = config.train.steps, processes.index() == 0
     goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
     display = Display(last_step, quiet=not first)
-    step, _, increases = place_of(record)
+    step, _, increases = position_of(record)
     shape = Shape(ramp.rows(config, increases), layouts.mesh_after(config, step))
     run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
     run = run_of(shape._replace(rows=config.train.global_batch))
@@ -171,7 +171,7 @@ def run_training(
         steps = ramp.stage_end(config, step, increases) - step
         display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        train_step = faults.wrapped(compiled_steps, lambda: spoiled_step(config, compiled_steps))
+        train_step = faults.wrapped(compiled_steps, lambda: nan_step(config, compiled_steps))
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
@@ -200,9 +200,9 @@ def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
     return assembly.assemble(layouts.on_mesh(config, shape.mesh), rows=shape.rows, **options)
 
 
-def spoiled_step(config, compiled_steps: CompiledSteps) -> Callable:
+def nan_step(config, compiled_steps: CompiledSteps) -> Callable:
     """Return a train_step with NaN gradients, for batches of any shape."""
-    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=spoiled).compile()(
+    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=with_nan_gradients).compile()(
         state, batch, *compiled_steps.frozen
     )
 
@@ -219,13 +219,13 @@ def train_with_roll_backs(job: Job, record: dict | None):
 def train_from(job: Job, record: dict | None):
     """Train from a checkpoint, or from step 0, to the last step; return the state."""
     train, clock = job.config.train, job.clock
-    start, last_step = place_of(record)[0], train.steps
+    start, last_step = position_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
     state = initial_state(job.run, job.checkpoints, record)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
-    if start and job.evaluates(start) and start not in job.checkpoints.losses:  # it was due when the run stopped
+    if start and job.should_evaluate(start) and start not in job.checkpoints.losses:  # it was due when the run stopped
         job.evaluate_or_stop(state, start)
     save_every = 1 if job.run.slow else train.save_every
     for step in range(start + 1, last_step + 1):
@@ -236,7 +236,7 @@ def train_from(job: Job, record: dict | None):
             job.log.flush()
         clock.enter("step")
         if every(step, train.recheck_every):
-            state, scalars = replicas.twice(job.train_step, state, batch, job.run.mesh)
+            state, scalars = replicas.run_twice(job.train_step, state, batch, job.run.mesh)
         else:
             state, scalars = job.train_step(state, batch)
         clock.enter("wait")
@@ -247,7 +247,7 @@ def train_from(job: Job, record: dict | None):
             job.save(state, step, ends=stop or step == last_step)
         if stop:
             raise job.lost.stopped(step)
-        if job.evaluates(step):
+        if job.should_evaluate(step):
             job.evaluate_or_stop(state, step)
         state = job.maybe_reshard(state, step)
     return state
@@ -321,7 +321,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     with what its batch has.
     """
     train, evaluation = config.train, config.evaluation
-    start, done, increases = place_of(record)
+    start, done, increases = position_of(record)
     pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
     if train.tokens:
         left = train.tokens / train.sequence_length - done

@@ -54,8 +54,8 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
 
 def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
     """Return lora_A and lora_B of the tensor of one layer, by their names."""
-    name = ".".join((root, *adapters.path_of(tuple(tensor.ours.split(".")))))
-    a, b = (array_files.opened(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
+    name = ".".join((root, *adapters.adapter_path(tuple(tensor.ours.split(".")))))
+    a, b = (array_files.open_array(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 

@@ -40,14 +40,14 @@ RULES = (
 LOCAL, SHARDED_PARAM = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
 
 
-def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
+def rules_without(mesh_axes: tuple[str, ...]) -> list[tuple]:
     """Return the rules for code whose batch is no longer sharded over these mesh axes."""
     rules = dict(RULES)
     left = {name: tuple(axis for axis in rules[name] if axis not in mesh_axes) for name in ("batch", "tokens")}
     return list((rules | left).items())
 
 
-def on_device(*, gathered_params: bool = False) -> list[tuple]:
+def shard_map_rules(*, gathered_params: bool = False) -> list[tuple]:
     """Return the rules inside a shard_map, where rows, heads, experts and MLP columns are local to a device.
 
     With `gathered_params` all weights are gathered already, and no dimension of a weight is sharded.

@@ -167,7 +167,7 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     longer = of(train__sequence_length=64, model__max_length=64)
     refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
     recipe = of(distillation__teacher="configs/tiny.py", model__vocab_size=4096)
-    refused("a recipe, without weights", lambda: train.train(recipe, tmp_path / "run"))
+    refused("a recipe and has no weights", lambda: train.train(recipe, tmp_path / "run"))
     shutil.copy(teacher / "config.json", tmp_path)
     untrained = of(distillation__teacher=str(tmp_path))
     refused("has no checkpoint; train it first", lambda: train.train(untrained, tmp_path / "run"))

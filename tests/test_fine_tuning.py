@@ -164,7 +164,7 @@ def arrays(workdir) -> dict[str, np.ndarray]:
     """Return all parameters that a run's newest checkpoint keeps."""
     state = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "state"
     names = [path.name.removeprefix("params.") for path in state.glob("params.*")]
-    return {name: array_files.opened(state, f"params.{name}").read().result() for name in names}
+    return {name: array_files.open_array(state, f"params.{name}").read().result() for name in names}
 
 
 def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole, tuned):

@@ -298,7 +298,7 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
             wanted.append((self.step, len(launched)))
             return np.asarray(self.value)
 
-    def watched(faults, train_step, spoiled_step):
+    def watched(faults, train_step, nan_step):
         monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
         def step(state, batch):

@@ -33,7 +33,7 @@ def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tupl
     return tensorstore.open(_spec(folder, name) | {"metadata": metadata}, create=True, delete_existing=True).result()
 
 
-def opened(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
+def open_array(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
     """Return an array of a checkpoint to read from; files of several layers are kept in memory once they are read.
 
     A file that is missing is an error when it is read, and not zeros.

@@ -37,7 +37,7 @@ class Clock:
       phase, step: what is done now, and for which step.
       since: time.monotonic() when it began.
       doing: what takes long in it and gets on, in words; "": nothing that is known to.
-      got_on: time.monotonic() when it began or last got on.
+      last_progress: time.monotonic() when it began or last got on.
       number: how many phases have begun. All processes of a run go through the same ones, so who has the smallest
         number is behind.
       seconds: {phase: seconds}, without the present one's.
@@ -47,7 +47,7 @@ class Clock:
     def __init__(self, started: float):
         """Begin in "start_up", which began at `started`, as time.monotonic()."""
         self.phase, self.step, self.since, self.number = "start_up", 0, started, 0
-        self.doing, self.got_on = "", started
+        self.doing, self.last_progress = "", started
         self.seconds, self.lock = dict.fromkeys(PHASES, 0.0), threading.Lock()
         self.on_enter: Callable[[str, int], None] = lambda phase, step: None
 
@@ -57,14 +57,14 @@ class Clock:
             now = time.monotonic()
             self.seconds[self.phase] += now - self.since
             self.phase, self.since, self.number = phase, now, self.number + 1
-            self.doing, self.got_on = "", now
+            self.doing, self.last_progress = "", now
             self.step = self.step if step is None else step
         self.on_enter(phase, self.step)
 
-    def get_on(self, doing: str) -> None:
+    def progress(self, doing: str) -> None:
         """Note that what takes long in this phase gets on; from any thread."""
         with self.lock:
-            self.doing, self.got_on = doing, time.monotonic()
+            self.doing, self.last_progress = doing, time.monotonic()
 
     @contextlib.contextmanager
     def within(self, phase: str):

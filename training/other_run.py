@@ -170,7 +170,7 @@ def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: di
     weights = _base(checkpoints, record).restore(abstract_params, record["base"])
     parts = checkpoints.restore_eval_params(step, adapters.abstract(abstract_params, record["config"]))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
-    merge = jax.jit(adapters.merged, static_argnums=2, donate_argnums=0, out_shardings=shardings)
+    merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
     return merge(weights, parts, adapters.scale(record["config"]))
 
 
@@ -185,7 +185,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
     root = checkpoints.evaluated(step)
 
     def own(name: str) -> Callable:
-        array = array_files.opened(folder, f"{root}.{name}")
+        array = array_files.open_array(folder, f"{root}.{name}")
         return lambda where: array[where].read().result()
 
     if not record.get("base"):
@@ -196,11 +196,11 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
     of_base, factor = reader(Checkpoints(base.folder()), record["base"]["step"]), adapters.scale(record["config"])
 
     def both(name: str) -> Callable:
-        path = adapters.path_of(tuple(name.split(".")))
+        path = adapters.adapter_path(tuple(name.split(".")))
         a, b = (".".join((*path, part)) for part in adapters.PARTS)
         if not (folder / f"{root}.{a}").exists():
             return of_base(name)
-        return adapters.merged_in_parts(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
+        return adapters.merge_by_index(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
 
     return both
 

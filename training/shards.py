@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from layers.axes import as_axis_tuple
 from layers.fsdp import all_gather_params, grad_reduce_dtype
-from parallelism.axis_rules import RULES, on_device
+from parallelism.axis_rules import RULES, shard_map_rules
 from training.optimizers import BALANCE
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
@@ -44,13 +44,13 @@ def shard_map_gradient(
 
     def reduced_once(params, *arguments):
         params, reduce_scatter = jax.vjp(lambda shards: all_gather_params(shards, axes, jnp.float32), params)
-        with nnx.logical_axis_rules(on_device(gathered_params=True)):
+        with nnx.logical_axis_rules(shard_map_rules(gathered_params=True)):
             gradients, *sums = gradient(params, *arguments)
         return *reduce_scatter(gradients), *sums
 
     def of_device(params, carry, batch, key, *frozen):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
-        with nnx.logical_axis_rules(on_device()), grad_reduce_dtype(reduce_dtype):
+        with nnx.logical_axis_rules(shard_map_rules()), grad_reduce_dtype(reduce_dtype):
             gradients, weight, carry, scalars = (reduced_once if reduce_once else gradient)(
                 params, carry, batch, key, *frozen
             )

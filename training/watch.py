@@ -94,7 +94,7 @@ class HeartbeatFile:
     def _write(self, last: str = "") -> None:
         """Write the file, with the phase `last` if it is given; a full disk or a lost folder does not end the run."""
         building = bool(self.clock.doing) and not last
-        here = 0.0 if last else time.monotonic() - (self.clock.got_on if building else self.clock.since)
+        here = 0.0 if last else time.monotonic() - (self.clock.last_progress if building else self.clock.since)
         line = self.constant | {
             "step": self.log.last_step,
             "phase": last or (BUILDING if building else IN_WORDS[self.clock.phase]),
@@ -113,7 +113,7 @@ def _heartbeat(clock: Clock) -> Heartbeat:
     return Heartbeat(
         processes.index(), socket.gethostname(), clock.phase, clock.step, clock.number,
         phase_seconds=time.monotonic() - clock.since, seconds=clock.read(), doing=clock.doing,
-        idle_seconds=time.monotonic() - clock.got_on,
+        idle_seconds=time.monotonic() - clock.last_progress,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from layers.fsdp import (
     reduce_scatter,
 )
 from layers.products import QUANTIZED, einsum
-from parallelism.axis_rules import on_device, without
+from parallelism.axis_rules import rules_without, shard_map_rules
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close
 
@@ -70,7 +70,7 @@ def test_bfloat16_gradients_summed_in_float32_are_rounded_once(gather):
     def gradient(parts, reduce_dtype):
         parts = jax.tree.map(lambda part: part[0].astype(jnp.bfloat16), parts)
         shards = jax.tree.map(lambda part: jnp.zeros((2, 4), jnp.bfloat16), parts)
-        with nnx.logical_axis_rules(on_device()), grad_reduce_dtype(reduce_dtype):
+        with nnx.logical_axis_rules(shard_map_rules()), grad_reduce_dtype(reduce_dtype):
             return jax.vjp(lambda shards: gather(shards, axes, jnp.bfloat16), shards)[1](parts)[0]
 
     def summed(reduce_dtype):
@@ -121,10 +121,10 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantiza
 
 
 def test_rules_for_sharded_and_for_gathered_weights():
-    rules = dict(without(BATCH_AXES))
+    rules = dict(rules_without(BATCH_AXES))
     assert rules["embed"] == ("fsdp", "context", "expert") and rules["batch"] == () and rules["mlp"] == "model"
-    rules = dict(on_device())
+    rules = dict(shard_map_rules())
     assert rules["embed"] == ("fsdp", "context", "expert") and rules["vocab"] == "model"
     assert rules["batch"] is rules["mlp"] is rules["heads"] is rules["kv_heads"] is None
-    rules = dict(on_device(gathered_params=True))
+    rules = dict(shard_map_rules(gathered_params=True))
     assert rules["embed"] is rules["vocab"] is rules["mlp"] is None and rules["stream"] == "model"

@@ -213,7 +213,7 @@ def test_an_expert_is_written_and_read_alone(runs):
     config, workdir = runs("mixtral")
     folder = workdir / "checkpoints" / "0" / "state"
     for name in ("gate", "up", "down"):
-        array = array_files.opened(folder, f"params.stack.blocks.mlp.{name}")
+        array = array_files.open_array(folder, f"params.stack.blocks.mlp.{name}")
         assert array.shape[:2] == (config.model.num_layers, config.model.num_experts)
         assert array.chunk_layout.read_chunk.shape == (1, 1, *array.shape[2:])
 

@@ -68,7 +68,7 @@ def test_merged_with_what_they_are_beside_they_compute_the_same():
     params = random_weights(run.abstract_state.params, spread=0.1)
     frozen = random_weights(run.abstract_frozen[0], seed=1)
     state = dataclasses.replace(run.abstract_state, params=params)
-    merged = adapters.merged(frozen, params, 2.0)  # alpha / rank
+    merged = adapters.merge(frozen, params, 2.0)  # alpha / rank
     with mesh_context(run.mesh):
         found, wanted, without = (
             each.eval_step(weights, batch())["loss"]

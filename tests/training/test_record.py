@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_model_is_refused_though_its_arrays_would_fit(wo
             newest_checkpoint(checkpoints, config)
     assert str(error.value) == (
         f"checkpoint 1 of {workdir} is of a model with model.rope_theta=10000.0, but config.json there says 500000.0; "
-        "bring back the config.json of that run, of which record.json has a copy"
+        "restore the config.json of that run, record.json has a copy"
     )
 
 
@@ -160,7 +160,7 @@ def test_an_array_read_in_parts_has_no_zeros_where_a_file_is_missing(workdir):
     state = workdir / "checkpoints" / "1" / "state"
     (state / "params.weight" / "0").unlink()
     with pytest.raises(ValueError, match="NOT_FOUND"):
-        array_files.opened(state, "params.weight").read().result()
+        array_files.open_array(state, "params.weight").read().result()
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_what_gets_on_is_no_hang_until_it_does_no_more(raised, clock, tmp_path):
     """Shards that are built again, say, in a thread that reads ahead."""
     with watchdog(clock, 0.2, tmp_path / "log"):
         for _ in range(4):
-            clock.get_on("tokenizing: 30%")
+            clock.progress("tokenizing: 30%")
             time.sleep(0.1)
         assert not raised
         wait_until(lambda: raised)
@@ -140,7 +140,7 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
 def test_the_file_says_that_data_is_built_again_and_since_when_that_gets_on(raised, clock, tmp_path):
     with heartbeat(clock, tmp_path):
         time.sleep(0.2)
-        clock.get_on("tokenizing: 30%")
+        clock.progress("tokenizing: 30%")
         wait_until(lambda: sign_of_life(tmp_path)["phase"] == "building")
         assert sign_of_life(tmp_path)["time"] == pytest.approx(time.time(), abs=0.15)
         clock.enter("step")
@@ -236,7 +236,7 @@ def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path
     other.enter("data", 2)
     with watchdog(clock, 0.2, tmp_path / "log"):
         for _ in range(20):
-            other.get_on("tokenizing: 30%")
+            other.progress("tokenizing: 30%")
             pair.sign(sign_as_dict(other, 1))
             time.sleep(0.02)
         assert not raised
