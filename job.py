@@ -109,13 +109,13 @@ class Job:
         batches = pipeline.training_batches(
             self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
             global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
-            readers=data.readers, prefetch=data.prefetch, on_lost=self.lost.lose, ahead=self.lost.ahead,
+            readers=data.readers, prefetch=data.prefetch, on_lost=self.lost.record, ahead=self.lost.ahead,
         )  # fmt: skip
         try:
             placed = place(batches, sharding, stage.rows)
         except DataError:  # of the first batch; `lost` has recorded it
             placed = iter(())
-        if self.lost.agree():
+        if self.lost.gather_reason():
             raise DataLost(self.lost.reason)
         return placed
 
@@ -129,10 +129,10 @@ class Job:
         try:
             return next(batches)
         except DataError as error:
-            self.lost.lose(error)
+            self.lost.record(error)
             if step > 1:
                 self.save(state, step - 1, ends=True)
-            raise self.lost.stopped(step - 1) from error
+            raise self.lost.stop_error(step - 1) from error
 
     def maybe_grow_batch(self, state, step: int) -> None:
         """Increase the batch size after a step, if the ramp says so."""
@@ -274,9 +274,9 @@ class Job:
         with self.clock.within("evaluation"):
             result = evaluate_heldout(
                 self.run, self.eval_params(state), self.corpus, is_stopped, num_batches, self.compiled_steps.frozen,
-                self.lost.lose,
+                self.lost.record,
             )  # fmt: skip
-            result = None if self.lost.agree() else result
+            result = None if self.lost.gather_reason() else result
             if result:
                 figures, weight = result
                 if weight:
@@ -302,7 +302,7 @@ class Job:
         """
         if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
             self.save(state, step, ends=True)
-            raise self.lost.stopped(step)
+            raise self.lost.stop_error(step)
 
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, print the summary and return it."""
@@ -311,7 +311,7 @@ class Job:
             self.log.display.phase("evaluating all that is held out")
             result = self.evaluate_now(state, step, None, lambda: False)
             if result is None:
-                raise self.lost.stopped(step)
+                raise self.lost.stop_error(step)
             lines += heldout_lines(self.run, *result, corpus)
             lines += vote_lines(self.vote_now(state, step), corpus)
         speed = self.log.average_tokens_per_second()
@@ -363,7 +363,7 @@ class Job:
         return record
 
     def _restore_record(self) -> dict | None:
-        """Return the record of the newest valid checkpoint, or None, and resume the log from there."""
+        """Return the record of the newest valid checkpoint, or None, and resume the log from it."""
         step = self.checkpoints.newest() if self.checkpoints.steps() else None
         record = self.checkpoints.record(step) if step is not None else None
         self.checkpoints.losses = losses_of(record)

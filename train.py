@@ -246,7 +246,7 @@ def train_from(job: Job, record: dict | None):
         if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
             job.save(state, step, ends=stop or step == last_step)
         if stop:
-            raise job.lost.stopped(step)
+            raise job.lost.stop_error(step)
         if job.should_evaluate(step):
             job.evaluate_or_stop(state, step)
         state = job.maybe_reshard(state, step)

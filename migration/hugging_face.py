@@ -260,7 +260,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         step = newest_checkpoint(checkpoints, run.config)
         weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
-        with checkpoints.files.whole(step), new_folder(folder, "hf") as part:
+        with checkpoints.files.check_complete(step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
             beside = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
             for file in beside or _described(part, workdir, values, run.config.data.tokenizer):

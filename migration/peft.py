@@ -40,7 +40,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}
-    with checkpoints.files.whole(step):
+    with checkpoints.files.check_complete(step):
         for tensor in adapted:
             arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
     written = {name: ("F32", array.shape) for name, array in arrays.items()}

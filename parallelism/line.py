@@ -106,7 +106,7 @@ class Line:
     def fail(self, line: str, status: int) -> None:
         """Say why this process ends; the others end too."""
         if self.sending.acquire(timeout=LEAVE_SECONDS):  # not where this very thread was speaking
-            with contextlib.suppress(OSError):  # nobody is left to be told
+            with contextlib.suppress(OSError):  # no process is left to notify
                 send(self.connection, {"kind": "failed", "line": line, "status": status})
             self.sending.release()
 

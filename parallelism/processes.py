@@ -324,7 +324,7 @@ def fail(line: str, status: int) -> None:
 
 
 def settle() -> None:
-    """In process 0, which holds the middle, wait until all others have been told why the run ends."""
+    """In process 0, which has the hub, wait until all other processes know why the run ends."""
     if _hub:
         _hub.settle(SETTLE_SECONDS)
         _report_strangers(_hub)

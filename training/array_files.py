@@ -48,7 +48,7 @@ def open_array(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
 
 
 def chunks(zarray: pathlib.Path) -> list[str]:
-    """Return the names of the files that an array has beside its .zarray."""
+    """Return the names of the chunk files of an array, all files except its .zarray."""
     layout = read_json(zarray, Layout)
     counts = [math.ceil(size / chunk) for size, chunk in zip(layout["shape"], layout["chunks"], strict=True)]
     return [".".join(map(str, index)) or "0" for index in np.ndindex(*counts)]

@@ -160,7 +160,7 @@ class Faults:
 
 
 def flipped(state):
-    """Return a state of which one bit of one parameter differs on the last device of this process."""
+    """Return a copy of a state with one bit of one parameter flipped on the last device of this process."""
     leaves, tree = jax.tree.flatten(state.params)
     leaf = max(leaves, key=lambda leaf: leaf.size)
     shards = [shard.data for shard in leaf.addressable_shards]
@@ -173,13 +173,13 @@ def flipped(state):
 
 
 def with_nan_gradients(gradient: Callable) -> Callable:
-    """Return a gradient function, as of training/step.py, whose gradients are not numbers."""
+    """Return a gradient function like that of training/step.py with NaN gradients."""
 
-    def not_numbers(*arguments):
+    def nan_gradients(*arguments):
         gradients, *rest = gradient(*arguments)
         return jax.tree.map(lambda g: g * math.nan, gradients), *rest
 
-    return not_numbers
+    return nan_gradients
 
 
 def _limit_files(size: int) -> None:

@@ -78,7 +78,7 @@ class SourceRun:
     def check_has_checkpoint(self) -> None:
         """Raise ConfigError if it has no checkpoint, before anything that needs it is built."""
         with Checkpoints(self.folder()) as checkpoints:
-            if not checkpoints.files.there():
+            if not checkpoints.files.existing():
                 raise ConfigError(f"{self.key}={self.name} has no checkpoint; train it first, or name another run")
 
     def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
@@ -182,7 +182,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
       CheckpointError: the base weights are missing or have changed.
     """
     folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
-    root = checkpoints.evaluated(step)
+    root = checkpoints.eval_params_part(step)
 
     def own(name: str) -> Callable:
         array = array_files.open_array(folder, f"{root}.{name}")
@@ -227,6 +227,6 @@ def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
 
 def _digest(checkpoints: Checkpoints, step: int) -> str:
     """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
-    files, root = checkpoints.files.manifest(step)["files"], checkpoints.evaluated(step)
+    files, root = checkpoints.files.manifest(step)["files"], checkpoints.eval_params_part(step)
     arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
     return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored_is_told(workdir, gone
 def test_a_checkpoint_that_goes_between_two_questions_is_told(workdir):
     with Checkpoints(workdir) as checkpoints:
         shutil.rmtree(workdir / "checkpoints" / "1")
-        for ask in (checkpoints.record, checkpoints.evaluated):
+        for ask in (checkpoints.record, checkpoints.eval_params_part):
             with pytest.raises(RunError, match="cannot be read now"):
                 ask(1)
 
