@@ -151,7 +151,7 @@ def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, tex
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
     """It grows where the noise scale is not below its next size."""
     scales = iter([31.0, 32.0])
-    monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(of=lambda noise: next(scales)))
+    monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(estimate=lambda noise: next(scales)))
     keys = dict(batch__first=16, batch__increase_step=1, train__steps=3, optimizer__ema_decay=0.0)
     config = ramped(texts, batch__ramp="noise_scale", train__gradient_accumulation=4, **keys)
     whole = next(own_batches(config, 1))

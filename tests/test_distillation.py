@@ -183,4 +183,4 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     )  # fmt: skip
     refused("has another tokenizer than data.tokenizer=byte", lambda: train.prepare_corpus(bytes_alone, True))
     (tmp_path / "tokenizer.model").unlink()
-    refused("has no tokenizer, by which it could", lambda: train.prepare_corpus(bytes_alone, True))
+    refused("has no tokenizer for texts", lambda: train.prepare_corpus(bytes_alone, True))

@@ -203,7 +203,7 @@ def test_process_0_tells_who_holds_up_the_others(raised, clock, tmp_path, pair, 
         other = Clock(time.monotonic())
         other.enter("data", 2)
         while not told:
-            pair.sign(sign_as_dict(other, 1))
+            pair.send_heartbeat(heartbeat_as_dict(other, 1))
             time.sleep(0.02)
     text, figures = told[0]
     assert re.fullmatch(r"process 1 \(host-1\) is in data of step 2 for 0\.\d+ s; the others wait for 0\.\d+ s", text)
@@ -237,13 +237,13 @@ def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path
     with watchdog(clock, 0.2, tmp_path / "log"):
         for _ in range(20):
             other.progress("tokenizing: 30%")
-            pair.sign(sign_as_dict(other, 1))
+            pair.send_heartbeat(heartbeat_as_dict(other, 1))
             time.sleep(0.02)
         assert not raised
         wait_until(lambda: raised)
     assert "process 1 (host-1) is in data of step 2 for 0." in str(raised[0])
 
 
-def sign_as_dict(clock: Clock, process: int) -> dict:
+def heartbeat_as_dict(clock: Clock, process: int) -> dict:
     """Return a sign of another process as its line would say it."""
     return vars(watch._heartbeat(clock)) | {"process": process, "host": f"host-{process}"}
