@@ -60,7 +60,7 @@ from training import workdir as workdirs
 from training.checkpoints import CheckpointError, Checkpoints
 from training.clock import Clock
 from training.goodput import Goodput
-from training.other_run import newest_of
+from training.other_run import newest_checkpoint
 from training.retention import Retention
 
 
@@ -148,8 +148,8 @@ def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
     refuse_file("trm", file)
     run = assembly.assemble(command.config, devices=jax.devices()[:1])
     with Checkpoints(command.address) as checkpoints, mesh_context(run.mesh):
-        step = newest_of(checkpoints, command.config)
-        params = checkpoints.restore_evaluated(step, run.abstract_state.params)
+        step = newest_checkpoint(checkpoints, command.config)
+        params = checkpoints.restore_eval_params(step, run.abstract_state.params)
     trm_reference.save(file, jax.device_get(params))
     print(f"step {step} of {command.address} is in {file}")
 
@@ -189,10 +189,10 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
     tokens_BT = logits.read_tokens(tokens_file, command.config.model)
     run = logits.float32_run(command.config)
     with Checkpoints(command.workdir) as checkpoints:
-        step = newest_of(checkpoints, command.config)
+        step = newest_checkpoint(checkpoints, command.config)
         weights = hugging_face.Saved(checkpoints, step)
         rows = logits.of_run(run, weights.read, tokens_BT)
-        with checkpoints.files.whole(step):
+        with checkpoints.files.check_complete(step):
             logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), rows)
     print(f"logits of step {step} of {command.address} are in {file}")
 
@@ -206,7 +206,7 @@ def refuse_file(flag: str, file: pathlib.Path) -> None:
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:
     """Raise CheckpointError where a run has saved anything."""
-    if there := checkpoints.files.there():
+    if there := checkpoints.files.existing():
         raise CheckpointError(f"{checkpoints.address} has checkpoint {there[0]} already; name another --workdir")
 
 

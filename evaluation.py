@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is worth: its loss on held-out documents, what its answers are by vote, and what it writes."""
+"""Evaluate a model: its loss on held-out documents, its answers by vote, and a sample of text."""
 
 import base64
 import json
@@ -15,14 +15,14 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from parallelism import axis_rules, processes
 from parallelism.mesh import mesh_context
-from parallelism.placement import local_rows, own_rows, place
+from parallelism.placement import local_rows, local_values, place
 from reasoning import voting
 from reasoning.sampling import continue_texts
 from reasoning.voting import Votes
 from training import teacher
 from training.checkpoints import Checkpoints
-from training.other_run import newest_of, restore_evaluated
-from training.step_log import told
+from training.other_run import newest_checkpoint, restore_eval_params
+from training.step_log import format_evaluation
 from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
@@ -36,15 +36,15 @@ def evaluate_heldout(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
     num_batches: int | None = None, frozen: Sequence = (), on_lost: pipeline.OnLost | None = None,
 ) -> tuple[dict, int] | None:  # fmt: skip
-    """Return ({name: mean}, weight of the loss: tokens or puzzles) of what is held out; None where it was stopped.
+    """Return ({name: mean}, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
-    The mean of what weighs nothing is no number.
+    A mean of weight 0 is NaN.
 
     Args:
-      stop: called before each batch, in all processes alike: whether to stop here.
-      num_batches: of a global batch each, evenly spread; default: all documents.
-      frozen: as `run.abstract_frozen`.
-      on_lost: called where a batch cannot be read, in whose place an empty one goes; default: the error is raised.
+      stop: called before each batch; returns whether to stop, the same in all processes.
+      num_batches: number of global batches, evenly spread; default: all documents.
+      frozen: arrays like `run.abstract_frozen`.
+      on_lost: called if a batch cannot be read; an empty batch takes its place. Default: the error is raised.
     """
     sums, weights = {}, {}
     for batch in heldout_batches(run, corpus, num_batches, on_lost):
@@ -60,7 +60,7 @@ def evaluate_heldout(
 def heldout_batches(
     run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
 ) -> Iterator[dict]:
-    """Return what is held out as placed batches of `run.eval_rows`; see `evaluate_heldout`."""
+    """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
@@ -71,7 +71,7 @@ def heldout_batches(
 
 
 def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
-    """Return the votes of the answers to all that is held out, in all processes those of all.
+    """Return the votes of the answers to all held-out puzzles, the same in all processes.
 
     `on_batch` is called before each batch.
     """
@@ -80,9 +80,9 @@ def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Call
     predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
     for batch in heldout_batches(run, corpus):
         on_batch()
-        predictions, halt_logits = map(own_rows, predict(params, batch))
-        names = [windows.identifiers[row] for row in own_rows(batch["puzzle_identifiers"]).tolist()]
-        votes.add_batch(names, own_rows(batch["inputs"]), predictions, halt_logits)
+        predictions, halt_logits = map(local_values, predict(params, batch))
+        names = [windows.identifiers[row] for row in local_values(batch["puzzle_identifiers"]).tolist()]
+        votes.add_batch(names, local_values(batch["inputs"]), predictions, halt_logits)
     texts = processes.gather("votes", base64.b64encode(votes.to_bytes()).decode())
     return Votes().merge(Votes.from_bytes(base64.b64decode(text)) for text in texts)
 
@@ -91,9 +91,9 @@ def vote_and_keep(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
     on_batch: Callable = lambda: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return what `voting.results` says of the answers of a step; {} where what is held out is no vote.
+    """Return `voting.results` of the answers of a step; {} if the held-out data has no votes.
 
-    Votes are kept in `workdir`/votes, a file for each step, and what they come to, without those of other steps, in
+    Votes are saved in `workdir`/votes, one file for each step. Their outcome, without those of other steps, is saved in
     submission.json.
     """
     tasks = corpus.heldout.test_puzzles
@@ -112,7 +112,7 @@ def vote_and_keep(
 
 
 def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
-    """Return the results of votes in words, the headline first; none where there was no vote."""
+    """Return the results of votes in words, the headline first; [] if there was no vote."""
     lines = []
     for prefix, what in (("", "held-out"), (POOLED, "held-out, pooled with earlier votes,")):
         of_kind = {k: figures[f"{prefix}pass@{k}"] for k in voting.PASSES if f"{prefix}pass@{k}" in figures}
@@ -125,11 +125,11 @@ def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
-    """Return what was found on what is held out, in bits per byte too where there is text."""
-    name, values, unit = told(run.objective, figures, weight)
+    """Return the held-out metrics in words; for text, bits per byte too."""
+    name, values, unit = format_evaluation(run.objective, figures, weight)
     documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
-    if line := corpus.heldout.told(run.config.train.sequence_length):
+    if line := corpus.heldout.packing_summary(run.config.train.sequence_length):
         lines.append(f"held out: {line}")
     if corpus.heldout.num_bytes and not corpus.is_of_conversations:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
@@ -140,7 +140,7 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
 
 
 def opening(corpus: corpora.Corpus) -> str:
-    """Return the first words of a held-out document, to be continued; "" if it has none in its first line."""
+    """Return the first words of a held-out document as a prompt; "" if its first line has none."""
     batch = corpus.heldout.read(np.array([0]), OPENING_TOKENS)
     first = batch["targets"][0][batch["segments"][0] == 1].tolist()
     words = corpus.tokenizer.decode(first).lstrip().split("\n")[0].split()
@@ -148,7 +148,7 @@ def opening(corpus: corpora.Corpus) -> str:
 
 
 def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
-    """Return what the model writes after the first words of a held-out document, at most SAMPLE_LINES of it."""
+    """Return the model's continuation of the first words of a held-out document, at most SAMPLE_LINES lines."""
     prompt = opening(corpus)
     room = run.config.model.max_length - len(corpus.tokenizer.encode(prompt)) - 1
     text = continue_texts(
@@ -162,17 +162,17 @@ def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> lis
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:
-    """Print the loss of a workdir's newest checkpoint on all held-out documents of a corpus, and what votes come to.
+    """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
 
-    These are kept in `workdir`; the checkpoints' `address` is another where they are in a bucket.
+    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket.
     """
     run = assembly.assemble(config)
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
-        step = newest_of(checkpoints, config)
-        params = restore_evaluated(checkpoints, step, run.abstract_state.params)
+        step = newest_checkpoint(checkpoints, config)
+        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
         reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
         if reference:
-            teacher.run_of(config).pin(reference)  # is as it was
+            teacher.run_of(config).checkpoint_ref(reference)  # raises if it has changed
         frozen = teacher.restore(config, run.abstract_frozen, reference)
         lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
         lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)

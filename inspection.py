@@ -15,7 +15,7 @@ from parallelism.placement import place
 from training.checkpoint_folder import DAMAGED
 from training.checkpoints import Checkpoints
 from training.metrics import read_lines
-from training.other_run import check_model, restore_evaluated
+from training.other_run import check_model, restore_eval_params
 from training.retention import Retention
 
 
@@ -56,7 +56,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
         check_model(checkpoints, newest, config)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
-            params = restore_evaluated(checkpoints, newest, run.abstract_state.params)
+            params = restore_eval_params(checkpoints, newest, run.abstract_state.params)
             losses = document_losses(run, params, corpus, section, step, examples)
     return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
 
-Takes up where the newest good checkpoint in the workdir stands. With --evaluate_only it evaluates that checkpoint,
-on all documents of other data where --config.data.path is given.
+A run in the workdir is resumed from its newest valid checkpoint. With --evaluate_only that checkpoint is evaluated, on
+all documents of other data if --config.data.path is given.
 """
 
 import command_line
@@ -45,50 +45,49 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from job import Job, digest, losses_of, place_of
+from job import Job, digest, losses_of, position_of
 from parallelism import processes
 from training import lease, preflight, replicas, step_log, teacher
 from training import workdir as workdirs
 from training.checkpoints import Checkpoints, Damaged
 from training.clock import Clock
 from training.display import Display
-from training.faults import Fault, Faults, parse_faults, spoiled
+from training.faults import Fault, Faults, parse_faults, with_nan_gradients
 from training.goodput import Goodput
 from training.interruption import Interrupted, in_thread, interruption
 from training.lost_data import DataGone, LostData
 from training.maintenance import maintenance_notices
 from training.metrics import MetricsWriter
 from training.other_run import initial
-from training.programs import Programs, Shape, shape_of
+from training.programs import CompiledSteps, Shape, shape_of
 from training.retention import Retention
 from training.step import every
 from training.step_log import NonFinite
-from training.watch import Heartbeat, watchdog
+from training.watch import HeartbeatFile, watchdog
 
 
 def train(
     config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True,
     faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None,
 ) -> None:  # fmt: skip
-    """Run the one training loop up to `train.steps`, then evaluate and print what came of it.
+    """Train up to `train.steps`, then evaluate and print a summary.
 
     Args:
       config: validated, its mesh resolved.
-      workdir: of metrics, checkpoints and logs; an earlier run in it is taken up.
-      batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays, beginning with the first
-        example not yet trained on, in a ramp of the sizes that it comes to; default: the corpus that `config.data`
-        describes.
-      bucket: of which `workdir` is the local copy; checkpoints are copied there.
+      workdir: folder of metrics, checkpoints and logs; an earlier run in it is resumed.
+      batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays. The first is the batch after
+        the restored step; in a ramp, sizes follow the ramp. Default: the corpus of `config.data`.
+      bucket: bucket whose local copy is `workdir`; checkpoints are copied there.
       topology: hardware preset, for its peak.
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
-      faults: to strike on purpose.
-      started: time.monotonic() when this process began; default: now.
-      origin: what the run's run.json is to have, see configs/stored_config.py.
+      faults: to inject.
+      started: time.monotonic() at the start of this process; default: now.
+      origin: contents of the run's run.json, see configs/stored_config.py.
 
     Raises:
-      Interrupted: SIGINT or SIGTERM came; the state is saved.
-      NonFinite: the run diverged, and going back did not help.
-      DataGone: data cannot be read any more; the state before it is saved.
+      Interrupted: SIGINT or SIGTERM arrived; the state is saved.
+      NonFinite: the run diverged, and rolling back did not help.
+      DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
     clock = Clock(time.monotonic() if started is None else started)
@@ -96,7 +95,7 @@ def train(
         with layouts.named(after):
             preflight.check_state_fits(assembly.assemble(on_mesh))
     if config.distillation.teacher:
-        teacher.run_of(config).check_trained()
+        teacher.run_of(config).check_has_checkpoint()
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     assembly.fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
@@ -108,12 +107,12 @@ def train(
         lease.held(bucket and bucket.url),
         Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging) as checkpoints,
     ):
-        send = send_to(bucket, workdir)
+        send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
         if config.train.init_from and not record:
-            initial(config).check_begins(config, corpus and corpus.tokenizer)
-        corpus = corpus.go_on(record) if corpus and record else corpus
+            initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
+        corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
@@ -128,33 +127,33 @@ def train(
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
         try:
-            run_to_the_end(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
+            run_training(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
         except (Interrupted, NonFinite, DataGone):
-            with contextlib.suppress(*checkpoints.files.failures):  # of the bucket; what ends the run is told
+            with contextlib.suppress(*checkpoints.files.failures):  # a bucket error must not hide the first error
                 send()
             raise
         send()
 
 
 def announce(line: str) -> None:
-    """Say in process 0 what goes on before there is a display."""
+    """Print a line in process 0, before the display exists."""
     if processes.index() == 0:
         corpora.say(line)
 
 
 def retention(config) -> Retention:
-    """Return which checkpoints are kept."""
+    """Return the retention policy of checkpoints."""
     return Retention(config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best)
 
 
-def run_to_the_end(
+def run_training(
     config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults
 ) -> None:
-    """Take the run from `record`, or from nothing, to its last step and its summary."""
+    """Train from the checkpoint of `record`, or from step 0, to the last step, and write the summary."""
     last_step, first = config.train.steps, processes.index() == 0
     goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
     display = Display(last_step, quiet=not first)
-    step, _, increases = place_of(record)
+    step, _, increases = position_of(record)
     shape = Shape(ramp.rows(config, increases), layouts.mesh_after(config, step))
     run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
     run = run_of(shape._replace(rows=config.train.global_batch))
@@ -170,30 +169,30 @@ def run_to_the_end(
     ):
         clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        frozen, pins = teacher.frozen_weights(run, record)
-        programs = Programs(lambda shape: run_of(shape).compile(), shape, frozen)
+        frozen, checkpoint_refs = teacher.frozen_weights(run, record)
+        compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
-        display.lines(preflight.report(run_of(shape), programs.program(shape), steps, peak))
+        display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        train_step = faults.wrapped(programs, lambda: spoiled_step(config, programs))
+        train_step = faults.wrapped(compiled_steps, lambda: nan_step(config, compiled_steps))
         if run.slow and processes.count() == 1:
             train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
-        for early in checkpoints.told:
+        for early in checkpoints.early_events:
             log.event("", **early)
-        checkpoints.tell, checkpoints.losses = log.event, losses_of(record)
+        checkpoints.report, checkpoints.losses = log.event, losses_of(record)
         roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
         job = Job(
-            config, run_of, programs, train_step, workdir, checkpoints, corpus, batches, topology, clock, log, signals,
-            LostData(signals), context, roll_backs, pins,
+            config, run_of, compiled_steps, train_step, workdir, checkpoints, corpus, batches, topology, clock, log,
+            signals, LostData(signals), context, roll_backs, checkpoint_refs,
         )  # fmt: skip
-        with Heartbeat(workdir, log):
+        with HeartbeatFile(workdir, log):
             if corpus:
-                corpus.tell(job.tell)
+                corpus.announce_rebuilds_to(job.report_progress)
             try:
-                finish(job, train_to_the_end(job, record))
-            except DataError as error:  # whose own status may say that nothing was trained
+                finish(job, train_with_roll_backs(job, record))
+            except DataError as error:  # its exit status would say that nothing was trained
                 raise DataGone(str(error)) from error
             finally:
                 log.account()
@@ -201,75 +200,75 @@ def run_to_the_end(
 
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
-    """Return the run for batches of a shape; `options` as in `assemble`."""
+    """Assemble the run for batches of a shape; `options` are those of `assemble`."""
     return assembly.assemble(layouts.on_mesh(config, shape.mesh), rows=shape.rows, **options)
 
 
-def spoiled_step(config, programs: Programs) -> Callable:
-    """Return a train_step whose gradients are not numbers, for batches of any shape."""
-    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=spoiled).compile()(
-        state, batch, *programs.frozen
+def nan_step(config, compiled_steps: CompiledSteps) -> Callable:
+    """Return a train_step with NaN gradients, for batches of any shape."""
+    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=with_nan_gradients).compile()(
+        state, batch, *compiled_steps.frozen
     )
 
 
-def train_to_the_end(job: Job, record: dict | None):
-    """Return the state after the last step; a run that diverges goes back and leaves out what it diverged on."""
+def train_with_roll_backs(job: Job, record: dict | None):
+    """Train to the last step and return the state; if the run diverges, roll back and skip the bad batches."""
     while True:
         try:
             return train_from(job, record)
         except step_log.Diverged as trouble:
-            record = job.go_back(trouble)
+            record = job.roll_back(trouble)
 
 
 def train_from(job: Job, record: dict | None):
-    """Train from a checkpoint, or from nothing, to the last step; return the state."""
+    """Train from a checkpoint, or from step 0, to the last step; return the state."""
     train, clock = job.config.train, job.clock
-    start, last_step = place_of(record)[0], train.steps
+    start, last_step = position_of(record)[0], train.steps
     clock.enter("start_up", start)
     batches = job.training_batches(record)
-    state = first_state(job.run, job.checkpoints, record)
+    state = initial_state(job.run, job.checkpoints, record)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
-    if start and job.evaluates(start) and start not in job.checkpoints.losses:  # due when the run was stopped
+    if start and job.should_evaluate(start) and start not in job.checkpoints.losses:  # it was due when the run stopped
         job.evaluate_or_stop(state, start)
     save_every = 1 if job.run.slow else train.save_every
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
         batch = job.next_batch(batches, state, step)
-        if jax.default_backend() == "cpu":  # whose devices take work only when they are done with the last
+        if jax.default_backend() == "cpu":  # CPU devices accept a step only after the previous one is done
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
         if every(step, train.recheck_every):
-            state, scalars = replicas.twice(job.train_step, state, batch, job.run.mesh)
+            state, scalars = replicas.run_twice(job.train_step, state, batch, job.run.mesh)
         else:
             state, scalars = job.train_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.rows)
-        job.grow(state, step)
+        job.maybe_grow_batch(state, step)
         stop = job.signals.agreed()
         if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
             job.save(state, step, ends=stop or step == last_step)
         if stop:
-            raise job.lost.stopped(step)
-        if job.evaluates(step):
+            raise job.lost.stop_error(step)
+        if job.should_evaluate(step):
             job.evaluate_or_stop(state, step)
-        state = job.go_on(state, step)
+        state = job.maybe_reshard(state, step)
     return state
 
 
 def finish(job: Job, state) -> None:
-    """Evaluate, draw a sample and keep the summary; all is saved."""
+    """Evaluate, draw a sample and write the summary; the last state is already saved."""
     job.signals.at_once = True
-    if any(processes.gather("asked to stop", job.signals.requested)):  # after the last boundary
+    if any(processes.gather("asked to stop", job.signals.requested)):  # a stop that came after the last boundary
         raise Interrupted(job.config.train.steps)
     lines = job.close(state)
     if processes.index() == 0:
         workdirs.write_summary(job.workdir, lines)
 
 
-def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
-    """Bring what the run left in the bucket; return a function that copies there what is small of it."""
+def bucket_sync(bucket, workdir: pathlib.Path) -> Callable[[], None]:
+    """Fetch the run's files from the bucket; return a function that copies its small files back."""
     if bucket is None:
         return lambda: None
     first = processes.index() == 0
@@ -278,10 +277,10 @@ def send_to(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
-def first_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None):
-    """Return the state of a checkpoint on the devices, read as `checkpoint.restore` says; None: that of step 0.
+def initial_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None):
+    """Restore the state of a checkpoint as `checkpoint.restore` says; without a record, initialize it.
 
-    At step 0 the parameters are those of `train.init_from`, if it is given and adapters are not what is trained.
+    If `train.init_from` is given, it initializes the parameters, except in a run that trains adapters.
     """
     config, abstract = run.config, run.abstract_state
     if record is None:
@@ -295,9 +294,9 @@ def first_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
-    """Return the corpus that `config.data` describes, tokenised once and cached, the same on all hosts.
+    """Return the corpus of `config.data`, tokenised once and cached, and equal on all hosts.
 
-    Raises ConfigError where a host has other data, or the model has no room for its puzzles.
+    Raises ConfigError if a host has different data, or if the model's puzzle table is too small.
     """
     preference.check_source(config)
     corpus = corpora.prepare(
@@ -305,7 +304,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     )
     processes.check_same({"digest": corpus.digest}, "their corpus")
     for name, part in zip(corpus.names, corpus.train.parts, strict=True):
-        if line := part.told(config.train.sequence_length):
+        if line := part.packing_summary(config.train.sequence_length):
             announce(f"{name}: {line}")
     for part in (*corpus.train.parts, corpus.heldout):
         part.check_counts(config.train.sequence_length)
@@ -326,7 +325,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     with what its batch has.
     """
     train, evaluation = config.train, config.evaluation
-    start, done, increases = place_of(record)
+    start, done, increases = position_of(record)
     pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
     if train.tokens:
         left = train.tokens / train.sequence_length - done

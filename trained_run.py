@@ -23,7 +23,7 @@ from reasoning import sampling
 from training.bucket import path_of
 from training.checkpoints import Checkpoints
 from training.metrics import read_lines
-from training.other_run import newest_of, restore_evaluated
+from training.other_run import newest_checkpoint, restore_eval_params
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -62,8 +62,8 @@ class TrainedRun:
         self.address, self.config = address, config
         self.run = assembly.assemble(config, devices=jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
-            self.step = newest_of(checkpoints, config)
-            self.params = restore_evaluated(checkpoints, self.step, self.run.abstract_state.params)
+            self.step = newest_checkpoint(checkpoints, config)
+            self.params = restore_eval_params(checkpoints, self.step, self.run.abstract_state.params)
 
     @functools.cached_property
     def tokenizer(self) -> tokenization.AnyTokenizer:

@@ -70,7 +70,7 @@ def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[
             if name.endswith("_seconds"):
                 seconds.setdefault(name.removesuffix("_seconds"), []).append(value)
 
-    checkpoints.tell = note
+    checkpoints.report = note
     for number in range(1, ROUNDS + 2):
         (state, _), taken = timed(lambda: step(state, batch))  # noqa: B023
         seconds["step"].append(taken)

@@ -161,7 +161,7 @@ def outcome(saved: Saved, workdir: pathlib.Path, damaged: list[str], good: int |
     """
     told = []
     with Checkpoints(workdir, Retention(newest=2)) as checkpoints:
-        checkpoints.tell = lambda text, **figures: told.append(text)
+        checkpoints.report = lambda text, **figures: told.append(text)
         try:
             step = checkpoints.newest()
         except Damaged:

@@ -38,7 +38,7 @@ QUICK = ("without_rings", "tried_latency_hiding_scheduler")
 
 def replaced(module: str, name: str, by: str) -> str:
     """Return the program that replaces what a module calls by a name; it fails where there is no such name."""
-    return f"import jax, {module} as place; from layers import shards; place.{name}; place.{name} = {by}"
+    return f"import jax, {module} as place; from layers import fsdp; place.{name}; place.{name} = {by}"
 
 
 def option(name: str, value: str | None) -> str:
@@ -54,12 +54,13 @@ LEVERS = {  # keys of the configuration, or a program
     "loss_in_chunks_of_1024": {"train.loss_chunk_tokens": 1024},
     "sums_in_float32": {"train.sum_dtype": "float32"},
     "without_attention_kernel": {"model.attention": "reference"},
-    "placed_by_the_compiler": replaced("assembly", "by_device", "lambda config: False"),
-    "without_rings": replaced("layers.shards", "_summed", SCATTERED),
+    "placed_by_the_compiler": replaced("assembly", "supports_shard_map", "lambda config: False"),
+    "without_rings": replaced("layers.fsdp", "ring_reduce_scatter", SCATTERED),
     "without_mlp_summed_first": replaced(
-        "layers.block", "whole_in_turn", "lambda weights, axes, dtype, order: shards.whole(weights, axes, dtype)"
+        "layers.block", "all_gather_params_ordered",
+        "lambda weights, axes, dtype, order: fsdp.all_gather_params(weights, axes, dtype)",
     ),
-    "without_head_first": replaced("layers.shards", "_summed_first", "lambda x, weight: (x, weight)"),
+    "without_head_first": replaced("layers.fsdp", "_reduce_first", "lambda x, weight: (x, weight)"),
     "without_weight_first": replaced("layers.products", "_weight_first", "jax.numpy.einsum"),
     "without_kept_heads_first": replaced("layers.kernels", "checkpoint_name", "lambda x, name: x"),
     "without_fused_backward_kernel": replaced("layers.kernels", "DQ_PARTS", "0"),
@@ -73,8 +74,8 @@ LEVERS = {  # keys of the configuration, or a program
     "tried_overlap_compute_collective": option("xla_tpu_overlap_compute_collective_tc", "true"),
     "tried_more_scoped_vmem": option("xla_tpu_scoped_vmem_limit_kib", "24576"),
     "tried_other_prices": option(OTHER_PRICES, "true"),
-    "over_model_in_one_part": replaced("layers.block", "num_parts", "lambda batch: 1"),
-    "over_model_placed_by_the_compiler": replaced("assembly", "by_device", "lambda config: False"),
+    "over_model_in_one_part": replaced("layers.block", "overlap_splits", "lambda batch: 1"),
+    "over_model_placed_by_the_compiler": replaced("assembly", "supports_shard_map", "lambda config: False"),
 }  # fmt: skip
 
 

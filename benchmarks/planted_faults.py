@@ -125,12 +125,12 @@ FAULTS = (
         ("tests/training/test_adapters.py::test_merged_with_what_they_are_beside_they_compute_the_same",),
     ),
     Fault(
-        "a gradient's sum leaves out the neighbours on one side", "layers/shards.py",
+        "a gradient's sum leaves out the neighbours on one side", "layers/fsdp.py",
         "from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)", "from_side(1, 0, shard // 2)",
-        ("tests/layers/test_shards.py",),
+        ("tests/layers/test_fsdp.py",),
     ),
     Fault(
-        "of a row that devices share each sums its own part alone", "layers/stream.py",
+        "of a row that devices share each sums its own part alone", "layers/sequence_parallel.py",
         "return jax.lax.psum(x, axes) if axes else x", "return x",
         ("tests/test_dpo.py::test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch",),
     ),
@@ -168,7 +168,7 @@ FAULTS = (
     ),
     Fault(
         "the carry of a bad update is kept", "training/step.py",
-        "carry=taken(carry, state.carry)", "carry=carry",
+        "carry=accepted(carry, state.carry)", "carry=carry",
         ("tests/training/test_step.py::test_an_update_that_is_no_number_leaves_all_but_the_counts_as_it_was",),
     ),
     Fault(

@@ -219,7 +219,7 @@ def batch_shards(mesh: ConfigDict) -> int:
     return math.prod(mesh[axis] for axis in BATCH_AXES)
 
 
-def by_device(config: ConfigDict) -> bool:
-    """Whether there are several devices, and each can compute a part by itself: of rows, heads and the length."""
+def supports_shard_map(config: ConfigDict) -> bool:
+    """Return whether each of several devices can compute its own part of rows, heads and length in a shard_map."""
     mesh = config.mesh
     return mesh.context == 1 and math.prod(mesh.values()) > 1 and config.train.sequence_length % mesh.model == 0

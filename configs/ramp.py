@@ -11,7 +11,7 @@ import math
 from ml_collections import ConfigDict
 
 from configs import layouts
-from configs.base import batch_shards, by_device
+from configs.base import batch_shards, supports_shard_map
 
 RATES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the rate goes with this power of the size
 ROUNDING = 1e-9  # a product that is whole but for its last bits is whole
@@ -69,7 +69,7 @@ def measures_noise(config: ConfigDict) -> bool:
 def num_parts(config: ConfigDict) -> int:
     """Return into how many parts, at least, the smallest batch falls whose gradients are known each by itself."""
     microbatches = max(1, of_size(config, rows(config, 0)).train.gradient_accumulation)
-    copies = config.mesh.dcn_data * config.mesh.data if by_device(config) else 1
+    copies = config.mesh.dcn_data * config.mesh.data if supports_shard_map(config) else 1
     return microbatches * copies
 
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from configs import architecture, fine_tuning, layouts, ramp, ranges, together, topologies
 from configs.architecture import divisible, divisors, multiples_text
-from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, by_device
+from configs.base import BATCH_AXES, MESH_AXES, ConfigError, batch_shards, supports_shard_map
 from configs.keys import assign, flat
 from configs.resolving import Loaded
 
@@ -196,7 +196,7 @@ def _check_computation(config: ConfigDict) -> None:
             "--config.mesh.data, or --config.train.gradient_accumulation of at least 2 (and of batch.first at least 2 "
             "microbatches)"
         )
-    if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not by_device(config):
+    if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not supports_shard_map(config):
         raise ConfigError(
             f"train.sum_dtype={config.train.sum_dtype} needs mesh.context=1 and a train.sequence_length that "
             "mesh.model divides; elsewhere the compiler chooses the type: use --config.train.sum_dtype=auto"

@@ -24,9 +24,9 @@ FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run reads."""
+    """The data of a run."""
 
-    tokenizer: AnyTokenizer | None  # None where tokens stand for no text
+    tokenizer: AnyTokenizer | None  # None if tokens do not encode text
     train: Mixture  # the window sources that are trained on, and their weights
     heldout: Windows
     digest: str  # the same wherever the same documents, tokenizer and split are read, with whatever weights
@@ -40,20 +40,20 @@ class Corpus:
         """Whether what is trained on is no text to go on with."""
         return isinstance(self.heldout, ConversationWindows)
 
-    def go_on(self, record: dict) -> "Corpus":
-        """Return this corpus for a run taken up: the parts go on where they were, from here on by these weights.
+    def resume(self, record: dict) -> "Corpus":
+        """Return this corpus for a resumed run: its parts continue at their positions, with the present weights.
 
         Args:
-            record: of the checkpoint: `mixture`, what .train.record() gave; `skips`, what .train.skips was, none
-                where it is missing; and `examples`, taken so far.
+            record: of the checkpoint, with `mixture`, the result of .train.record(); `skips`, the value of
+                .train.skips, empty if missing; and `examples`, the number consumed so far.
         """
-        train = self.train.go_on(record.get("mixture"), record["examples"], record.get("skips", ()))
+        train = self.train.resume(record.get("mixture"), record["examples"], record.get("skips", ()))
         return replace(self, train=train)
 
-    def tell(self, announce: Announce) -> None:
-        """From now on tell this how far it is with shards that are built again, now and then, from any thread."""
+    def announce_rebuilds_to(self, announce: Announce) -> None:
+        """Send progress lines of rebuilt shards to `announce` from now on; it is called from any thread."""
         for store in self.stores:
-            store.tell = announce
+            store.announce = announce
 
 
 def prepare(

@@ -169,12 +169,12 @@ class Mixture:
             done = done + schedule.taken(last - first)
         return parts, indices
 
-    def go_on(self, stored: list | None, taken: int, skips: Iterable[Iterable[int]] = ()) -> "Mixture":
-        """Return this mixture with the sections and skips of an earlier run, its own weights from here on.
+    def resume(self, stored: list | None, taken: int, skips: Iterable[Iterable[int]] = ()) -> "Mixture":
+        """Return this mixture resumed from an earlier run: with its sections and skips, and with our weights from here.
 
         Args:
-            stored: what `record` gave of the earlier run, which has the same parts; none: its weights were these.
-            taken: examples that the run has taken.
+            stored: result of `record` in the earlier run, which has the same parts; None: it had our weights.
+            taken: number of examples that the run has consumed.
             skips: of the earlier run.
         """
         earlier = self.recorded(stored or self.record(), skips)

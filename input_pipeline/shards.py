@@ -82,10 +82,10 @@ class Store:
 
     Attributes:
         folder, manifest: of the shards.
-        tell: takes a line now and then while shards are built again.
+        announce: called with progress lines while shards are rebuilt.
     """
 
-    def __init__(self, cache: Path, splits: Splits, tokenizer, again: Callable[[Announce], Splits], tell: Announce):
+    def __init__(self, cache: Path, splits: Splits, tokenizer, again: Callable[[Announce], Splits], announce: Announce):
         """Build what is missing in the cache.
 
         Args:
@@ -96,10 +96,10 @@ class Store:
             DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
         """
         facts = facts_of(splits, tokenizer)
-        self.folder, self.tell = cache / "shards" / digest_of_json(facts), tell
+        self.folder, self.announce = cache / "shards" / digest_of_json(facts), announce
         self._tokenizer, self._again, self._mending = tokenizer, again, threading.Lock()
         self._lost: DataLost | None = None  # once it could not be mended
-        self.manifest = load_or_build(self.folder, splits, tokenizer, facts, tell)
+        self.manifest = load_or_build(self.folder, splits, tokenizer, facts, announce)
 
     def mend(self, shard: Record, what: str) -> None:
         """Return when a shard is what its record says, which one thread of one process sees to.
@@ -120,17 +120,17 @@ class Store:
                 raise self._lost from error
 
     def _mend(self, shard: Record, what: str) -> None:
-        with locked(self.folder.with_suffix(".lock"), self.tell):
+        with locked(self.folder.with_suffix(".lock"), self.announce):
             if damage(self.folder, shard, self.manifest["token"]):
-                self.tell(f"{what}; it is built again from its documents")
+                self.announce(f"{what}; it is built again from its documents")
                 self._build_again()
 
     def _build_again(self) -> None:
-        splits = self._again(self.tell)
+        splits = self._again(self.announce)
         facts = facts_of(splits, self._tokenizer)
         if facts["documents"] != self.manifest["documents"]:
             raise DataError("the documents are other ones than when the run began; bring them back as they were")
-        manifest = _build(self.folder, splits, self._tokenizer, facts, self.tell)
+        manifest = _build(self.folder, splits, self._tokenizer, facts, self.announce)
         if manifest["splits"] != self.manifest["splits"]:
             raise DataError("the same documents gave other tokens")
 

@@ -46,8 +46,8 @@ class Windows:
     def check_counts(self, sequence_length: int) -> None:
         """Raise DataError where nothing in any window would count in a loss."""
 
-    def told(self, sequence_length: int) -> str:
-        """Return what a user should know of how the windows were made, in a line; "" where there is nothing."""
+    def packing_summary(self, sequence_length: int) -> str:
+        """Return a line for the user on how documents were packed into windows; "" if there is nothing to say."""
         return ""
 
     def document_name(self, document: int) -> str:

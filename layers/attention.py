@@ -15,11 +15,11 @@ from jax.ad_checkpoint import checkpoint_name
 from layers.adapters import Adapted, LoRA
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
-from layers.products import plus, product, project
+from layers.products import add_bias, einsum, einsum_f32
 from layers.rotary import rotate
-from layers.stream import closed, opened
+from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 
-MASKED = -1e30  # a finite minus infinity: a row with every score masked stays finite
+MASKED = -1e30  # finite, so that a row with every score masked stays finite
 
 
 def soft_cap(x: jax.Array, cap: float) -> jax.Array:
@@ -34,7 +34,7 @@ def attention_mask(
     key_positions_BS: jax.Array,
     sliding_window: int = 0,
 ) -> jax.Array:
-    """Return bool [B, T, S]: same document, not later, and at most `sliding_window` tokens back (0: any)."""
+    """Return bool [B, T, S]: the same document, not later, and less than `sliding_window` tokens back (0: any)."""
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
     mask_BTS = (query_segments_BT[:, :, None] == key_segments_BS[:, None, :]) & (distance_BTS >= 0)
     return mask_BTS & (distance_BTS < sliding_window) if sliding_window else mask_BTS
@@ -43,31 +43,32 @@ def attention_mask(
 def attend(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_BTS: jax.Array | None, *, score_cap: float = 0.0
 ) -> jax.Array:
-    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32; no mask: all see all.
+    """Return attention [B, T, N, H] in the type of `v`, named "attended"; without a mask all positions see all.
 
-    The reference: layers/kernels.py computes the same on a TPU without the scores in memory.
+    Scores and softmax are in float32. This is the reference: layers/kernels.py computes the same on a TPU without the
+    scores in memory.
     """
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores_BKGTS = product("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
+    scores_BKGTS = einsum_f32("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH)
     scores_BKGTS = soft_cap(scores_BKGTS * H**-0.5, score_cap)
     if mask_BTS is not None:
         scores_BKGTS = jnp.where(mask_BTS[:, None, None], scores_BKGTS, MASKED)
     weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
-    y_BTNH = project("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
+    y_BTNH = einsum("BKGTS,BSKH->BTKGH", weights_BKGTS, v_BSKH).reshape(B, T, N, H)
     return checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
 
 
 class Attention(Adapted):
-    """Projections around whatever attends.
+    """The projections of attention, and the norms of queries and keys.
 
     Args:
       biases: none, qkv (on queries, keys and values, arXiv:2407.10671), or all (on the output too).
       quantization: of the projections, see layers/products.py.
       out_scale: factor on the initial output projection; 1 / sqrt(2 * layers) keeps the residual stream's variance.
-      declare: how weights are, a function of layers/axes.py.
-      query_scale: factor on queries, beside the 1 / sqrt(H) on scores.
+      declare: function of layers/axes.py that declares the weights.
+      query_scale: factor on queries, in addition to the 1 / sqrt(H) on scores.
       norm_from_one: of the norms of queries and keys, see layers/normalization.py.
       lora: see layers/adapters.py.
     """
@@ -95,17 +96,17 @@ class Attention(Adapted):
         self.adapt(lora, ("query", "key", "value", "out"), quantization, rngs)
 
     def __call__(self, x_BTD: jax.Array, angles: tuple | None, attend: Callable, cache: dict | None):
-        """Return ([B, T, D], cache); with a cache its keys and values stand before, or in place of, the new ones.
+        """Return ([B, T, D], cache); queries see the keys and values of the cache and the new ones.
 
         Args:
-          angles: of layers/rotary.py; None: positions are not told.
-          attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]; it knows who sees whom, and names what a
-            backward pass needs of it "attended".
+          angles: of layers/rotary.py; None: no position encoding.
+          attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]. It applies the mask, and names the arrays
+            that its backward pass needs "attended".
         """
-        x_BTD = opened(x_BTD)
-        q_BTNH = plus(self.project("BTD,DNH->BTNH", x_BTD, "query"), self.query_bias)
-        k_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "key"), self.key_bias)
-        v_BTKH = plus(self.project("BTD,DKH->BTKH", x_BTD, "value"), self.value_bias)
+        x_BTD = all_gather_sequence(x_BTD)
+        q_BTNH = add_bias(self.einsum("BTD,DNH->BTNH", x_BTD, "query"), self.query_bias)
+        k_BTKH = add_bias(self.einsum("BTD,DKH->BTKH", x_BTD, "key"), self.key_bias)
+        v_BTKH = add_bias(self.einsum("BTD,DKH->BTKH", x_BTD, "value"), self.value_bias)
         q_BTNH = rotate(self.query_norm(q_BTNH), angles)
         q_BTNH = checkpoint_name(q_BTNH if self.query_scale == 1.0 else self.query_scale * q_BTNH, "query")
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
@@ -113,13 +114,13 @@ class Attention(Adapted):
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
         y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
-        return plus(closed(self.project("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
+        return add_bias(reduce_scatter_sequence(self.einsum("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:
-    """Write keys and values into the cache at its `start`; return all of them, every process's share gathered.
+    """Write keys and values into the cache at its `start`; return those of the whole length, all-gathered over context.
 
-    Without a cache they are returned as they are, so S == T.
+    Without a cache S == T.
     """
     if cache is not None:
         at = (0, cache["start"], 0, 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logical axes: a weight is declared with the names of its axes, an activation is constrained by names.
+"""Logical axes: a weight is declared with names of its dimensions, an activation is constrained by names.
 
-Which mesh axis a name stands for is not known here: parallelism/axis_rules.py puts the mesh and the rules into
-context (`jax.set_mesh`, `nnx.logical_axis_rules`). A context is needed wherever a weight is made; one device
-is a mesh of size 1.
+The mesh and the rules from names to mesh axes come from context (`jax.set_mesh`, `nnx.logical_axis_rules`), which
+parallelism/mesh.py and parallelism/axis_rules.py set. Declaring a weight needs that context; one device is a mesh of
+size 1.
 """
 
 import math
@@ -19,9 +19,9 @@ def weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Para
 
 
 def truncated_weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
-    """Declare a float32 weight as `weight` does, of a normal cut at two deviations and widened to this one again."""
-    kept = 0.87962566103423978  # the deviation of a unit normal cut at 2
-    return nnx.Param(stddev / kept * jax.random.truncated_normal(rngs.params(), -2, 2, shape), out_sharding=axes)
+    """Declare a float32 weight from a normal distribution truncated at 2 deviations, rescaled to `stddev`."""
+    truncated = 0.87962566103423978  # the standard deviation of a unit normal truncated at 2
+    return nnx.Param(stddev / truncated * jax.random.truncated_normal(rngs.params(), -2, 2, shape), out_sharding=axes)
 
 
 def scale(size: int, axes: tuple) -> nnx.Param:
@@ -30,44 +30,47 @@ def scale(size: int, axes: tuple) -> nnx.Param:
 
 
 def zeros(shape: tuple, axes: tuple) -> nnx.Param:
-    """Declare float32 zeros; where they are a bias, `axes` are those of the activation that they are added to."""
+    """Declare float32 zeros. The `axes` of a bias are those of the activation that it is added to."""
     return nnx.Param(jax.numpy.zeros(shape), out_sharding=axes)
 
 
 def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
-    """Return {path: (shape, axis names)} of the Params of a model; flax has renamed this metadata more than once."""
+    """Return {path: (shape, axis names)} of the Params of a model.
+
+    Read the metadata here alone: flax has renamed it more than once.
+    """
     return {path: (param.shape, param.get_metadata("out_sharding")) for path, param in nnx.to_flat_state(state)}
 
 
 def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:
-    """Return where the rules in context put dimensions of these names; None stays unsplit."""
+    """Return the PartitionSpec that the rules in context give dimensions of these names; None is not sharded."""
     rules = dict(spmd.get_logical_axis_rules())
     return jax.sharding.PartitionSpec(*[None if name is None else rules[name] for name in axes])
 
 
 def platform() -> str:
-    """Return cpu, gpu or tpu: what the devices of the mesh in context are."""
+    """Return the platform of the mesh in context: cpu, gpu or tpu."""
     return jax.sharding.get_abstract_mesh().abstract_device.platform
 
 
-def in_shards() -> bool:
-    """Whether this is traced for one device of the mesh, inside a `jax.shard_map` over all its axes."""
+def inside_shard_map() -> bool:
+    """Return whether this is traced inside a `jax.shard_map` over all axes of the mesh."""
     return jax.sharding.get_abstract_mesh().are_all_axes_manual
 
 
-def several(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the mesh axes of one entry of a PartitionSpec."""
+def as_axis_tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the mesh axes of one entry of a PartitionSpec as a tuple."""
     return (axes,) if isinstance(axes, str) else axes or ()
 
 
 def num_shards(axes: str | tuple[str, ...] | None) -> int:
-    """Return over how many devices of the mesh in context one entry of a PartitionSpec splits a dimension."""
+    """Return the number of shards that one entry of a PartitionSpec makes on the mesh in context."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    return math.prod(sizes[axis] for axis in several(axes))
+    return math.prod(sizes[axis] for axis in as_axis_tuple(axes))
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Fix the layout of an activation whose dimensions have these names; on one device's part of it there is none."""
-    if in_shards():
+    """Constrain the sharding of an activation whose dimensions have these names; inside a shard_map there is none."""
+    if inside_shard_map():
         return x
     return jax.lax.with_sharding_constraint(x, mesh_axes(axes))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder block, and the stack that repeats it.
 
-The stack stores one array [layers, ...] per weight, however it is executed: scanned (one compiled body) or
-unrolled (faster on CPU), with or without rematerialisation, layers all alike or of kinds that alternate.
+The stack stores one array [layers, ...] per weight for every execution: scanned (one compiled body) or unrolled (faster
+on CPU), with or without rematerialisation, with identical layers or with kinds that alternate.
 """
 
 import functools
@@ -14,35 +14,35 @@ from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from layers.attention import Attention
-from layers.axes import constrain, declared_axes, in_shards
+from layers.axes import constrain, declared_axes, inside_shard_map
 from layers.dropout import dropout
 from layers.experts import Experts
+from layers.fsdp import GATHERED_PARAM, all_gather_params, all_gather_params_ordered
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.shards import WHOLE, whole, whole_in_turn
-from layers.stream import CLOSED, num_parts
+from layers.sequence_parallel import REDUCED, overlap_splits
 
-REMAT = {  # names of what the forward pass keeps for the backward pass, the rest is computed again; each keeps more
+REMAT = {  # checkpoint_names that are saved for the backward pass; all else is recomputed. Each policy saves more.
     "full": (),
     "attended": ("attended",),
     "query": ("query", "attended"),
-    "attention": ("query", "key", "value", "attended", CLOSED),
-    "up": ("query", "key", "value", "attended", CLOSED, "up"),
-    "mlp": ("query", "key", "attended", CLOSED, "gate", "up"),
-    "dots": ("query", "key", "value", "attended", CLOSED, "gate", "up"),
+    "attention": ("query", "key", "value", "attended", REDUCED),
+    "up": ("query", "key", "value", "attended", REDUCED, "up"),
+    "mlp": ("query", "key", "attended", REDUCED, "gate", "up"),
+    "dots": ("query", "key", "value", "attended", REDUCED, "gate", "up"),
 }
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); what is added has a norm of its own where `post_norms` is set.
+    """Compute x + attention(norm(x)), then x + mlp(norm(x)).
 
     Args:
-      norm: makes a norm of the stream.
-      post_norms: arXiv:2408.00118, section 2.
-      dropout_rate: part of what each sublayer adds that is zeroed where a key is given.
+      norm: makes a norm of the residual stream.
+      post_norms: whether the output of each sublayer is normalised too (arXiv:2408.00118, section 2).
+      dropout_rate: of the output of each sublayer, if a key is given.
     """
 
-    SUBLAYERS = ("attention", "mlp")  # as they are used
+    SUBLAYERS = ("attention", "mlp")  # in order of use
 
     def __init__(
         self, norm: Callable[[], RMSNorm], attention: Attention, mlp: SwiGLU | Experts, *, post_norms: bool = False,
@@ -55,31 +55,31 @@ class Block(nnx.Module):
         self.dropout_rate = dropout_rate
 
     def __call__(
-        self, x_BTD: jax.Array, angles: tuple, attend: Callable, counted_BT: jax.Array, cache: dict | None,
+        self, x_BTD: jax.Array, angles: tuple, attend: Callable, valid_BT: jax.Array, cache: dict | None,
         key: jax.Array | None = None,
     ):  # fmt: skip
-        """Return ([B, T, D], cache of this layer, figures of its router).
+        """Return ([B, T, D], cache of this layer, statistics of its router).
 
         Args:
-          counted_BT: which tokens a router counts.
+          valid_BT: false for padding, which a router ignores.
         """
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
         y_BTD = self.attention_post_norm(y_BTD)
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
         h_BTD = self.mlp_norm(x_BTD)
-        y_BTD, figures = self.mlp(h_BTD, counted_BT) if self.routes else (self.mlp(h_BTD), {})
+        y_BTD, figures = self.mlp(h_BTD, valid_BT) if self.routes else (self.mlp(h_BTD), {})
         x_BTD = x_BTD + dropout(self.mlp_post_norm(y_BTD), self.dropout_rate, key, 1)
         return constrain(x_BTD, "batch", "length", "act_embed"), cache, figures
 
 
 class Stack(nnx.Module):
-    """`num_layers` blocks, their weights stacked on a leading axis.
+    """Apply `num_layers` blocks, whose weights are stacked on a leading axis.
 
     Args:
-      make_block: rngs to one block, whose SUBLAYERS name what it has weights to multiply with in, in order of use.
+      make_block: rngs to one block, whose SUBLAYERS name its attributes that have matrices, in order of use.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
-      frozen: whether no weights but adapters are trained.
-      remat: "none", which keeps everything but weights brought whole, or a key of REMAT.
+      frozen: whether only adapters are trained.
+      remat: "none", which saves everything except gathered weights, or a key of REMAT.
     """
 
     def __init__(
@@ -93,37 +93,40 @@ class Stack(nnx.Module):
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
     ):
-        """Apply all blocks; `caches` has a leading layers axis, as have caches and routers' figures beside [B, T, D].
+        """Apply all blocks; return ([B, T, D], caches, router statistics).
 
         Args:
-          contexts: what a block takes beside the stream, one tuple for each kind of layer: layer i takes that of
-            i modulo their number. The scanned body is a group of one layer of each kind; the layers that are left
-            over at the end, for which their weights are copied out of the stack, are unrolled. Trees of arrays whose
-            first dimension is the batch.
-          key: of the dropout, None for none.
+          contexts: the other arguments of a block, one tuple for each kind of layer; layer i has kind i modulo the
+            number of kinds. They are trees of arrays whose first dimension is the batch. The scanned body is a group
+            of one layer of each kind. Layers that do not fill a group are unrolled at the end; their weights are
+            copied out of the stack.
+          caches: with a leading layers axis, like the results.
+          key: of the dropout; None: no dropout.
         """
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
-        streams = jnp.split(x_BTD, num_parts(x_BTD.shape[0]))
-        contexts = [_in_parts(context, len(streams)) for context in contexts]
+        streams = jnp.split(x_BTD, overlap_splits(x_BTD.shape[0]))
+        contexts = [_split_rows(context, len(streams)) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
         layers = (nnx.to_pure_dict(state), caches, keys)
         alone = self.scan and len(contexts) == 1
         kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
-        streams, outputs = (_repeated if self.scan else _in_a_row)(kinds, self.num_layers, streams, layers)
+        streams, outputs = (scan_layers if self.scan else unroll_layers)(kinds, self.num_layers, streams, layers)
         return jnp.concatenate(streams), *outputs
 
     def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
-        """Return (streams, (weights, cache, keys) of a layer) -> (streams, (cache, figures)), rematerialised as told.
+        """Return (streams, (weights, cache, keys) of a layer) -> (streams, (cache, figures)), under the remat policy.
 
-        A layer that is not alone in the body of a scan needs barriers, or the compiler may compute all of them again
-        at once.
+        If a layer is not alone in the body of a scan it needs barriers. Without them the compiler may recompute all
+        layers of the body at the same time.
         """
-        bring = whole if self.frozen else functools.partial(whole_in_turn, order=self.blocks.SUBLAYERS)
+        gather = functools.partial(all_gather_params_ordered, order=self.blocks.SUBLAYERS)
+        if self.frozen:  # no gradients to order
+            gather = all_gather_params
 
         def apply(streams, layer):
             weights, cache, keys = layer
-            weights = bring(weights, axes, streams[0].dtype)  # and again going back
+            weights = gather(weights, axes, streams[0].dtype)  # under remat, the backward pass gathers again
             block, parts, figures = nnx.merge(graph, weights), [], []
             for n, x_BTD in enumerate(streams):
                 x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
@@ -131,37 +134,37 @@ class Stack(nnx.Module):
                 figures.append(of_part)
             return parts, (cache, jax.tree.map(lambda *of_parts: sum(of_parts), *figures))
 
-        if self.remat == "none" and not in_shards():
+        if self.remat == "none" and not inside_shard_map():
             return apply
         policies = jax.checkpoint_policies
-        policy = policies.save_anything_except_these_names(WHOLE)
+        policy = policies.save_anything_except_these_names(GATHERED_PARAM)
         if self.remat != "none":
             policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
 
 
-def _in_parts(context, count: int) -> list:
-    """Cut the rows of every array of a tree into so many parts."""
+def _split_rows(context, count: int) -> list:
+    """Split every array of a tree by rows into `count` parts."""
     if count == 1:
         return [context]
     return [jax.tree.map(lambda rows, n=n: jnp.split(rows, count)[n], context) for n in range(count)]
 
 
-def _repeated(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
-    """Apply `num_layers` layers as `_in_a_row` does, by a scan whose body is a layer of each kind."""
+def scan_layers(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
+    """Apply `num_layers` layers like `unroll_layers`, by a scan whose body is one layer of each kind."""
     if len(kinds) == 1:
         return jax.lax.scan(kinds[0], streams, layers)
-    groups, rest = _grouped(layers, num_layers // len(kinds), len(kinds))
-    streams, outputs = jax.lax.scan(functools.partial(_in_a_row, kinds, len(kinds)), streams, groups)
+    groups, rest = _group_layers(layers, num_layers // len(kinds), len(kinds))
+    streams, outputs = jax.lax.scan(functools.partial(unroll_layers, kinds, len(kinds)), streams, groups)
     outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
     if left := num_layers % len(kinds):
-        streams, last = _in_a_row(kinds, left, streams, rest)
+        streams, last = unroll_layers(kinds, left, streams, rest)
         outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, last)
     return streams, outputs
 
 
-def _in_a_row(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
-    """Apply `num_layers` layers, the kinds in turn; return (streams, what each returned beside them, stacked)."""
+def unroll_layers(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
+    """Apply `num_layers` layers, alternating the kinds; return (streams, the stacked other results of all layers)."""
     outputs = []
     for index, layer in enumerate(unstack(layers, num_layers)):
         streams, output = kinds[index % len(kinds)](streams, layer)
@@ -169,11 +172,11 @@ def _in_a_row(kinds: list[Callable], num_layers: int, streams: list[jax.Array], 
     return streams, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
 
-def _grouped(layers, num_groups: int, size: int) -> tuple:
-    """Split [layers, ...] into [num_groups, size, ...] and what is left over."""
-    whole = num_groups * size
-    groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(num_groups, size, *leaf.shape[1:]), layers)
-    return groups, jax.tree.map(lambda leaf: leaf[whole:], layers)
+def _group_layers(layers, num_groups: int, size: int) -> tuple:
+    """Split [layers, ...] into [num_groups, size, ...] and the remaining layers."""
+    grouped = num_groups * size
+    groups = jax.tree.map(lambda leaf: leaf[:grouped].reshape(num_groups, size, *leaf.shape[1:]), layers)
+    return groups, jax.tree.map(lambda leaf: leaf[grouped:], layers)
 
 
 def unstack(tree, size: int) -> list:
@@ -187,5 +190,5 @@ def _unstack(x):
     return [x[i] for i in range(x.shape[0])]
 
 
-# Plain indexing would be differentiated to a sum of `size` zero-padded copies of the whole stack.
+# The gradient of plain indexing would be a sum of `size` zero-padded copies of the stack.
 _unstack.defvjp(lambda x: (_unstack(x), None), lambda _, parts: (jnp.stack(parts),))

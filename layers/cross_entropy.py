@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax cross-entropy of a linear head, without ever holding all the logits.
+"""Softmax cross-entropy of a linear head, without all logits in memory.
 
-Tokens go through the head in chunks. Where a gradient is wanted it is computed in the same pass, as
+Tokens go through the head in chunks. The gradient is computed in the same pass, as
 d loss / d logits = (1 + 2 z log Z) softmax(logits) - onehot(target), so no logits are computed twice.
 z-loss: arXiv:2204.02311, section 5. Letters: B batch, T length of a chunk, D embed, V vocabulary.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.attention import soft_cap
-from layers.products import product, project
+from layers.products import einsum, einsum_f32
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
@@ -22,14 +22,14 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Return float32 sums over tokens of weight * (loss + z_loss * log(Z)^2), and of weight * loss.
 
-    Only the first is differentiable, by `x` and `head_DV`.
+    Only the first is differentiable, with respect to `x` and `head_DV`.
 
     Args:
       x: [B, T, D] in the compute type.
-      head_DV: [D, V]; used in the type of `x`.
+      head_DV: [D, V]; cast to the type of `x`.
       targets: int [B, T].
       weights: float32 [B, T].
-      num_chunks: divides T; a chunk takes every num_chunks-th token, so that a split of T stays balanced.
+      num_chunks: divides T; a chunk takes every num_chunks-th token, so that a sharded T stays balanced.
     """
 
     def body(sums, chunk):
@@ -42,15 +42,15 @@ def cross_entropy(
 def log_probabilities(
     x: jax.Array, head_DV: jax.Array, targets: jax.Array, num_chunks: int = 1, logit_cap: float = 0.0
 ) -> jax.Array:
-    """Return log p(target) of each token in nats, float32 [B, T]; going back, a chunk's logits are computed again.
+    """Return log p(target) of each token in nats, float32 [B, T]; the backward pass recomputes a chunk's logits.
 
-    Arguments are as in `cross_entropy`; a target less than 0 gets 0.
+    Arguments are as in `cross_entropy`. A target less than 0 is masked: its result is 0.
     """
 
     @jax.checkpoint
     def body(_, chunk):
         x_BTD, targets_BT = chunk
-        logits_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap)
+        logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap)
         target_BT = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
         return None, jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
 
@@ -69,7 +69,7 @@ def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
 
 def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
     """Return ((total, loss), (float32 logits, log Z)) of one chunk."""
-    logits_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
+    logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     loss_BT = log_z_BT - jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
     total = jnp.sum(weights_BT * (loss_BT + z_loss * log_z_BT**2))
@@ -77,7 +77,7 @@ def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
 
 
 def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
-    """The sums, and as residuals the gradients by `x` and `head_DV`."""
+    """Return the sums, and as residuals the gradients of `x` and `head_DV`."""
     compute_DV = head_DV.astype(x.dtype)
 
     def body(carry, chunk):
@@ -91,8 +91,8 @@ def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
         if logit_cap:
             gradient_BTV *= 1 - (logits_BTV / logit_cap) ** 2
         gradient_BTV = gradient_BTV.astype(x.dtype)
-        x_gradient_BTD = project("BTV,DV->BTD", gradient_BTV, compute_DV)
-        head_gradient_DV += product("BTD,BTV->DV", x_BTD, gradient_BTV)
+        x_gradient_BTD = einsum("BTV,DV->BTD", gradient_BTV, compute_DV)
+        head_gradient_DV += einsum_f32("BTD,BTV->DV", x_BTD, gradient_BTV)
         return (total + chunk_total, loss + chunk_loss, head_gradient_DV), x_gradient_BTD
 
     start = (jnp.float32(0), jnp.float32(0), jnp.zeros(head_DV.shape, jnp.float32))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a student's logits lose against the targets and against a teacher's logits, neither ever held whole.
+"""The loss of a student's logits against targets and against a teacher's logits, without all logits in memory.
 
-Tokens go through both heads in chunks, and words in parts: a first pass over the parts finds what a token's softmax and
-divergence sum to, a second, where a gradient is wanted, computes it part by part. Distillation: arXiv:1503.02531,
+Tokens go through both heads in chunks, and the vocabulary in parts. A first pass over the parts computes the sums of a
+token's softmax and divergence; a second pass computes the gradient part by part. Distillation: arXiv:1503.02531,
 section 2, with the divergence times temperature^2; reverse: arXiv:2306.08543, equation 2. The student's letters: B
 batch, T length of a chunk, D embed, V words of a part; the teacher's width has none.
 """
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from layers.attention import soft_cap
 from layers.cross_entropy import chunks
-from layers.products import product
+from layers.products import einsum_f32
 
 
 class How(NamedTuple):
-    """What is summed: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
+    """The loss: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
 
     The divergence is KL(teacher || student), both at `temperature`.
     """
@@ -36,7 +36,7 @@ class How(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the logits of each token come to over all words: float32 [B, T] each."""
+    """Sums of each token's logits over the vocabulary: float32 [B, T] each."""
 
     log_z: jax.Array  # log-sum of the student's exponentials, at temperature 1
     target: jax.Array  # the student's logit of the target
@@ -55,13 +55,13 @@ def distillation_loss(
     x: jax.Array, head_DV: jax.Array, teacher_x: jax.Array, teacher_head: jax.Array, targets: jax.Array,
     weights: jax.Array, how: How,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Return float32 sums over tokens of weight * what How says, weight * cross-entropy, weight * divergence.
+    """Return float32 sums over tokens of weight * the loss of `how`, weight * cross-entropy, weight * divergence.
 
-    Only the first is differentiable, by `x` and `head_DV`.
+    Only the first is differentiable, with respect to `x` and `head_DV`.
 
     Args:
       x: [B, T, D] in the compute type.
-      head_DV: [D, V]; used in the type of `x`.
+      head_DV: [D, V]; cast to the type of `x`.
       teacher_x: [B, T, its width], and `teacher_head` [its width, V].
       targets: int [B, T].
       weights: float32 [B, T].
@@ -83,20 +83,20 @@ def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
 def _logits(chunk: tuple, part: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return float32 logits of student and teacher for the words of a part, and which word is the target."""
     (x_BTD, teacher_x, targets_BT, _), (number, head_DV, teacher_head) = chunk, part
-    student_BTV = soft_cap(product("BTD,DV->BTV", x_BTD, head_DV), how.logit_cap)
-    teacher_BTV = soft_cap(product("BTD,DV->BTV", teacher_x, teacher_head), how.teacher_cap)
+    student_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), how.logit_cap)
+    teacher_BTV = soft_cap(einsum_f32("BTD,DV->BTV", teacher_x, teacher_head), how.teacher_cap)
     words_V = jnp.arange(student_BTV.shape[-1]) * how.num_parts + number
     return student_BTV, teacher_BTV, words_V == targets_BT[..., None]
 
 
 def _in_order(student_BTV, teacher_BTV, how: How) -> tuple[jax.Array, jax.Array]:
-    """Return logits over the temperature: first of what the divergence takes its mean over, then of the other."""
+    """Return logits over the temperature: first those of the divergence's mean, then the other ones."""
     pair = (student_BTV, teacher_BTV) if how.reverse else (teacher_BTV, student_BTV)
     return pair[0] / how.temperature, pair[1] / how.temperature
 
 
 def _sums(chunk: tuple, parts: tuple, how: How) -> Sums:
-    """Return what all parts of the vocabulary come to, for each token of a chunk."""
+    """Return the sums over all parts of the vocabulary for each token of a chunk."""
 
     def body(sums: Sums, part):
         student_BTV, teacher_BTV, is_target_BTV = _logits(chunk, part, how)
@@ -137,7 +137,7 @@ def _slope(student_BTV, teacher_BTV, is_target_BTV, sums: Sums, how: How) -> jax
 
 
 def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
-    """The sums, and as residuals the gradients by `x` and `head_DV`."""
+    """Return the sums, and as residuals the gradients of `x` and `head_DV`."""
     parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), how.num_parts)
 
     def of_chunk(carry, chunk):
@@ -147,8 +147,8 @@ def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
         def of_part(x_gradient_BTD, part):
             slope_BTV = chunk[3][..., None] * _slope(*_logits(chunk, part, how), sums, how)
             slope_BTV = slope_BTV.astype(x.dtype)
-            x_gradient_BTD += product("BTV,DV->BTD", slope_BTV, part[1])
-            return x_gradient_BTD, product("BTD,BTV->DV", chunk[0], slope_BTV)
+            x_gradient_BTD += einsum_f32("BTV,DV->BTD", slope_BTV, part[1])
+            return x_gradient_BTD, einsum_f32("BTD,BTV->DV", chunk[0], slope_BTV)
 
         x_gradient, of_parts = jax.lax.scan(of_part, jnp.zeros(chunk[0].shape, jnp.float32), parts)
         totals = jax.tree.map(jnp.add, totals, _totals(sums, chunk, how))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout, inverted: what is kept is divided by the chance to be kept, so that the mean stays.
+"""Inverted dropout: surviving values are divided by the probability to survive, which keeps the mean.
 
-arXiv:1207.0580; where it acts in a transformer: arXiv:1706.03762, section 5.4.
+arXiv:1207.0580; its places in a transformer: arXiv:1706.03762, section 5.4.
 """
 
 import jax
@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, place: int) -> jax.Array:
-    """Return `x` with a part `rate` of its numbers zeroed and the others divided by 1 - rate; without a key, `x`.
+    """Return `x` with a fraction `rate` of its values zeroed and the others divided by 1 - rate; without a key, `x`.
 
     Args:
       rate: less than 1.
-      key: random key, None where nothing is dropped.
-      place: tells apart what shares a key.
+      key: random key; None: no dropout.
+      place: folded into the key, so that places that share a key draw differently.
     """
     if key is None:
         return x
-    kept = jax.random.bernoulli(jax.random.fold_in(key, place), 1 - rate, x.shape)
-    return jnp.where(kept, x / (1 - rate), 0)
+    mask = jax.random.bernoulli(jax.random.fold_in(key, place), 1 - rate, x.shape)
+    return jnp.where(mask, x / (1 - rate), 0)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token embedding and output head. D embed, V vocabulary.
 
-The embedding's entries have variance 1/D and are multiplied by sqrt(D) on the way in, unless told otherwise, so that
-the same matrix can serve as the head: tokens enter with unit variance, and logits leave with it.
+The embedding's entries have variance 1/D. Looked-up vectors are multiplied by sqrt(D), unless `scale` is given. So the
+same matrix can also be the head: token vectors and logits both have unit variance.
 """
 
 import jax
 from flax import nnx
 
 from layers.axes import constrain, weight
-from layers.shards import whole
+from layers.fsdp import all_gather_params
 
 
 class Embedding(nnx.Module):
-    """Token ids [B, T] to vectors [B, T, D], of unit variance by the usual scale.
+    """Map token ids [B, T] to vectors [B, T, D], of unit variance by the default scale.
 
     Args:
-      scale: factor on what enters; 0: sqrt(D).
+      scale: factor on the looked-up vectors; 0: sqrt(D).
     """
 
     def __init__(self, *, vocab_size: int, embed_dim: int, rngs: nnx.Rngs, scale: float = 0.0):
@@ -24,8 +24,8 @@ class Embedding(nnx.Module):
         self.embedding = weight(rngs, (vocab_size, embed_dim), ("vocab", "embed"), embed_dim**-0.5)
 
     def __call__(self, tokens_BT: jax.Array, dtype) -> jax.Array:
-        # The table is gathered over fsdp in the compute type before the look-up: rows are split over `model` alone.
-        table_VD = whole(self.embedding[...], ("vocab", "embed"), dtype)
+        # All-gather the table over fsdp in the compute type before the look-up, so only `model` shards its rows.
+        table_VD = all_gather_params(self.embedding[...], ("vocab", "embed"), dtype)
         table_VD = constrain(table_VD.astype(dtype), "vocab", "act_embed")
         x_BTD = table_VD[tokens_BT] * self.scale
         return constrain(x_BTD, "batch", "length", "act_embed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts: SwiGLUs of which a router chooses a few for each token (arXiv:2101.03961; arXiv:2401.06066).
+"""A mixture of experts: a router chooses a few SwiGLUs for each token (arXiv:2101.03961; arXiv:2401.06066).
 
 y = shared(x) + sum over the chosen e of gate_e(x) * expert_e(x). Letters: B batch, T length, D embed, F mlp, E experts,
 K experts of a token, M tokens of a device, L layers.
@@ -14,34 +14,34 @@ from jax.sharding import PartitionSpec
 
 from layers import dispatch
 from layers.adapters import LoRA
-from layers.axes import in_shards, mesh_axes, num_shards, several, weight, zeros
+from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes, num_shards, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
-BALANCE = "balance"  # names the dimension of a router's bias, which has a rule of its own in training/optimizers.py
-LOG_SCORES = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}  # logs, for scores may be 0 in float32
+BALANCE = "balance"  # names the dimension of a router's bias, which has its own rule in training/optimizers.py
+LOG_SCORES = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}  # logs: scores can underflow in float32
 
 
 class Experts(nnx.Module):
     """Feed-forward over the last dimension, by a shared SwiGLU and by the experts that a router chooses.
 
-    Each device has all of some experts; those that split experts or columns of other layers exchange tokens.
+    Each expert is on one device. Devices along `mesh.expert` and `mesh.model` exchange tokens.
 
     Args:
       mlp_dim: hidden width of an expert.
-      experts_per_token: chosen of `num_experts` for each token.
+      experts_per_token: number of experts that the router chooses for each token, out of `num_experts`.
       shared_experts: width of the shared SwiGLU, in experts; 0: there is none.
-      capacity: places in an expert over its mean load, of each device's tokens; what exceeds them is dropped; 0: none
-      router: a key of LOG_SCORES: softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (2412.19437).
-      gate_scale: sum of a token's gates; with one expert a token its gate is its score, as in arXiv:2101.03961.
+      capacity: slots of an expert over its mean load, for each device's tokens; tokens beyond are dropped; 0: no limit.
+      router: key of LOG_SCORES: softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (2412.19437).
+      gate_scale: sum of a token's gates. With one expert a token, its gate is its score, as in arXiv:2101.03961.
       out_scale: as in layers/attention.py.
-      lora: of the shared SwiGLU, as in layers/attention.py; what a router chooses from has no adapters.
+      lora: of the shared SwiGLU, as in layers/attention.py; routed experts have no adapters.
     """
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, num_experts: int, experts_per_token: int, shared_experts: int,
         capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs, lora: LoRA | None = None,
     ):  # fmt: skip
-        # Not split over devices, so that no device gets it rounded to the compute type.
+        # Not sharded: an all-gather would round it to the compute type.
         self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
         self.bias = zeros((num_experts,), (BALANCE,))
         into, out = ("experts", "expert_embed", "expert_mlp"), ("experts", "expert_mlp", "expert_embed")
@@ -60,22 +60,22 @@ class Experts(nnx.Module):
         if capacity:
             self.dispatch = functools.partial(dispatch.with_capacity, factor=capacity)
 
-    def __call__(self, x_BTD: jax.Array, counted_BT: jax.Array) -> tuple[jax.Array, dict]:
-        """Return (array like `x_BTD`, what `terms` takes).
+    def __call__(self, x_BTD: jax.Array, valid_BT: jax.Array) -> tuple[jax.Array, dict]:
+        """Return (array like `x_BTD`, the statistics that `router_losses` takes).
 
         Args:
-          counted_BT: bool, false for padding, which goes to no expert and into no figure.
+          valid_BT: bool, false for padding, which goes to no expert and counts in no statistic.
         """
-        experts_BTK, gates_BTK, figures = self._route(x_BTD, counted_BT)
-        y_BTD, dropped_BTK = self._dispatched(x_BTD, experts_BTK, gates_BTK)
+        experts_BTK, gates_BTK, figures = self._route(x_BTD, valid_BT)
+        y_BTD, dropped_BTK = self._dispatch(x_BTD, experts_BTK, gates_BTK)
         if self.has_shared:
             y_BTD += self.shared(x_BTD)
         return y_BTD, figures | {"dropped": dropped_BTK.mean(axis=-1).sum()}
 
-    def _route(self, x_BTD: jax.Array, counted_BT: jax.Array) -> tuple[jax.Array, jax.Array, dict]:
-        """Return (experts, past the last for none, their float32 gates, figures); all of it in float32.
+    def _route(self, x_BTD: jax.Array, valid_BT: jax.Array) -> tuple[jax.Array, jax.Array, dict]:
+        """Return (experts, their gates, statistics), computed in float32; an index past the last expert means none.
 
-        The bias decides who is chosen, not how much it counts (arXiv:2408.15664, equation 3).
+        The bias changes the choice of experts, but not their gates (arXiv:2408.15664, equation 3).
         """
         K, E = self.experts_per_token, self.num_experts
         x_BTD = x_BTD.astype(jnp.float32)
@@ -84,31 +84,31 @@ class Experts(nnx.Module):
         _, experts_BTK = jax.lax.top_k(jax.lax.stop_gradient(jnp.exp(log_scores_BTE) + self.bias[...]), K)
         chosen_BTK = jnp.take_along_axis(log_scores_BTE, experts_BTK, axis=-1)
         gates_BTK = self.gate_scale * jax.nn.softmax(chosen_BTK) if K > 1 else jnp.exp(chosen_BTK)
-        experts_BTK = jnp.where(counted_BT[..., None], experts_BTK, E)
+        experts_BTK = jnp.where(valid_BT[..., None], experts_BTK, E)
         load_E = (experts_BTK[..., None] == jnp.arange(E)).sum(axis=(0, 1, 2), dtype=jnp.float32)
-        gates_BTK = _balanced(gates_BTK, self.bias[...], load_E)
-        load_E = _over_devices(load_E)
+        gates_BTK = _with_balance_gradient(gates_BTK, self.bias[...], load_E)
+        load_E = _psum_tokens(load_E)
         log_shares_BTE = jax.nn.log_softmax(log_scores_BTE)
         fractions_E = load_E / jnp.maximum(load_E.sum(), 1)
         figures_BT = {
             "balance": E * jnp.exp(log_shares_BTE) @ fractions_E,
             "z": jax.nn.logsumexp(logits_BTE, axis=-1) ** 2,
             "entropy": -(jnp.exp(log_shares_BTE) * log_shares_BTE).sum(axis=-1),
-            "tokens": jnp.ones(counted_BT.shape),
+            "tokens": jnp.ones(valid_BT.shape),
         }
-        figures = {name: jnp.where(counted_BT, figure, 0).sum() for name, figure in figures_BT.items()}
+        figures = {name: jnp.where(valid_BT, figure, 0).sum() for name, figure in figures_BT.items()}
         return experts_BTK, gates_BTK, figures | {"load": load_E}
 
-    def _dispatched(self, x_BTD, experts_BTK, gates_BTK) -> tuple[jax.Array, jax.Array]:
-        """Return ([B, T, D], bool [B, T, K] of what was dropped), the tokens divided among all devices.
+    def _dispatch(self, x_BTD, experts_BTK, gates_BTK) -> tuple[jax.Array, jax.Array]:
+        """Return ([B, T, D], bool [B, T, K] of dropped pairs), with tokens sharded over all devices.
 
-        Where each device has some already, that is so; elsewhere they are cut into as many parts as there are devices,
-        filled up with tokens that go to no expert.
+        Inside a shard_map each device has its tokens already. Otherwise the tokens are sharded here, padded with tokens
+        that go to no expert.
         """
         B, T, D = x_BTD.shape
         M, K = B * T, self.experts_per_token
         tokens, owners = mesh_axes(("tokens",))[0], mesh_axes(("experts",))
-        split = not in_shards() and num_shards(tokens) > 1
+        split = not inside_shard_map() and num_shards(tokens) > 1
         more = -M % num_shards(tokens) if split else 0
         x = jnp.pad(x_BTD.reshape(M, D), ((0, more), (0, 0)))
         experts = jnp.pad(experts_BTK.reshape(M, K), ((0, more), (0, 0)), constant_values=self.num_experts).T
@@ -124,19 +124,19 @@ class Experts(nnx.Module):
         return y[:M].reshape(B, T, D), dropped.T[:M].reshape(B, T, K)
 
 
-def terms(figures: dict, *, balance_loss: float, z_loss: float) -> tuple[jax.Array | float, dict]:
-    """Return (what routers add to the sum of losses, scalars as (sum, weight) pairs) of a stack's figures.
+def router_losses(figures: dict, *, balance_loss: float, z_loss: float) -> tuple[jax.Array | float, dict]:
+    """Return (the auxiliary losses of routers, scalars as (sum, weight) pairs) from the statistics of a stack.
 
-    balance_loss * E * sum of f_e P_e (arXiv:2101.03961, equation 4, with f_e over all choices) and z_loss * log(Z)^2
-    (arXiv:2202.08906, equation 5), each the sum over layers, a token. f_e and P_e are those of the tokens in one
+    The losses are balance_loss * E * sum of f_e P_e (arXiv:2101.03961, equation 4, with f_e over all choices) and
+    z_loss * log(Z)^2 (arXiv:2202.08906, equation 5), each a sum over layers and tokens. f_e and P_e are those of one
     forward pass, so with gradient accumulation the balance loss is the mean over the microbatches.
 
-    The scalars are `expert_load`, [L, E], which part of a layer's pairs each expert gets; the largest and smallest of
-    these; `load_violation`, largest load / mean load - 1 in the worst layer; `dropped_share` of the pairs; and
+    The scalars are `expert_load`, [L, E], the fraction of a layer's pairs that each expert gets; its largest and
+    smallest entry; `load_violation`, largest load / mean load - 1 in the worst layer; `dropped_share` of the pairs; and
     `router_entropy` in nats.
 
     Args:
-      figures: of `Experts`, stacked over layers; {} where there are none.
+      figures: statistics of `Experts`, stacked over layers; {} without experts.
     """
     if not figures:
         return 0.0, {}
@@ -156,21 +156,21 @@ def terms(figures: dict, *, balance_loss: float, z_loss: float) -> tuple[jax.Arr
 
 
 @jax.custom_vjp
-def _balanced(gates: jax.Array, bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
-    """Return the gates; the bias gets as its gradient how much more than the mean each expert has to do.
+def _with_balance_gradient(gates: jax.Array, bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
+    """Return the gates; the gradient of the bias is each expert's load minus the mean load.
 
-    So that violation is summed over devices and microbatches as any gradient is, and the optimizer's rule moves the
+    So the load violation is summed over devices and microbatches like any gradient, and the optimizer's rule moves the
     bias against its sign (arXiv:2408.15664, algorithm 1).
     """
     return gates
 
 
-_balanced.defvjp(
+_with_balance_gradient.defvjp(
     lambda gates, bias_E, load_E: (gates, load_E),
     lambda load_E, gradient: (gradient, load_E - load_E.mean(), jnp.zeros_like(load_E)),
 )
 
 
-def _over_devices(load_E: jax.Array) -> jax.Array:
-    """Return the sum over devices that have tokens of their own."""
-    return jax.lax.psum(load_E, several(mesh_axes(("tokens",))[0])) if in_shards() else load_E
+def _psum_tokens(load_E: jax.Array) -> jax.Array:
+    """All-reduce loads over the devices that have different tokens, inside a shard_map."""
+    return jax.lax.psum(load_E, as_axis_tuple(mesh_axes(("tokens",))[0])) if inside_shard_map() else load_E

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as a GPU kernel: JAX's own in Pallas and Triton, which never holds the scores of a whole sequence.
 
-It computes what layers/attention.py's `attend` does with the mask of packed documents, block by block
-(arXiv:2205.14135, section 3.1), and is told by hand what each device computes, as layers/kernels.py does on a TPU.
-Letters: see layers/attention.py.
+It computes the same as `attend` of layers/attention.py with the mask of packed documents, block by block
+(arXiv:2205.14135, section 3.1). A shard_map states the part of each device, as in layers/kernels.py. Letters: see
+layers/attention.py.
 """
 
 import jax
@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 from jax.sharding import PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, num_shards
+from layers.axes import inside_shard_map, mesh_axes, num_shards
 
 BLOCK = 128  # the largest of JAX's default block sizes
 LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
@@ -22,22 +22,22 @@ HOW = dict(
 
 
 def serves(shape: tuple[int, int], *, head_dim: int, dtype, sliding_window: int, score_cap: float) -> bool:
-    """Whether the kernel can compute [batch, length]: whole blocks, an unsplit length, 16 bits, neither window nor cap.
+    """Return whether the kernel supports this: full blocks, an unsharded length, 16 bits, neither window nor cap.
 
-    In 32 bits a GPU's matrix units would round what the kernel multiplies.
+    In 32 bits a GPU's matrix units would round the kernel's operands.
     """
     (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
-    whole = batch % rows == 0 and columns == 1 and length % BLOCK == 0
-    return whole and head_dim <= LARGEST_HEAD_DIM and dtype.itemsize == 2 and not sliding_window and not score_cap
+    full_blocks = batch % rows == 0 and columns == 1 and length % BLOCK == 0
+    return full_blocks and head_dim <= LARGEST_HEAD_DIM and dtype.itemsize == 2 and not sliding_window and not score_cap
 
 
 def attend(
     q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,
 ) -> jax.Array:  # fmt: skip
-    """Return what `attend` of layers/kernels.py does, without a window and a cap, as `serves` has it."""
+    """Compute the same as `attend` of layers/kernels.py, without a window and a cap, which `serves` excludes."""
     assert not sliding_window and not score_cap
-    if in_shards():
+    if inside_shard_map():
         return _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "length", "kv_heads", None))
     specs = queries, keys, keys, PartitionSpec(*queries[:2])
@@ -59,15 +59,15 @@ def _attend(q_BTKH, k_BTKH, v_BTKH, segments_BT):
 
 
 def _forward(q_BTKH, k_BTKH, v_BTKH, segments_BT):
-    """Return (the output, what the backward pass reads) of JAX's kernel, named, so that remat can keep both."""
+    """Return (the output, the residuals) of JAX's kernel, named, so that remat can save both."""
     scale = q_BTKH.shape[-1] ** -0.5
     _, (*inputs, y_BTKH, lse_BKT) = mha.fwd(q_BTKH, k_BTKH, v_BTKH, segments_BT, sm_scale=scale, **HOW)
     y_BTKH, lse_BKT = (checkpoint_name(x, "attended") for x in (y_BTKH, lse_BKT))
     return y_BTKH, (*inputs, y_BTKH, lse_BKT)
 
 
-def _backward(kept: tuple, dy_BTKH):
-    return mha.bwd(sm_scale=dy_BTKH.shape[-1] ** -0.5, **HOW, res=kept, do=dy_BTKH)
+def _backward(residuals: tuple, dy_BTKH):
+    return mha.bwd(sm_scale=dy_BTKH.shape[-1] ** -0.5, **HOW, res=residuals, do=dy_BTKH)
 
 
 _attend.defvjp(_forward, _backward)

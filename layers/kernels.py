@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as a TPU kernel: JAX's splash attention, which never holds the scores of a whole sequence.
 
-The kernel computes what layers/attention.py's `attend` does with the mask of packed documents, block by block in a
-chip's own memory (arXiv:2205.14135, section 3.1), and skips blocks that are masked as a whole. The compiler cannot
-split it, so it is told by hand what each device computes. Letters: see layers/attention.py.
+The kernel computes the same as `attend` of layers/attention.py with the mask of packed documents. It works block by
+block in a chip's own memory (arXiv:2205.14135, section 3.1) and skips blocks that are fully masked. The compiler cannot
+shard a kernel, so a shard_map states the part of each device. Letters: see layers/attention.py.
 """
 
 import math
@@ -14,16 +14,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.axes import in_shards, mesh_axes, num_shards
+from layers.axes import inside_shard_map, mesh_axes, num_shards
 
 LANES = 128  # blocks are multiples of it
-DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; with more of them it is not used
+DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; it is not used for more blocks
 
 
 def serves(shape: tuple[int, int], **_) -> bool:
-    """Whether the kernel can compute [batch, length]: each device's share of the length is whole blocks.
+    """Return whether the kernel supports [batch, length]: each device's part of the length must be full blocks.
 
-    Head dim, type, window and cap, by which layers/gpu_kernels.py decides too, may be any.
+    Head dim, type, window and cap are not restricted; layers/gpu_kernels.py restricts them.
     """
     (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
     return batch % rows == 0 and length % (LANES * columns) == 0
@@ -33,11 +33,11 @@ def attend(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,
 ) -> jax.Array:  # fmt: skip
-    """Return [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32; T == S.
+    """Return attention [B, T, N, H] in the type of `v`, named "attended"; scores and softmax in float32; T == S.
 
-    A query sees the keys of its segment that stand at its index or before it, at most `sliding_window` of them (0:
-    any number). With positions that count on within a segment that is `attention_mask`; padding, segment 0, sees only
-    the padding before it.
+    A query sees the keys of its segment at its index or before, at most `sliding_window` of them (0: any number). If
+    positions increase by 1 within a segment, this equals `attention_mask`. Padding, segment 0, sees only the padding
+    before it.
 
     Args:
       segments_BT: int32 [B, T].
@@ -45,7 +45,7 @@ def attend(
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "key_length", "kv_heads", None))
     kernel = _kernel(q_BTNH, queries[1], sliding_window, score_cap)
     scale = q_BTNH.shape[-1] ** -0.5
-    if in_shards():
+    if inside_shard_map():
         return _on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
     across = PartitionSpec(None, queries[1])  # heads share a mask
     specs = (
@@ -58,14 +58,14 @@ def attend(
 
 def _on_device(kernel: Callable, q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BS):
     """Return this device's [B, T, N, H]; the kernel takes one sequence, heads first."""
-    named = {"query": q_BTNH, "key": k_BSKH, "value": v_BSKH}  # again, so that what the kernel takes is what is kept
+    named = {"query": q_BTNH, "key": k_BSKH, "value": v_BSKH}  # named again, so that remat saves the kernel's layout
     q_BNTH, k_BKSH, v_BKSH = (checkpoint_name(x.swapaxes(1, 2), name) for name, x in named.items())
     y_BNTH = jax.vmap(kernel)(q_BNTH, k_BKSH, v_BKSH, splash.SegmentIds(segments_BT, segments_BS))
     return y_BNTH.swapaxes(1, 2)
 
 
 def _kernel(q_BTNH: jax.Array, length_axes, sliding_window: int, score_cap: float) -> Callable:
-    """Return the kernel of any number of heads; its arrays say which blocks a device skips."""
+    """Return the kernel for any number of heads; its arrays tell which blocks a device skips."""
     _, length, _, head_dim = q_BTNH.shape
     shape, shards = (length, length), num_shards(length_axes)
     mask = splash.LocalMask(shape, (sliding_window - 1, 0), 0) if sliding_window else splash.CausalMask(shape)
@@ -75,7 +75,7 @@ def _kernel(q_BTNH: jax.Array, length_axes, sliding_window: int, score_cap: floa
         attn_logits_soft_cap=score_cap or None,
         head_shards=1,
         q_seq_shards=shards,
-        residual_checkpoint_name="attended",  # the output and what else its backward pass needs of it, stored once
+        residual_checkpoint_name="attended",  # the output and the other residuals of its backward pass
     )
 
 

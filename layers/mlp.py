@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SwiGLU feed-forward: (silu(x W_gate) * x W_up) W_down (arXiv:2002.05202, equation 6). D embed, F mlp.
 
-With biases, one is added to each of the three products; with gelu in place of silu it is GEGLU.
+With `biased`, each of the three products has a bias. With gelu in place of silu this is GEGLU.
 """
 
 import functools
@@ -13,22 +13,22 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layers.adapters import Adapted, LoRA
 from layers.axes import constrain, weight, zeros
-from layers.products import plus
-from layers.stream import closed, opened
+from layers.products import add_bias
+from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 
-SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2, g and u unit normals
-ACTIVATIONS = {  # what is applied to the gate, and that mean for it
+SILU_PRODUCT_SQUARE = 0.355  # mean of (silu(g) * u)^2 for g and u of a unit normal distribution
+ACTIVATIONS = {  # activation of the gate, and this mean for it
     "silu": (jax.nn.silu, SILU_PRODUCT_SQUARE),
     "gelu_tanh": (functools.partial(jax.nn.gelu, approximate=True), 0.425),
 }
 
 
 class SwiGLU(Adapted):
-    """Gated feed-forward over the last dimension, or over the one that a subclass names in its products.
+    """Gated feed-forward over the last dimension, or over the dimension in the einsum specs of a subclass.
 
     Args:
       quantization, out_scale, declare, lora: as in layers/attention.py.
-      over: name of the dimension that goes in and comes out.
+      over: name of the input and output dimension.
       activation: of the gate, a key of ACTIVATIONS.
     """
 
@@ -51,8 +51,8 @@ class SwiGLU(Adapted):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array like `x`, [B, T, D]."""
-        x = opened(x)
-        gate = checkpoint_name(plus(self.project(self.INTO, x, "gate"), self.gate_bias), "gate")
-        up = checkpoint_name(plus(self.project(self.INTO, x, "up"), self.up_bias), "up")
+        x = all_gather_sequence(x)
+        gate = checkpoint_name(add_bias(self.einsum(self.INTO, x, "gate"), self.gate_bias), "gate")
+        up = checkpoint_name(add_bias(self.einsum(self.INTO, x, "up"), self.up_bias), "up")
         hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
-        return plus(closed(self.project(self.OUT, hidden, "down")), self.down_bias)
+        return add_bias(reduce_scatter_sequence(self.einsum(self.OUT, hidden, "down")), self.down_bias)

@@ -18,7 +18,7 @@ class RMSNorm(nnx.Module):
     """Normalise the last dimension in float32; the result has the type of the input.
 
     Args:
-      from_one: the parameter is what the scale has more than 1, as in Gemma (arXiv:2403.08295).
+      from_one: whether the scale is 1 + the parameter, as in Gemma (arXiv:2403.08295).
     """
 
     def __init__(self, size: int, *, epsilon: float, axes: tuple = ("norm",), from_one: bool = False):

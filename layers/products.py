@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products: operands in the compute type, accumulation in float32.
 
-On TPU and GPU these are einsums. XLA's CPU backend is fast at products of two matrices; the gradient of one with more
-dimensions takes three times as long. And it multiplies bfloat16 natively only as [M, K] [K, N] with a float32 result,
-and casts every other product to float32 at about half the speed. So there, on one device, products are brought into
-that form, those of bfloat16 with both products of their gradient (benchmarks/cpu_step.py has the figures).
-Products of weights can also be quantised (benchmarks/quantization.py).
+On TPU and GPU these are plain einsums. XLA's CPU backend is fast at products of two matrices only; the gradient of an
+einsum with more dimensions takes three times as long. It multiplies bfloat16 natively only as [M, K] [K, N] with a
+float32 result, and casts every other product to float32, at about half the speed. So on one CPU device, einsums are
+reshaped to that form. For bfloat16 this includes both products of the gradient (benchmarks/cpu_step.py has figures).
+Products with weights can also be quantised (benchmarks/quantization.py).
 """
 
 import functools
@@ -17,34 +17,34 @@ import jax
 import jax.numpy as jnp
 import qwix
 
-from layers.axes import in_shards, platform
+from layers.axes import inside_shard_map, platform
 
 QUANTIZED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
-LARGEST = "absmax,1.00394"  # becomes 127, not 127.5: the last bit would decide which way that rounds
+LARGEST = "absmax,1.00394"  # scales the largest value to 127; 127.5 would round up or down by its last bit
 
 
-def project(
+def einsum(
     spec: str, x: jax.Array, weight: jax.Array, quantization: str = "none", *, frozen: bool = False
 ) -> jax.Array:
-    """Return the einsum of an activation and a weight, in the type of `x`, which is also the compute type.
+    """Return the einsum of an activation and a weight in the type of `x`, which is the compute type.
 
     Args:
-      quantization: none, or what both are multiplied in: a key of QUANTIZED.
-      frozen: whether the weight needs no gradient, and so none has to come first.
+      quantization: none, or a key of QUANTIZED, the type in which both are multiplied.
+      frozen: whether the weight has no gradient; then the backward pass needs no order.
     """
     if quantization != "none":
         return _quantized(spec, QUANTIZED[quantization], x, weight.astype(x.dtype))
     if _is_one_cpu():
-        einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
-        return einsum(spec, x, weight).astype(x.dtype)
-    if in_shards() and not frozen:
+        cpu_einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
+        return cpu_einsum(spec, x, weight).astype(x.dtype)
+    if inside_shard_map() and not frozen:
         return _weight_first(spec, x, weight.astype(x.dtype))
     return jnp.einsum(spec, x, weight.astype(x.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weight_first(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the einsum; going back the weight's gradient comes first, so that its sum over devices begins at once."""
+    """Return the einsum; the backward pass computes the weight's gradient first, so its reduction starts early."""
     return jnp.einsum(spec, x, weight)
 
 
@@ -61,25 +61,25 @@ _weight_first.defvjp(lambda spec, *operands: (_weight_first(spec, *operands), op
 def _quantized(spec: str, dtype, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Return the einsum of operands rounded to 8 bits, with a scale for each row and each column of the product.
 
-    Devices that share heads round each its part of what they sum.
+    If devices share heads, each device rounds its own part of the sum.
 
-    SwitchBack (arXiv:2304.13013): the gradient of the input is computed in the same way, that of the weight, a sum over
-    so many tokens that rounding them would tell, in the type of `x`, and first, as in `_weight_first`.
+    SwitchBack (arXiv:2304.13013): the gradient of the input is computed in 8 bits too. The gradient of the weight sums
+    over many tokens, so rounding would matter: it is computed in the type of `x`, and first, as in `_weight_first`.
     """
     left, right, out = re.split(",|->", spec)
     x_rounded, weight_rounded = _rounded(x, dtype, left, out), _rounded(weight, dtype, right, out)
     return qwix.einsum(spec, x_rounded, weight_rounded).astype(x.dtype)
 
 
-def _rounded(x: jax.Array, dtype, names: str, kept: str) -> qwix.QArray:
-    """Round `x`, its dimensions called `names`, with a float32 scale for each index of those that are kept."""
-    channels = [dim for dim, name in enumerate(names) if name in kept]
+def _rounded(x: jax.Array, dtype, names: str, out: str) -> qwix.QArray:
+    """Round `x`, its dimensions called `names`, with a float32 scale for each index of the dimensions in `out`."""
+    channels = [dim for dim, name in enumerate(names) if name in out]
     return qwix.quantize(x.astype(jnp.float32), dtype, channelwise_axes=channels, calibration_method=LARGEST)
 
 
 def _quantized_backward(spec, dtype, operands, gradient):
     x, weight = operands
-    _, pull = jax.vjp(functools.partial(project, spec, x), weight)
+    _, pull = jax.vjp(functools.partial(einsum, spec, x), weight)
     weight_gradient, gradient = jax.lax.optimization_barrier((*pull(gradient), gradient))
     left, right, out = re.split(",|->", spec)
     return _quantized(f"{out},{right}->{left}", dtype, gradient, weight), weight_gradient
@@ -88,10 +88,10 @@ def _quantized_backward(spec, dtype, operands, gradient):
 _quantized.defvjp(lambda *arguments: (_quantized(*arguments), arguments[2:]), _quantized_backward)
 
 
-def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the float32 einsum of two arrays, both used in the type of `a`.
+def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return the float32 einsum of two arrays, both cast to the type of `a`.
 
-    The cast to float32 is exact, and free on TPU, where a float32 product of default precision multiplies in
+    The cast of `a` to float32 is exact. It is free on TPU, where a float32 product of default precision multiplies in
     bfloat16.
     """
     if a.dtype == jnp.bfloat16 and _is_one_cpu():
@@ -99,14 +99,14 @@ def product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
 
 
-def plus(x: jax.Array, bias) -> jax.Array:
-    """Return x + bias in the type of `x`; `x` where the bias, a parameter, is None."""
+def add_bias(x: jax.Array, bias) -> jax.Array:
+    """Return x + bias in the type of `x`, or `x` if the bias parameter is None."""
     return x if bias is None else x + bias[...].astype(x.dtype)
 
 
 def transposed(weight: jax.Array) -> jax.Array:
-    """Return the transpose of a matrix that is going to be used in a product."""
-    return turned(weight) if _is_one_cpu() else weight.T
+    """Return the transpose of a matrix for use in a product."""
+    return materialized_transpose(weight) if _is_one_cpu() else weight.T
 
 
 def _is_one_cpu() -> bool:
@@ -114,9 +114,9 @@ def _is_one_cpu() -> bool:
 
 
 def _matrix_einsum(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return the einsum as a product of two matrices: dimensions that stay side by side are joined.
+    """Return the einsum as a product of two matrices; dimensions that stay adjacent are merged.
 
-    One with batch dimensions, which no weight has, stays as it is.
+    An einsum with batch dimensions stays an einsum; weights have none.
     """
     left, right, out = re.split(",|->", spec)
     if {*left} & {*right} & {*out}:
@@ -138,7 +138,7 @@ def _native_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     contracted = [name for name in left if name in right and name not in out]
     rows, columns = [name for name in left if name not in right], [name for name in right if name not in left]
     a_matrices = _as_matrices(a, left, batch, rows, contracted)
-    y = native_product(a_matrices, _as_matrices(b, right, batch, contracted, columns))
+    y = native_matmul(a_matrices, _as_matrices(b, right, batch, contracted, columns))
     size, order = dict(zip(left + right, a.shape + b.shape, strict=True)), batch + rows + columns
     return y.reshape([size[name] for name in order]).transpose([order.index(name) for name in out])
 
@@ -150,30 +150,30 @@ def _as_matrices(x: jax.Array, names: str, batch: list[str], rows: list[str], co
     size = dict(zip(names, x.shape, strict=True))
     shape = [size[name] for name in batch] + [math.prod(size[n] for n in part) for part in (rows, columns)]
     x = x.transpose([names.index(name) for name in order])
-    return turned(x.reshape(*shape[:-2], shape[-1], shape[-2])) if swap else x.reshape(shape)
+    return materialized_transpose(x.reshape(*shape[:-2], shape[-1], shape[-2])) if swap else x.reshape(shape)
 
 
 @jax.custom_vjp
-def native_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return float32 [..., M, N] of [..., M, K] and [..., K, N], both multiplied in the type of `a`."""
+def native_matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return the float32 product [..., M, N] of [..., M, K] and [..., K, N], both cast to the type of `a`."""
     return jnp.matmul(a, b.astype(a.dtype), preferred_element_type=jnp.float32)
 
 
 def _native_backward(operands, gradient):
     a, b = operands
     gradient = gradient.astype(a.dtype)
-    a_gradient = native_product(gradient, turned(b.astype(a.dtype)))
-    b_gradient = native_product(turned(a), gradient)
+    a_gradient = native_matmul(gradient, materialized_transpose(b.astype(a.dtype)))
+    b_gradient = native_matmul(materialized_transpose(a), gradient)
     return a_gradient.astype(a.dtype), b_gradient.astype(b.dtype)
 
 
-native_product.defvjp(lambda a, b: (native_product(a, b), (a, b)), _native_backward)
+native_matmul.defvjp(lambda a, b: (native_matmul(a, b), (a, b)), _native_backward)
 
 
-def turned(x: jax.Array) -> jax.Array:
-    """Return the last two dimensions swapped, as a copy in memory.
+def materialized_transpose(x: jax.Array) -> jax.Array:
+    """Return `x` with the last two dimensions swapped, as a copy in memory.
 
-    A plain transpose would be folded into the product that uses it; one of three dimensions is not.
+    XLA would fold a plain transpose into the product that uses it. It does not fold a transpose of three dimensions.
     """
     *batch, rows, columns = x.shape
     group = 8 if rows % 8 == 0 else 1

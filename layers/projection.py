@@ -5,8 +5,8 @@ import jax
 from flax import nnx
 
 from layers.axes import weight
-from layers.products import project
-from layers.shards import whole
+from layers.fsdp import all_gather_params
+from layers.products import einsum
 
 AXES = ("embed", None)
 
@@ -19,4 +19,4 @@ class Projection(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         """Return the product with the kernel."""
-        return project("BTD,DE->BTE", x_BTD, whole(self.kernel[...], AXES, x_BTD.dtype))
+        return einsum("BTD,DE->BTE", x_BTD, all_gather_params(self.kernel[...], AXES, x_BTD.dtype))

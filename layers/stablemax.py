@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stablemax cross-entropy (arXiv:2501.04697): softmax with s(u) in place of exp: u + 1 from 0 on, 1 / (1 - u) below.
 
-Computed as softmax is, from g = log s, in float32: 1 / (1 - u) written out has at u = 1 an infinite derivative, which a
-`where` multiplies by 0 to NaN.
+It is computed as a softmax of g = log s, in float32. Written out, 1 / (1 - u) has an infinite derivative at u = 1, and
+`where` multiplies it by 0 to NaN.
 """
 
 import jax

@@ -31,7 +31,7 @@ from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
 from training import array_files
 from training.checkpoints import Checkpoints
-from training.other_run import newest_of, reader
+from training.other_run import newest_checkpoint, reader
 from training.retention import Retention
 from training.workdir import open_workdir
 
@@ -257,10 +257,10 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
     """
     values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
-        step = newest_of(checkpoints, run.config)
+        step = newest_checkpoint(checkpoints, run.config)
         weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
-        with checkpoints.files.whole(step), new_folder(folder, "hf") as part:
+        with checkpoints.files.check_complete(step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
             beside = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
             for file in beside or _described(part, workdir, values, run.config.data.tokenizer):

@@ -16,7 +16,7 @@ from migration.hugging_face import as_published, kept_in, new_folder, read_confi
 from migration.hugging_face_tensors import Tensor
 from training import adapters, array_files
 from training.checkpoints import Checkpoints
-from training.other_run import newest_of
+from training.other_run import newest_checkpoint
 
 FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
 
@@ -33,14 +33,14 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     """
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
-        step = newest_of(checkpoints, run.config)
+        step = newest_checkpoint(checkpoints, run.config)
         record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
     if not record.get("base"):
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}
-    with checkpoints.files.whole(step):
+    with checkpoints.files.check_complete(step):
         for tensor in adapted:
             arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
@@ -54,8 +54,8 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
 
 def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
     """Return lora_A and lora_B of the tensor of one layer, by their names."""
-    name = ".".join((root, *adapters.path_of(tuple(tensor.ours.split(".")))))
-    a, b = (array_files.opened(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
+    name = ".".join((root, *adapters.adapter_path(tuple(tensor.ours.split(".")))))
+    a, b = (array_files.open_array(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 

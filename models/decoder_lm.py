@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2).
 
-A model is a module with `make` and `flops_per_token`, and its blocks name their SUBLAYERS (layers/block.py). A language
-model, whatever it is made of, has these for the loss, evaluation and generation:
+A model is a module with `make` and `flops_per_token`, and its blocks name their SUBLAYERS (layers/block.py). Loss,
+evaluation and generation need these methods of a language model:
 
-- `routed(tokens, positions, segments, cache, key=)`: (normalised stream, cache, figures of routers or {}); called, the
-  model returns the first two;
-- `empty_cache(rows, length)`: the cache that `routed` begins with, where tokens come a few at a time;
-- `with_head(stream)`, `head_weight()`: the stream and the head whole, the head as it lies, [D, V];
-- `logits(stream)`, and `logit_cap`, the cap in it, 0 for none.
+- `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
+  `__call__` returns the first two;
+- `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts;
+- `head_inputs(stream)`: the stream and the all-gathered head [D, V];
+- `head_weight()`: the head [D, V], sharded as it is stored;
+- `logits(stream)`, and `logit_cap`, their soft cap, 0 for none.
 """
 
 import functools
@@ -27,12 +28,12 @@ from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
 from layers.experts import Experts
+from layers.fsdp import all_gather_params, all_gather_reduce_first
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.products import product, transposed
+from layers.products import einsum_f32, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole, whole_after
-from layers.stream import opened
+from layers.sequence_parallel import all_gather_sequence
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
@@ -43,9 +44,9 @@ def head_dim(config) -> int:
 
 
 def windows(config) -> list[int]:
-    """Return the sliding windows of as many layers as repeat: layer i has that of i modulo their number; 0: none.
+    """Return the sliding window of each kind of layer; layer i has kind i modulo the number of kinds. 0: no window.
 
-    Local and global layers in turn: arXiv:2408.00118, section 2.
+    Local and global layers alternate: arXiv:2408.00118, section 2.
     """
     if not config.global_every:
         return [config.sliding_window]
@@ -77,11 +78,11 @@ def make_block(config, lora: LoRA | None, rngs: nnx.Rngs) -> Block:
 
 
 def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
-    """Return floating-point operations to train on one token: forward, and backward as twice that.
+    """Return floating-point operations to train on one token: the forward pass, and twice that for the backward pass.
 
-    6 per weight of a matrix product, 4 where weights are `frozen` and have no gradient, and in each layer 12 * heads *
-    head dim * keys seen, which in causal attention without a window are length / 2 on average (arXiv:2204.02311,
-    appendix B, which counts all keys).
+    There are 6 per weight of a matrix product, or 4 if weights are `frozen` and have no gradient. Each layer adds 12 *
+    heads * head dim * visible keys. In causal attention without a window, length / 2 keys are visible on average
+    (arXiv:2204.02311, appendix B, counts all keys).
     """
     heads_dim = config.num_heads * head_dim(config)
     kv_dim = config.num_kv_heads * head_dim(config)
@@ -95,13 +96,13 @@ def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
 
 
 def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:
-    """Yield float32 [T, V] for each row of tokens, one document each; needs a mesh in context.
+    """Yield float32 logits [T, V] for each row of tokens, one document each; needs a mesh in context.
 
-    Of the weights there is one layer in memory at a time, or the rows of the embedding that are used, or the head.
+    Memory holds one layer's weights at a time, or the used rows of the embedding, or the head.
 
     Args:
       graph: of the model without its parameters.
-      params: their tree; of the leaves only the paths are read.
+      params: the parameter tree; only its paths are used.
       read: (dotted path, index in the layers or (), which rows, or None) -> float32 array.
       tokens_BT: int [B, T].
     """
@@ -124,25 +125,25 @@ def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT
 
 
 def _keys_seen(window: int, length: int) -> float:
-    """Return how many keys a query sees, on average over a sequence."""
+    """Return the number of keys that a query sees, on average over a sequence."""
     return window * (1 - window / (2 * length)) if 0 < window < length else length / 2
 
 
 class DecoderLM(nnx.Module):
-    """Embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied.
+    """Compute embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied.
 
-    In muP (arXiv:2203.03466, table 8) of base width D0 the head is multiplied by sqrt(D0 / D) at a width of D. There
-    the output has a multiplier of 1 / D and entries of variance 1; with the entries of variance 1 / D that ours has,
-    the same function is learned from a multiplier of D^-1/2 and a learning rate smaller by D^-1/2 (lemma J.1). The
-    embedding, entries of variance 1 / D times sqrt(D), is the table's input weight in the same way. Width is to grow
-    by heads; a head of another width would ask for another scale of the scores too.
+    In muP (arXiv:2203.03466, table 8) of base width D0, the head is multiplied by sqrt(D0 / D) at width D. The paper's
+    output layer has a multiplier of 1 / D and entries of variance 1. Ours has entries of variance 1 / D, so a
+    multiplier of D^-1/2 and a learning rate smaller by D^-1/2 learn the same function (lemma J.1). The embedding, with
+    entries of variance 1 / D times sqrt(D), matches the table's input weight in the same way. Widen a model by adding
+    heads; heads of another width would need another scale of the attention scores.
 
     Args:
       config: the `model` section of a configuration.
-      dtype: that it computes in.
-      scan: over the layers, see layers/block.py.
-      kernel: of KERNELS, which to attend by wherever it serves; "": none.
-      lora: adapters, which alone are trained; see layers/adapters.py.
+      dtype: compute type.
+      scan: whether to scan over the layers, see layers/block.py.
+      kernel: key of KERNELS, used wherever it supports the shapes; "": none.
+      lora: adapters; if given, only these are trained, see layers/adapters.py.
     """
 
     def __init__(self, config, *, dtype, scan: bool, kernel: str = "", lora: LoRA | None = None, rngs: nnx.Rngs):
@@ -166,32 +167,38 @@ class DecoderLM(nnx.Module):
         self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:
-        """Return the head, [D, V], as it lies."""
+        """Return the head [D, V], sharded as it is stored."""
         return self.head_scale * (transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...])
 
-    def with_head(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return a normalised stream and the head that takes it to logits, [D, V], whole."""
+    def head_inputs(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return a normalised stream and the all-gathered head [D, V] that maps it to logits."""
         if self.frozen:
-            return x_BTD, whole(self.head_weight(), ("embed", "vocab"), self.dtype)
-        return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
+            return x_BTD, all_gather_params(self.head_weight(), ("embed", "vocab"), self.dtype)
+        return all_gather_reduce_first(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def __call__(
         self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
     ):
-        """Return (the normalised stream [B, T, D] in the compute type, the cache); see `routed`."""
-        return self.routed(tokens_BT, positions_BT, segments_BT, cache, key=key)[:2]
+        """Return (the normalised stream [B, T, D] in the compute type, the cache); see `forward_with_aux`."""
+        return self.forward_with_aux(tokens_BT, positions_BT, segments_BT, cache, key=key)[:2]
 
-    def routed(self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None):
-        """Return (the normalised stream [B, T, D] in the compute type, the cache, what `terms` of experts.py takes).
+    def forward_with_aux(
+        self, tokens_BT, positions_BT, segments_BT, cache: dict | None = None, *, key: jax.Array | None = None
+    ):
+        """Return (the normalised stream [B, T, D] in the compute type, the cache, router statistics).
+
+        The statistics are the argument of `router_losses` in layers/experts.py.
 
         Args:
           tokens_BT: int [B, T].
           positions_BT: int [B, T], from 0 in each document.
           segments_BT: int [B, T]; a token attends only to its own segment. 0 is padding.
-          cache: None, or what `empty_cache` or an earlier call returned.
-          key: of the dropout; None: nothing is dropped, as in evaluation and generation.
+          cache: None, or the result of `empty_cache` or of an earlier call.
+          key: of the dropout; None: no dropout, as in evaluation and generation.
         """
-        contexts, (key_segments_BS, key_positions_BS) = self._contexts(opened(segments_BT), opened(positions_BT), cache)
+        contexts, (key_segments_BS, key_positions_BS) = self._contexts(
+            all_gather_sequence(segments_BT), all_gather_sequence(positions_BT), cache
+        )
         contexts = [(*context, segments_BT > 0) for context in contexts]
         caches = None
         if cache is not None:
@@ -208,7 +215,7 @@ class DecoderLM(nnx.Module):
         return self.norm(x_BTD), cache, figures
 
     def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
-        """Return (what each kind of layer takes beside the stream, segments and positions [B, S] of the keys)."""
+        """Return (the other arguments of each kind of layer, segments and positions [B, S] of the keys)."""
         key_segments_BS, key_positions_BS = segments_BT, positions_BT
         if cache is not None:
             at = (0, cache["start"])
@@ -226,7 +233,10 @@ class DecoderLM(nnx.Module):
         return contexts, (key_segments_BS, key_positions_BS)
 
     def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
-        """Return (queries, keys, values) -> what a layer with this window attends to, a tree of arrays [B, ...]."""
+        """Return the attention function (queries, keys, values) -> [B, T, N, H] of a layer with this window.
+
+        It is a tree of arrays [B, ...], so that layers can take it as an argument.
+        """
         how = dict(sliding_window=window, score_cap=self.score_cap)
         if kernel and kernel.serves(ids[0].shape, head_dim=self.head_dim, dtype=self.dtype, **how):
             return jax.tree_util.Partial(functools.partial(kernel.attend, **how), segments_BT=ids[0])
@@ -235,11 +245,11 @@ class DecoderLM(nnx.Module):
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""
-        logits_BTV = product("BTD,DV->BTV", *self.with_head(x_BTD))
+        logits_BTV = einsum_f32("BTD,DV->BTV", *self.head_inputs(x_BTD))
         return soft_cap(logits_BTV, self.logit_cap)
 
     def empty_cache(self, batch: int, length: int) -> dict:
-        """Return a key-value cache for `length` tokens; its segments are 0, which no real token attends to."""
+        """Return a key-value cache for `length` tokens; its segments are 0, so no real token attends to it."""
         shape = (self.num_layers, batch, length, self.num_kv_heads, self.head_dim)
         return {
             "key": jnp.zeros(shape, self.dtype),
@@ -250,4 +260,4 @@ class DecoderLM(nnx.Module):
         }
 
 
-make = DecoderLM  # as a model is made, with a mesh in context
+make = DecoderLM  # call it with a mesh in context

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Tiny Recursive Model (arXiv:2510.04871, section 4), and the models that it is compared with.
 
-A small network answers by going over its answer again and again. It holds two latents of one vector a position, `high`,
-from which the answer is read, and `low`, what it thinks meanwhile. Letters: B puzzles, T positions (a prefix, then the
-cells), S cells, D embed, V tokens.
+A small network refines its answer recursively. It has two latents of one vector a position: `high`, from which heads
+read the answer, and `low`, the intermediate state. Letters: B puzzles, T positions (a prefix, then the cells), S cells,
+D embed, V tokens.
 """
 
 import functools
@@ -18,14 +18,14 @@ from flax.traverse_util import unflatten_dict
 from layers.attention import Attention, attend
 from layers.axes import constrain, declared_axes, truncated_weight, zeros
 from layers.block import REMAT
+from layers.fsdp import all_gather_params
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
-from layers.products import project
+from layers.products import einsum
 from layers.puzzles import PuzzleTable
 from layers.rotary import rotary_angles, rotary_frequencies
-from layers.shards import whole
 
-CONSTANT = "constant"  # names the dimension of what is drawn once and never trained
+CONSTANT = "constant"  # names the dimension of constants, which are drawn once and never trained
 EPSILON = 1e-5
 HALT_BIAS = -5.0  # at first nothing halts
 NUM_HALT = 2  # halt, and continue, which arXiv:2506.21734 trains and the published recipes do not
@@ -39,19 +39,19 @@ def head_dim(config) -> int:
 
 
 def prefix_length(config) -> int:
-    """Return the positions before the cells, on which the puzzle's embedding stands."""
+    """Return the number of positions before the cells; they hold the puzzle's embedding."""
     return config.puzzle_dim and (config.prefix_length or math.ceil(config.puzzle_dim / config.embed_dim))
 
 
 def mixer_dim(length: int) -> int:
-    """Return the hidden width of the SwiGLU that mixes so many positions: 4 * 2/3 of them, in steps of 256."""
+    """Return the hidden width of the SwiGLU that mixes `length` positions: 4 * 2/3 of it, in steps of 256."""
     return 256 * math.ceil(round(4 * length * 2 / 3) / 256)
 
 
 def flops_per_token(config, num_cells: int) -> float:
     """Return floating-point operations to train on one cell for one supervision step.
 
-    2 per weight of a product for each of the network's calls, and 4 more for those of the last cycle, with gradient.
+    There are 2 per weight of a product for each call of the network. The last cycle has a gradient: its calls add 4.
     """
     length = prefix_length(config) + num_cells
     mlp = 3 * config.embed_dim * config.mlp_dim
@@ -66,13 +66,13 @@ def flops_per_token(config, num_cells: int) -> float:
 class TRM(nnx.Module):
     """Token embedding, a prefix for the puzzle, the recursion of one network (or two), and heads for cells and halting.
 
-    Beside the published model: `low_latents` = 0 for a single latent, more than 1 for several low ones that take turns,
-    `networks` = 2 for a network of its own that updates `high`, as in HRM (arXiv:2506.21734).
+    Variants of the published model: `low_latents` = 0 for a single latent, more than 1 for several low latents that
+    take turns; `networks` = 2 for a separate network that updates `high`, as in HRM (arXiv:2506.21734).
 
     Args:
       config: the `model` section of a configuration.
-      dtype: that it computes in.
-      scan: over the updates of a cycle without gradient, else they are unrolled.
+      dtype: compute type.
+      scan: whether to scan over the updates of a cycle without gradient; else they are unrolled.
       kernel: unused; all positions see all, and sequences are short.
     """
 
@@ -95,7 +95,7 @@ class TRM(nnx.Module):
         self.halt = HaltHead(self.embed_dim)
 
     def start(self, num_puzzles: int) -> States:
-        """Return the states that so many puzzles begin with, one vector at all positions."""
+        """Return the initial states of `num_puzzles` puzzles, the same vector at all positions."""
 
         def everywhere(vector_D):
             return jnp.broadcast_to(vector_D[...].astype(self.dtype), (num_puzzles, self.length, self.embed_dim))
@@ -105,7 +105,7 @@ class TRM(nnx.Module):
     def __call__(self, states: States, inputs: jax.Array, puzzles_B: jax.Array) -> tuple[States, jax.Array, jax.Array]:
         """Take one supervision step.
 
-        The last of `high_cycles` cycles alone has a gradient, and none goes into `states`.
+        Only the last of `high_cycles` cycles has a gradient; `states` have none.
 
         Args:
           inputs: int [B, S].
@@ -119,17 +119,17 @@ class TRM(nnx.Module):
         free = jax.tree.map(jax.lax.stop_gradient, (networks, x_BTD))
         cycle = functools.partial(self._cycle, scan=self.scan)
         states = _repeat(lambda states: cycle(states, *free), states, self.high_cycles - 1, self.scan)
-        # A loop would copy what the backward pass needs of each update into one array: 7 % of a step on a v4-64.
+        # A loop would copy the residuals of all updates into one array: 7 % of a step on a v4-64.
         states = self._cycle(jax.lax.stop_gradient(states), networks, x_BTD, scan=False)
         high_BTD = states[0]
-        logits = project("BSD,DV->BSV", high_BTD[:, self.prefix :], self.head())
+        logits = einsum("BSD,DV->BSV", high_BTD[:, self.prefix :], self.head())
         halt = self.halt(high_BTD[:, 0])
         return jax.lax.stop_gradient(states), logits, halt
 
     def _embed(self, inputs: jax.Array, puzzles_B: jax.Array) -> jax.Array:
         """Return [B, T, D] of unit variance."""
-        chosen_BSV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product is fast both ways
-        x_BTD = project("BSV,VD->BSD", chosen_BSV, self.embedding())
+        chosen_BSV = jax.nn.one_hot(inputs, self.embedding.shape[0], dtype=self.dtype)  # a product's gradient is fast
+        x_BTD = einsum("BSV,VD->BSD", chosen_BSV, self.embedding())
         if self.prefix:
             rows_BE = self.puzzles(puzzles_B).astype(self.dtype)
             room = self.prefix * self.embed_dim - rows_BE.shape[1]
@@ -141,7 +141,7 @@ class TRM(nnx.Module):
         return constrain(math.sqrt(self.embed_dim) * x_BTD, "batch", "length", "act_embed")
 
     def _networks(self) -> tuple[Callable, Callable]:
-        """Return what updates the low latents and what updates `high`, trees of arrays, their weights whole."""
+        """Return the update functions of the low latents and of `high`, as trees of gathered weights."""
         angles = None
         if self.rope:
             angles = rotary_angles(jnp.arange(self.length)[None], *rotary_frequencies(*self.rope))
@@ -149,7 +149,7 @@ class TRM(nnx.Module):
         return low, self.high_network.updating(angles, self.remat) if self.high_network else low
 
     def _cycle(self, states: States, networks: tuple[Callable, Callable], x_BTD: jax.Array, *, scan: bool) -> States:
-        """Update the low latents `low_cycles` times, each from all the others, then `high` from them."""
+        """Update the low latents `low_cycles` times, each from all others, then `high` from them."""
         update_low, update_high = networks
 
         def turn(states):
@@ -164,18 +164,18 @@ class TRM(nnx.Module):
 
 
 class Table(nnx.Module):
-    """A matrix that is looked up or added, entries of variance 1 / D."""
+    """An embedding matrix with entries of variance 1 / D."""
 
     def __init__(self, shape: tuple[int, int], axes: tuple, *, rngs: nnx.Rngs):
         self.embedding = truncated_weight(rngs, shape, axes, shape[1] ** -0.5)
         self.shape, self.axes = shape, axes
 
     def __call__(self) -> jax.Array:
-        return whole(self.embedding[...], self.axes, jnp.float32)
+        return all_gather_params(self.embedding[...], self.axes, jnp.float32)
 
 
 class InitialStates(nnx.Module):
-    """The vectors [D] that every position starts from: constants, drawn once."""
+    """The initial vectors [D] of every position: constants, drawn once."""
 
     def __init__(self, embed_dim: int, *, rngs: nnx.Rngs):
         self.high = truncated_weight(rngs, (embed_dim,), (CONSTANT,), 1.0)
@@ -189,7 +189,7 @@ class Head(nnx.Module):
         self.kernel = truncated_weight(rngs, (embed_dim, vocab_size), ("embed", "vocab"), embed_dim**-0.5)
 
     def __call__(self) -> jax.Array:
-        return whole(self.kernel[...], ("embed", "vocab"), jnp.float32)
+        return all_gather_params(self.kernel[...], ("embed", "vocab"), jnp.float32)
 
 
 class HaltHead(nnx.Module):
@@ -200,23 +200,23 @@ class HaltHead(nnx.Module):
         self.bias = nnx.Param(jnp.full((NUM_HALT,), HALT_BIAS), out_sharding=(None,))
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
-        kernel = whole(self.kernel[...], ("embed", None), jnp.float32)
-        logits = project("BD,DV->BV", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
+        kernel = all_gather_params(self.kernel[...], ("embed", None), jnp.float32)
+        logits = einsum("BD,DV->BV", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
         return logits.astype(jnp.float32)
 
 
 class Network(nnx.Module):
-    """`num_layers` blocks that update a latent: blocks(latent + what is new)."""
+    """Blocks that update a latent: blocks(latent + input)."""
 
     def __init__(self, config, length: int, *, rngs: nnx.Rngs):
         blocks = {str(layer): Block(config, length, rngs=rngs) for layer in range(config.num_layers)}
         self.blocks = nnx.Dict(blocks)
 
     def updating(self, angles: tuple | None, remat: str) -> Callable:
-        """Return (latent, what is new) -> latent, a tree whose arrays are the weights, brought whole once."""
+        """Return the update (latent, input) -> latent, a tree of the weights, which are all-gathered once."""
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
-        weights = whole(nnx.to_pure_dict(state), axes, jnp.float32)
+        weights = all_gather_params(nnx.to_pure_dict(state), axes, jnp.float32)
         return jax.tree_util.Partial(functools.partial(_updated, graph, remat), weights, angles)
 
 
@@ -232,9 +232,9 @@ def _updated(graph, remat: str, weights: dict, angles: tuple | None, latent_BTD,
 
 
 class Block(nnx.Module):
-    """norm(h + mixer(h)), then norm(h + mlp(h)), by norms without a scale; the mixer attends, or is an MLP over T.
+    """Compute norm(h + mixer(h)), then norm(h + mlp(h)), with norms without a scale.
 
-    The MLP's norm is over T as well.
+    The mixer is attention, or an MLP over T with its norm over T too.
     """
 
     def __init__(self, config, length: int, *, rngs: nnx.Rngs):
@@ -262,7 +262,7 @@ class Block(nnx.Module):
 
 
 class LengthMixer(SwiGLU):
-    """Gated feed-forward over positions, [T, B, D]: with these first each product is one of two matrices."""
+    """Gated feed-forward over positions, [T, B, D]; with T first, each product is one of two matrices."""
 
     INTO, OUT = "TBD,TF->FBD", "FBD,FT->TBD"
     HIDDEN = ("mlp", "batch", "act_embed")
@@ -273,7 +273,7 @@ def _normalized(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def _repeat(update: Callable, value, count: int, scan: bool):
-    """Return update(update(...(value))), as a loop if `scan`."""
+    """Return update(update(...(value))), `count` times; as a loop if `scan`."""
     if scan:
         return jax.lax.scan(lambda value, _: (update(value), None), value, length=count)[0]
     for _ in range(count):
@@ -288,4 +288,4 @@ def _sinusoids(length: int, embed_dim: int) -> jax.Array:
     return math.sqrt(2 / embed_dim) * jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
 
 
-make = TRM  # as a model is made, with a mesh in context
+make = TRM  # call it with a mesh in context

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next-token prediction beside a teacher: cross-entropy, divergence from its logits, distance of both streams.
+"""Distillation from a frozen teacher: cross-entropy, divergence from its logits, distance of both streams.
 
-The loss takes the teacher as one more argument, a model that has the same words; what is reported as `loss`, and what
-is evaluated, is the student's cross-entropy. arXiv:1503.02531; of streams, arXiv:1909.10351, equation 8, here of the
-normalised last one, each scaled to a mean square of 1.
+The loss takes the teacher as an additional argument, a model with the same vocabulary. The reported and evaluated
+`loss` is the student's cross-entropy. Logits: arXiv:1503.02531. Streams: arXiv:1909.10351, equation 8, here for the
+normalised last streams, each scaled to a mean square of 1.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from layers.distillation import How, distillation_loss
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 
-LEAST_PARTS = 4  # of the vocabulary: both models' logits and softmaxes take the place that else one's logits have
+LEAST_PARTS = 4  # of the vocabulary: then the logits and softmaxes of both models need the memory of one's logits
 EPSILON = 1e-6  # added to mean squares
 
 
@@ -40,31 +40,31 @@ def make(config, *, num_chunks: int, teacher) -> "Distillation":
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(LanguageModeling):
-    """`hidden_weight` is that of the mean squared difference of the streams, the student's projected."""
+    """The distillation loss; `hidden_weight` weighs the mean squared difference of the streams of both models."""
 
     how: How | None = None
     hidden_weight: float = 0.0
 
     def loss(self, model, carry, batch, key, teacher):
-        """The key is of the student's dropout; the teacher has none, and no gradient."""
+        """Return the loss; `key` is that of the student's dropout. The teacher has no dropout and no gradient."""
         inputs = batch["tokens"], batch["positions"], batch["segments"]
-        stream_BTD, _, figures = model.routed(*inputs, key=key)
+        stream_BTD, _, figures = model.forward_with_aux(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
         weights_BT = weights(batch)
         weight = weights_BT.sum()
         total, loss_sum, divergence = distillation_loss(
-            *model.with_head(stream_BTD), *teacher.with_head(teacher_stream), batch["targets"], weights_BT, self.how
+            *model.head_inputs(stream_BTD), *teacher.head_inputs(teacher_stream), batch["targets"], weights_BT, self.how
         )
         scalars = {"loss": (loss_sum, weight), "divergence": (divergence, weight)}
         if self.hidden_weight:
             distance = jnp.sum(weights_BT * _distance(model.projection(stream_BTD), teacher_stream))
             total += self.hidden_weight * distance
             scalars["hidden_distance"] = (distance, weight)
-        penalty, routed = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
-        return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | routed))
+        penalty, of_router = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | of_router))
 
     def evaluate(self, model, batch, teacher=None) -> dict:
-        """The student's cross-entropy, without a teacher."""
+        """Return the student's cross-entropy; the teacher is not used."""
         return super().evaluate(model, batch)
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct preference optimisation: of two answers the chosen one becomes likelier than under a frozen reference.
+"""Direct preference optimisation with a frozen reference (arXiv:2305.18290, equation 7).
 
-arXiv:2305.18290, equation 7: the mean over pairs of -log sigmoid(beta * (log ratio of what is chosen - log ratio of
-what is rejected)), a log ratio being log p(answer | prompt) of the model less that of the reference, and beta times it
-an answer's reward. A row is a pair: segment 1 is the prompt with the chosen answer, segment 2 with the rejected one,
-and the targets that count are the answer's. The loss takes the reference as one more argument, as distillation its
-teacher.
+The loss is the mean over pairs of -log sigmoid(beta * (chosen log ratio - rejected log ratio)). A log ratio is log
+p(answer | prompt) of the model minus that of the reference; beta times it is the reward of an answer. A row is a pair:
+segment 1 is the prompt with the chosen answer, segment 2 the prompt with the rejected one. Only targets of answers are
+unmasked. The loss takes the reference as an additional argument.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.cross_entropy import log_probabilities
-from layers.stream import num_holders, summed
+from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 
@@ -32,12 +31,12 @@ def make(config, *, num_chunks: int, teacher) -> "DPO":
 
 @dataclasses.dataclass(frozen=True)
 class DPO(LanguageModeling):
-    """A pair of which an answer has no token left, all having been cut off, weighs 0."""
+    """The DPO loss. A pair with an answer that was cut off completely has weight 0."""
 
     beta: float = 0.1
 
     def random_batch(self, key) -> dict[str, jax.Array]:
-        """Pairs of answers without a prompt."""
+        """Return random pairs of answers without a prompt."""
         batch = super().random_batch(key)
         place_BT = jnp.broadcast_to(jnp.arange(self.length), batch["tokens"].shape)
         half = self.length // 2
@@ -45,35 +44,35 @@ class DPO(LanguageModeling):
         return batch | {"segments": segments_BT, "positions": jnp.where(segments_BT == 1, place_BT, place_BT - half)}
 
     def loss(self, model, carry, batch, key, reference):
-        """The key is of the model's dropout; the reference has none, and no gradient."""
+        """Return the loss; `key` is that of the model's dropout. The reference has no dropout and no gradient."""
         log_ratios = self._log_probabilities(model, batch, key) - jax.lax.stop_gradient(
             self._log_probabilities(reference, batch, None)
         )
         margin_B = self.beta * (log_ratios[0] - log_ratios[1])
-        counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / num_holders()
+        counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / sequence_shards()
         of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": (1 + jnp.sign(margin_B)) / 2, "margin": margin_B}
         scalars = {name: (jnp.sum(counts_B * of_pair), counts_B.sum()) for name, of_pair in of_pairs.items()}
-        told = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
-        return scalars["loss"], (carry, told)
+        reported = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
+        return scalars["loss"], (carry, reported)
 
     def evaluate(self, model, batch, reference) -> dict:
-        """The loss, the share of pairs whose chosen answer has the higher reward (a tie is half), and by how much."""
+        """Return loss, accuracy (the fraction of pairs with a higher chosen reward; a tie is half), and margin."""
         _, (_, scalars) = self.loss(model, {}, batch, None, reference)
         return {name: scalars[name] for name in ("loss", "accuracy", "margin")}
 
-    def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
-        """The loss and the accuracy."""
+    def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
+        """Return the texts of loss, accuracy and margin."""
         loss, accuracy, margin = (figures[name] for name in ("loss", "accuracy", "margin"))
         return "loss", f"{loss:.4f} a pair, accuracy {accuracy:.2%}, margin {margin:.3f}", "pairs"
 
     def _log_probabilities(self, model, batch: dict, key) -> jax.Array:
-        """Return log p(answer | prompt) of what is chosen and of what is rejected: float32 [2, B]."""
+        """Return log p(answer | prompt) of the chosen and of the rejected answers: float32 [2, B]."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        log_p_BT = log_probabilities(*model.with_head(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
+        log_p_BT = log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
         return _of_sides(batch, log_p_BT)
 
 
 def _of_sides(batch: dict, of_token_BT: jax.Array) -> jax.Array:
-    """Return sums over the tokens of each side, those of all devices that share a row: [2, B]."""
+    """Return sums over the tokens of each side, all-reduced over the devices that share a sequence: [2, B]."""
     sides = [jnp.sum(of_token_BT * (batch["segments"] == side), axis=1) for side in SIDES]
-    return summed(jnp.stack(sides))
+    return psum_sequence(jnp.stack(sides))

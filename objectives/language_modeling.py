@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next-token prediction: the mean over the tokens that count of -log p(target), in nats.
+"""Next-token prediction: the mean of -log p(target) over unmasked tokens, in nats.
 
-An objective is a module with `make`. What it makes has these six, and returns sums and weights, never means, so that
-it is right under any sharding, packing and accumulation:
+An objective is a module with `make`, which returns an object with these six methods. They return sums and weights,
+never means, so that they are correct under any sharding, packing and accumulation:
 
-- `batch()`: {name: shape} of the int32 arrays of a batch, their first dimension the rows;
-- `random_batch(key)`: one of these with random contents, to prove a layout with;
-- `init_carry(model, rows, key)`: what one step hands to the next beside the parameters, its first dimensions the rows;
-- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars), the weight in tokens, scalars (sum, weight) too,
-  among them `tokens` where that weight counts something else;
+- `batch()`: {name: shape} of the int32 arrays of a batch; the first dimension is the rows;
+- `random_batch(key)`: a batch with random contents, to prove a layout;
+- `init_carry(model, rows, key)`: the initial carry, which steps pass on with the state; its first dimensions are rows;
+- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars). The weight is in tokens, and scalars are (sum,
+  weight) pairs. They include `tokens` if the weight counts something else;
 - `evaluate(model, batch)`: the scalars of held-out rows;
-- `told(figures)`: what to say of their means: (name, values, what the weight of the loss counts).
+- `format_metrics(figures)`: the texts for their means: (name, values, unit of the weight of the loss).
 """
 
 import dataclasses
@@ -37,17 +37,18 @@ def make(config, *, num_chunks: int) -> "LanguageModeling":
 
 
 def weights(batch: dict) -> jax.Array:
-    """Return float32 [B, T]: 1 where a target counts; padding, of segment 0, and targets less than 0 do not."""
+    """Return the float32 loss mask [B, T]: 0 for padding, which has segment 0, and for targets less than 0."""
     return ((batch["segments"] > 0) & (batch["targets"] >= 0)).astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling:
-    """`z_loss` is the weight of mean log(Z)^2; part of what is minimised, not of the reported `loss`.
+    """Cross-entropy with auxiliary losses, which are minimised but not part of the reported `loss`.
 
-    So are `balance_loss` and `router_z_loss`, the weights of what layers/experts.py adds: sums over tokens that are
-    read, divided as all is by those that count, so that of conversations they weigh more. A held-out sequence is
-    computed in `heldout_parts` parts of its length, one after the other.
+    `z_loss` is the weight of mean log(Z)^2. `balance_loss` and `router_z_loss` are the weights of the router losses of
+    layers/experts.py. Router losses are sums over all tokens, but they are divided by the number of unmasked ones like
+    everything else, so they weigh more in conversations. A held-out sequence is computed in `heldout_parts` consecutive
+    parts of its length.
     """
 
     rows: int
@@ -60,11 +61,11 @@ class LanguageModeling:
     heldout_parts: int = 1
 
     def batch(self) -> dict[str, tuple]:
-        """Segment 0 is padding and weighs 0, as does a target of -1."""
+        """Return the shapes of a batch. Segment 0 is padding; padding and targets of -1 have weight 0."""
         return dict.fromkeys(("tokens", "targets", "segments", "positions"), (self.rows, self.length))
 
     def random_batch(self, key) -> dict[str, jax.Array]:
-        """Some four documents a row, of random lengths; of the last row a third is padding."""
+        """Return a random batch: about four documents a row; a third of the last row is padding."""
         of_tokens, of_starts = jax.random.split(key)
         stream = jax.random.randint(of_tokens, (self.rows, self.length + 1), 0, self.vocab_size)
         starts_BT = jax.random.bernoulli(of_starts, 4 / self.length, (self.rows, self.length)).at[:, 0].set(True)
@@ -77,25 +78,25 @@ class LanguageModeling:
         }  # fmt: skip
 
     def init_carry(self, model, rows: int, key) -> dict:
-        """Nothing."""
+        """Return {}: there is no carry."""
         return {}
 
     def loss(self, model, carry, batch, key):
-        """The key is of the model's dropout; None, as in evaluation, for none."""
-        stream_BTD, _, figures = model.routed(batch["tokens"], batch["positions"], batch["segments"], key=key)
+        """Return the loss; `key` is that of the dropout, None for none."""
+        stream_BTD, _, figures = model.forward_with_aux(batch["tokens"], batch["positions"], batch["segments"], key=key)
         weights_BT = weights(batch)
         total, loss_sum = cross_entropy(
-            *model.with_head(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
+            *model.head_inputs(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
         weight = weights_BT.sum()
-        penalty, scalars = experts.terms(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
+        penalty, scalars = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, {"loss": (loss_sum, weight)} | scalars)
 
     def evaluate(self, model, batch) -> dict:
-        """The loss, with nothing random in it.
+        """Return the loss without dropout.
 
-        Of several parts each attends to those before by a key-value cache, so that the sums are those of the whole but
-        for rounding, in the memory of a part and of the cache.
+        With several parts, each attends to the earlier ones by a key-value cache. The sums equal those of the full
+        length except for rounding, with the memory of one part and the cache.
         """
         if self.heldout_parts == 1:
             return {"loss": self._heldout(model, batch, None)[0]}
@@ -118,10 +119,10 @@ class LanguageModeling:
         length = weights_BT.shape[1]
         chunks = next(n for n in range(1, length + 1) if length % n == 0 and n * self.heldout_parts >= self.num_chunks)
         _, loss_sum = cross_entropy(
-            *model.with_head(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
+            *model.head_inputs(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
         )
         return (loss_sum, weights_BT.sum()), cache
 
-    def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
-        """The loss."""
+    def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
+        """Return the texts of the loss."""
         return "loss", f"{figures['loss']:.4f} nats a token", "tokens"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deep supervision of a recursive model, with halting (arXiv:2510.04871, section 4.5; arXiv:2506.21734).
 
-A row of the batch is a slot that holds a puzzle for several steps: each step the model goes on from the states that it
-left, is corrected, and says whether it is done. A slot that has halted takes the puzzle that comes with the next batch,
-whose rows for the other slots are used up unread.
+A row of the batch is a slot that holds a puzzle for several steps. In each step the model continues from its last
+states, gets a loss, and predicts whether it is done. A slot that has halted takes its row of the next batch as a new
+puzzle; the rows of other slots are discarded.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from layers.stablemax import softmax_loss, stablemax_loss
 
-IGNORED = -100  # a label that is not learned
+IGNORED = -100  # a masked label
 HALT_WEIGHT = 0.5
 LOSSES = {"stablemax": stablemax_loss, "softmax": softmax_loss}
 
@@ -29,11 +29,11 @@ def make(config, *, num_chunks: int) -> "Recursive":
 
 @dataclasses.dataclass(frozen=True)
 class Recursive:
-    """What is minimised of a slot is the mean loss of its cells and half the loss of its halt logit.
+    """Minimise the mean loss of a slot's cells plus half the loss of its halt logit.
 
     Attributes:
-      max_steps: after so many a slot halts.
-      exploration: probability that a slot has to take a random number of steps at least, drawn anew each step.
+      max_steps: number of steps after which a slot halts.
+      exploration: probability, in each step, that a slot must take at least a random number of steps.
     """
 
     rows: int
@@ -45,12 +45,12 @@ class Recursive:
     num_puzzles: int = 1  # of random batches
 
     def batch(self) -> dict[str, tuple]:
-        """Inputs and labels are tokens, IGNORED among the labels; identifiers are rows of the puzzle table."""
+        """Return the shapes of a batch: tokens, labels (may be IGNORED), and identifiers, rows of the puzzle table."""
         cells = (self.rows, self.num_cells)
         return {"inputs": cells, "labels": cells, "puzzle_identifiers": (self.rows,)}
 
     def random_batch(self, key) -> dict[str, jax.Array]:
-        """A tenth of the cells is not learned."""
+        """Return a random batch; a tenth of its labels is IGNORED."""
         of_inputs, of_labels, of_ignored, of_puzzles = jax.random.split(key, 4)
         cells = (self.rows, self.num_cells)
         labels = jax.random.randint(of_labels, cells, 0, self.vocab_size)
@@ -61,7 +61,7 @@ class Recursive:
         }
 
     def init_carry(self, model, rows: int, key) -> dict:
-        """Slots that have all halted, each with random draws of its own, so that no layout changes them."""
+        """Return halted slots; each has its own random key, so the draws do not depend on the layout."""
         return {
             "states": jax.tree.map(jnp.zeros_like, model.start(rows)),
             "steps": jnp.zeros(rows, jnp.int32),
@@ -71,7 +71,7 @@ class Recursive:
         }
 
     def loss(self, model, carry, batch, key):
-        """One supervision step of every slot; what is random in it comes from the carry."""
+        """Return the loss of one supervision step of every slot; random draws come from the carry."""
         carry, logits, halt_logits = self.step(model, carry, batch)
         draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
         wants = (halt_logits > 0) & (carry["steps"] >= chosen)
@@ -84,19 +84,19 @@ class Recursive:
         return (total * self.num_cells, rows * self.num_cells), (carry, jax.lax.stop_gradient(scalars))
 
     def evaluate(self, model, batch) -> dict:
-        """After `max_steps` of a fresh carry, over rows that have any label; none halts before."""
+        """Return the scalars after `max_steps` from a fresh carry, over rows with any label; no slot halts earlier."""
         sums = self._sums(*self._answered(model, batch))
         counts = sums.pop("count") > 0
         scalars = _counted(sums, counts)
         return scalars | {"loss": scalars["lm_loss"]}
 
     def predict(self, model, batch) -> tuple[jax.Array, jax.Array]:
-        """Return what is answered where `evaluate` evaluates: (int32 tokens [B, cells], float32 halt logits [B])."""
+        """Return the answers that `evaluate` evaluates: (int32 tokens [B, cells], float32 halt logits [B])."""
         _, logits, halt_logits = self._answered(model, batch)
         return jnp.argmax(logits, axis=-1).astype(jnp.int32), halt_logits
 
-    def told(self, figures: dict[str, float]) -> tuple[str, str, str]:
-        """How many puzzles are solved, how many cells are right, and the loss."""
+    def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
+        """Return the texts of solved puzzles, correct cells, and the loss."""
         exact, cells, loss = (figures[name] for name in ("exact_accuracy", "accuracy", "loss"))
         return "exact", f"{exact:.2%}, cells {cells:.2%}, loss {loss:.4f} a cell", "puzzles"
 
@@ -114,12 +114,12 @@ class Recursive:
         return carry | {"states": states, "steps": steps, **example}, logits, halt[:, 0]
 
     def step_on(self, model, carry: dict, batch: dict) -> tuple[dict, jax.Array, jax.Array]:
-        """Return what `step` does, with no slot halted after it."""
+        """Return the results of `step` with no slot halted."""
         carry, logits, halt_logits = self.step(model, carry, batch)
         return carry | {"halted": jnp.zeros_like(carry["halted"])}, logits, halt_logits
 
     def _answered(self, model, batch) -> tuple[dict, jax.Array, jax.Array]:
-        """Return what `step` does, after `max_steps` of a fresh carry in which nothing halts."""
+        """Return the results of `step` after `max_steps` from a fresh carry, in which no slot halts."""
         rows = batch["labels"].shape[0]
         carry = self.init_carry(model, rows, jax.random.key(0))
         _, *shapes = jax.eval_shape(lambda: self.step_on(model, carry, batch))
@@ -127,7 +127,7 @@ class Recursive:
         return jax.lax.fori_loop(0, self.max_steps, lambda _, before: self.step_on(model, before[0], batch), begun)
 
     def _sums(self, carry: dict, logits: jax.Array, halt_logits: jax.Array) -> dict[str, jax.Array]:
-        """Return float32 [B] each: `count` of cells that are learned, losses, and what is reported of a slot."""
+        """Return float32 [B] each: `count` of unmasked cells, losses, and metrics of a slot."""
         labels = carry["labels"]
         learned = labels != IGNORED
         count = learned.sum(axis=1)
@@ -147,12 +147,12 @@ class Recursive:
 
 
 def _counted(of_slots: dict[str, jax.Array], counts: jax.Array) -> dict[str, tuple]:
-    """Return for each name the pair (sum over the slots that count, how many those are)."""
+    """Return for each name the pair (sum over the counted slots, their number)."""
     return {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in of_slots.items()}
 
 
 def _drawn(draws: jax.Array, exploration: float, max_steps: int) -> tuple[jax.Array, jax.Array]:
-    """Return (what the next draws come from, the steps that each slot has to take at least, 0 for most)."""
+    """Return (the keys of the next draws, the minimum number of steps of each slot, 0 for most)."""
 
     def one(data):
         after, explores, steps = jax.random.split(jax.random.wrap_key_data(data), 3)

@@ -12,59 +12,61 @@ RULES = (
     # weights
     ("layers", None),
     ("vocab", "model"),
-    ("embed", ("fsdp", "context", "expert")),  # whatever splits tokens but copies: all share the weights
+    ("embed", ("fsdp", "context", "expert")),  # all axes that shard tokens, except the data-parallel ones
     ("heads", "model"),
     ("kv_heads", "model"),
     ("head_dim", None),
     ("mlp", "model"),
     ("rank", None),
     ("norm", None),
-    ("puzzles", None),  # a table's columns are split, so that each device has all rows
+    ("puzzles", None),  # a table's columns are sharded, so each device has all rows
     ("constant", None),
     ("router", None),
     ("balance", None),
-    ("experts", ("expert", "model")),  # an expert is not split: what splits other layers' columns holds others of them
+    ("experts", ("expert", "model")),  # each expert is on one device; `model` shards the experts, not their columns
     ("expert_embed", ("fsdp", "context")),
     ("expert_mlp", None),
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
     ("length", "context"),
-    ("stream", "model"),  # the length outside attention and MLP, where each device computes by itself
-    ("key_length", None),  # every query sees every key: keys and values are gathered over context
+    ("stream", "model"),  # the length of the residual stream inside a shard_map: sequence parallelism
+    ("key_length", None),  # every query sees every key: keys and values are all-gathered over context
     ("act_embed", None),
-    ("tokens", (*BATCH_AXES, "model")),  # batch and length together, where devices send each other tokens
-    ("owners", ("expert", "model")),  # of experts, to which they send them
+    ("tokens", (*BATCH_AXES, "model")),  # batch and length together, for the all-to-all of a mixture of experts
+    ("owners", ("expert", "model")),  # the devices that hold the experts
 )
 
-OF_A_DEVICE, IN_SHARDS = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
+# Dimensions whose own part is all that a device sees inside a shard_map, and those that shard weights.
+LOCAL, SHARDED_PARAM = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
 
 
-def without(mesh_axes: tuple[str, ...]) -> list[tuple]:
-    """Return the rules for code whose batch is no longer split over these mesh axes."""
+def rules_without(mesh_axes: tuple[str, ...]) -> list[tuple]:
+    """Return the rules for code whose batch is no longer sharded over these mesh axes."""
     rules = dict(RULES)
     left = {name: tuple(axis for axis in rules[name] if axis not in mesh_axes) for name in ("batch", "tokens")}
     return list((rules | left).items())
 
 
-def on_device(*, weights_whole: bool = False) -> list[tuple]:
-    """Return the rules for what one device computes: of its rows, heads, experts and MLP columns it knows no others.
+def shard_map_rules(*, gathered_params: bool = False) -> list[tuple]:
+    """Return the rules inside a shard_map, where rows, heads, experts and MLP columns are local to a device.
 
-    With `weights_whole` it knows no other parts of a weight either, which else lie in shards.
+    With `gathered_params` all weights are gathered already, and no dimension of a weight is sharded.
     """
-    own = OF_A_DEVICE + (IN_SHARDS if weights_whole else ())
+    own = LOCAL + (SHARDED_PARAM if gathered_params else ())
     return list((dict(RULES) | dict.fromkeys(own)).items())
 
 
 def batch_sharding(mesh, ndim: int = 2) -> NamedSharding:
-    """Return the layout of a batch array [batch, length], or of its first dimensions."""
+    """Return the sharding of a batch array [batch, length], or of its first dimensions."""
     rules = dict(RULES)
     return NamedSharding(mesh, PartitionSpec(*(rules["batch"], rules["length"])[:ndim]))
 
 
 def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
-    """Return the NamedSharding of each weight as a nested dictionary; ConfigError where an axis does not divide one.
+    """Return the NamedSharding of each weight as a nested dictionary.
 
-    `declared` is {path: (shape, axis names)}; a dimension without a name is not split.
+    `declared` is {path: (shape, axis names)}; a dimension without a name is not sharded. Raises ConfigError if a mesh
+    axis does not divide a dimension.
     """
     rules, shardings = dict(RULES) | {None: None}, {}
     for path, (shape, names) in declared.items():

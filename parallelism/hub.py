@@ -14,15 +14,13 @@ import time
 
 from files.json_reader import JsonError
 from parallelism import messages
-from parallelism.blame import Sign, to_blame
+from parallelism.blame import Heartbeat, to_blame
 from parallelism.door import Door
 from parallelism.messages import send
 from parallelism.secret import Secret
 
-LEAD = 2  # boundaries from the furthest process to where all are proposed to stop
-# That a process passes at most from where it asks for a stop, and holds, to where all stop: others may be one further.
-BOUNDARIES_TO_STOP = LEAD + 3
-# That a process passes at most from where it asks for a stop, and holds, to where all stop: others may be one further.
+LEAD = 2  # boundaries from the furthest process to the proposed stop
+# A process that asks for a stop and holds passes at most this many boundaries until all stop; others pass one more.
 BOUNDARIES_TO_STOP = LEAD + 3
 LEAVE_SECONDS = 10.0
 LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of what a process says, in a line
@@ -46,27 +44,30 @@ class Hub:
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
         self.proposal, self.promises, self.blamed = None, {}, ""
-        self.said: dict[int, tuple[Sign | None, float]] = {}  # the last sign, and when; None: no more
+        self.last_heartbeats: dict[
+            int, tuple[Heartbeat | None, float]
+        ] = {}  # with their times; None: no more will come
         self.door = Door(listener, secret, self._serve)
         self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
         self.timer.daemon = True
         self.timer.start()
 
-    def signs(self) -> list[Sign]:
-        """Return the last sign of every process that is here and has not ended its watch, by number."""
+    def heartbeats(self) -> list[Heartbeat]:
+        """Return the last heartbeat of every process that is connected and has not ended its watch, by number."""
         with self.changed:
             waiting = {index for given in self.values.values() for index in given}
-            here = [(index, *said) for index, said in sorted(self.said.items()) if index not in self.left and said[0]]
+            last = sorted(self.last_heartbeats.items())
+            here = [(index, beat, since) for index, (beat, since) in last if index not in self.left and beat]
             now = time.monotonic()
-            return [dataclasses.replace(sign, age=now - since, waits=n in waiting) for n, sign, since in here]
+            return [dataclasses.replace(beat, age=now - since, waits=n in waiting) for n, beat, since in here]
 
     def settle(self, seconds: float) -> None:
-        """Return when all have been told why the run ends, or after some seconds; before process 0 ends itself."""
+        """Wait until all processes know why the run ends, or for some seconds, before process 0 ends."""
         with self.changed:
             self.changed.wait_for(lambda: self.end, seconds)
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Go when every process has said goodbye, or after some seconds."""
+        """Close when every process has left, or after some seconds."""
         with self.changed:
             self.changed.wait_for(lambda: len(self.left) == self.count, seconds)
         self.door.close()
@@ -93,7 +94,7 @@ class Hub:
             self.changed.notify_all()
 
     def _join(self, lines, connection: socket.socket) -> int | None:
-        """Return the number of a process that joins; None for one that cannot, which is told why.
+        """Return the number of a process that joins; None for one that cannot, after a message with the reason.
 
         Raises JsonError and OSError for one that does not say who it is.
         """
@@ -119,7 +120,7 @@ class Hub:
     def _joined(self, index: int, host: str, connection: socket.socket) -> None:
         messages.keep_alive(connection)
         self.connections[index], self.hosts[index] = connection, host
-        self.said[index] = (Sign(index, host, "start_up", 0, 0, 0.0, {}), time.monotonic())
+        self.last_heartbeats[index] = (Heartbeat(index, host, "start_up", 0, 0, 0.0, {}), time.monotonic())
         if self.end:
             send(connection, self.end)
         elif len(self.hosts) == self.count:
@@ -133,8 +134,8 @@ class Hub:
                 self._propose(message["passed"] + LEAD)
             case "promise" if message["boundary"] == self.proposal:
                 self._promised(index, message["passed"])
-            case "sign":
-                self.said[index] = (message["sign"], time.monotonic())
+            case "heartbeat":
+                self.last_heartbeats[index] = (message["heartbeat"], time.monotonic())
             case "blame":
                 self.blamed = self.blamed or self._who_is_to_blame(message["allowed"])  # for all: they may end first
                 send(connection, {"kind": "blame", "text": self.blamed})
@@ -147,10 +148,10 @@ class Hub:
 
     def _who_is_to_blame(self, allowed: float) -> str:
         """Return it in words; "" where they got on within the seconds that are `allowed`."""
-        signs = self.signs()
-        if not signs:
+        heartbeats = self.heartbeats()
+        if not heartbeats:
             return "no process says any more where it is"
-        found = to_blame(signs)
+        found = to_blame(heartbeats)
         return found.text if found.idle > allowed else ""
 
     def _collect(self, index: int, message: dict) -> None:
@@ -183,7 +184,7 @@ class Hub:
                 self._end(f"{which} did not come up within {seconds:g} s (there are: {came}){strangers}", 1)
 
     def _end(self, line: str, status: int, also: socket.socket | None = None) -> None:
-        if self.end is None:  # the first cause; what follows from it is not told
+        if self.end is None:  # report the first cause only, not its consequences
             self.end = {"kind": "end", "line": line, "status": status}
             self._tell(self.end)
         if also:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hosts of a run must have in common, beside the configuration: code, libraries, what the compiler reads."""
+"""Check that all hosts of a run have the same code, libraries, and environment variables of the compiler."""
 
 import contextlib
 import functools

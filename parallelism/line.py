@@ -88,9 +88,9 @@ class Line:
             self.changed.wait_for(lambda: (self.passed < self.promised and not self.holding) or self.stop_at < math.inf)
             return self.passed >= self.stop_at
 
-    def sign(self, sign: dict | None) -> None:
-        """Give a sign of life, the fields of a Sign; None: the last one. Never waits for the hub."""
-        self._say_at_once(kind="sign", sign=sign)
+    def send_heartbeat(self, heartbeat: dict | None) -> None:
+        """Send a heartbeat, given as its fields; None: there will be no more. Never wait for the hub."""
+        self._say_at_once(kind="heartbeat", heartbeat=heartbeat)
 
     def blame(self, seconds: float, allowed: float = 0.0) -> str | None:
         """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`.
@@ -106,7 +106,7 @@ class Line:
     def fail(self, line: str, status: int) -> None:
         """Say why this process ends; the others end too."""
         if self.sending.acquire(timeout=LEAVE_SECONDS):  # not where this very thread was speaking
-            with contextlib.suppress(OSError):  # nobody is left to be told
+            with contextlib.suppress(OSError):  # no process is left to notify
                 send(self.connection, {"kind": "failed", "line": line, "status": status})
             self.sending.release()
 

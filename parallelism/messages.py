@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from files.json_reader import JsonError, Object, parse_json
-from parallelism.blame import Sign
+from parallelism.blame import Heartbeat
 
 LONGEST_JOIN = 4096  # bytes of a line
 # Votes on puzzles are the longest values, some megabytes; digests of the code and of a checkpoint take kilobytes.
@@ -25,7 +25,7 @@ class Message(Object):
 
 
 class Join(Message):
-    """The first message of a process: its number, how many there are as it was told, and its machine."""
+    """The first message of a process: its number, the count of processes in its configuration, and its machine."""
 
     index: int
     count: int
@@ -52,10 +52,10 @@ class Promise(Message):
     passed: int
 
 
-class Said(Message):
-    """A sign of life; None: the last one."""
+class HeartbeatMessage(Message):
+    """A heartbeat; None: there will be no more."""
 
-    sign: Sign | None
+    heartbeat: Heartbeat | None
 
 
 class End(Message):
@@ -98,7 +98,8 @@ class Blamed(Message):
 
 JOINING = {"join": Join}
 TO_HUB = {
-    "value": Value, "stop": Stop, "promise": Promise, "sign": Said, "blame": Blame, "failed": End, "leave": Message,
+    "value": Value, "stop": Stop, "promise": Promise, "heartbeat": HeartbeatMessage, "blame": Blame, "failed": End,
+    "leave": Message,
 }  # fmt: skip
 FROM_HUB = {
     "joined": Joined, "values": Values, "propose": Boundary, "stop": Boundary, "blame": Blamed, "end": End,

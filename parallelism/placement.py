@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts batches onto the devices of a mesh; each process handles the rows that its own devices hold."""
+"""Place batches on the devices of a mesh; each process handles the rows of its own devices."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,17 +10,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
-    """Return, ascending, the rows of a global batch [num_rows, length] that this process's devices hold."""
+    """Return the sorted row indices of a global batch [num_rows, length] that this process's devices hold."""
     shape = (num_rows, sharding.mesh.shape["context"])
     slices = sharding.addressable_devices_indices_map(shape).values()
     return np.unique(np.concatenate([np.arange(num_rows)[rows] for rows, _ in slices]))
 
 
 def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> Iterator[dict]:
-    """Return the batches of local rows, [rows, length] or [rows], as global arrays of `num_rows` on the devices.
+    """Return batches of local rows, [rows, length] or [rows], as global arrays of `num_rows` rows on the devices.
 
-    A thread reads and places one batch ahead, so that the caller's has only to take it; the first one is on its way
-    to the devices before this returns, so that no step waits for the pipeline to start.
+    A thread reads and places one batch ahead. The first batch is on its way to the devices before this returns, so no
+    step waits for the pipeline to start.
     """
     rows = local_rows(sharding, num_rows)
 
@@ -36,10 +36,10 @@ def place(batches: Iterable[dict], sharding: NamedSharding, num_rows: int) -> It
     return _one_ahead(next(placed, None), placed)
 
 
-def own_rows(array: jax.Array) -> np.ndarray:
-    """Return the rows, ascending, that this process's devices hold of a global array; no other dimension is split.
+def local_values(array: jax.Array) -> np.ndarray:
+    """Return this process's rows of a global array, in order; no other dimension may be sharded.
 
-    Of a row that several devices hold, only the first copy counts: over all processes each row is there once.
+    Replicated rows are returned once, so that over all processes each row is there once.
     """
     shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards if shard.replica_id == 0}
     parts = [np.asarray(shards[start]) for start in sorted(shards)]
@@ -55,9 +55,9 @@ def _one_ahead(batch: dict | None, placed: Iterator[dict]) -> Iterator[dict]:
 
 
 def check_shapes(batches: Iterator[dict], count: int, abstract_batch: dict, rows: int) -> Iterator[dict]:
-    """Yield so many batches of `rows`, all of the shapes that the step is compiled for, so that it never is again.
+    """Yield `count` batches of `rows`, after a check that they have the shapes of the compiled step.
 
-    Raises ValueError where one is not, with the array, what it is and what it should be, or where there are fewer.
+    Raises ValueError for a wrong array, with its shape and the expected one, or if there are too few batches.
     """
     wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
     for number in range(1, count + 1):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from configs.base import ConfigError
 from parallelism import addresses, secret
-from parallelism.blame import Sign, to_blame
+from parallelism.blame import Heartbeat, to_blame
 from parallelism.hub import Hub
 from parallelism.line import Line
 
@@ -293,24 +293,24 @@ def boundary() -> bool:
     return _line is not None and _line.boundary()
 
 
-def sign(own: Sign | None) -> None:
-    """Give the others a sign of life; None: the last one."""
+def send_heartbeat(own: Heartbeat | None) -> None:
+    """Send a heartbeat to process 0; None: there will be no more."""
     if _line:
-        _line.sign(dataclasses.asdict(own) if own else None)
+        _line.send_heartbeat(dataclasses.asdict(own) if own else None)
 
 
-def signs(own: Sign) -> list[Sign]:
-    """Return the last signs of all processes, in process 0, which has the middle; elsewhere, or without any, `own`."""
-    return (_hub.signs() if _hub else []) or [own]
+def heartbeats(own: Heartbeat) -> list[Heartbeat]:
+    """Return the last heartbeats of all processes in process 0, which has the hub; elsewhere, or without any, `own`."""
+    return (_hub.heartbeats() if _hub else []) or [own]
 
 
-def blame(own: Sign, allowed: float = 0.0) -> str:
+def blame(own: Heartbeat, allowed: float = 0.0) -> str:
     """Return who is to blame that nothing ends, and in which phase they are; where process 0 is silent, `own`'s.
 
     It is "" where who is furthest behind got on within the seconds that are `allowed`.
     """
     if _hub or not _line:
-        found = to_blame(signs(own))
+        found = to_blame(heartbeats(own))
         return found.text if found.idle > allowed else ""
     here, said = to_blame([own]).text, _line.blame(ANSWER_SECONDS, allowed)
     return said if said is not None else f"{name(0)} does not answer within {ANSWER_SECONDS:g} s; {here}"
@@ -324,7 +324,7 @@ def fail(line: str, status: int) -> None:
 
 
 def settle() -> None:
-    """In process 0, which holds the middle, wait until all others have been told why the run ends."""
+    """In process 0, which has the hub, wait until all other processes know why the run ends."""
     if _hub:
         _hub.settle(SETTLE_SECONDS)
         _report_strangers(_hub)

@@ -68,5 +68,5 @@ def gradients_and_scalars(
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     state = initial_state(run, spread)
     with mesh_context(run.mesh):
-        _, scalars, gradients = run.observed_step(state, placed(batch(), run.abstract_batch))
+        _, scalars, gradients = run.train_step_with_grads(state, placed(batch(), run.abstract_batch))
     return jax.device_get((gradients, scalars))

@@ -25,7 +25,7 @@ from parallelism.axis_rules import batch_sharding  # noqa: E402
 from parallelism.hub import RunError  # noqa: E402
 from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
 from parallelism.placement import local_rows  # noqa: E402
-from parallelism.reshaping import reshape  # noqa: E402
+from parallelism.resharding import reshard  # noqa: E402
 from training import replicas  # noqa: E402
 
 MESHES = {"fsdp": (1, 1, 8, 1, 1, 1), "data, fsdp": (1, 2, 4, 1, 1, 1), "slices": (2, 2, 2, 1, 1, 1)}
@@ -66,7 +66,7 @@ def moved() -> bool:
     ]
     array = jax.make_array_from_callback(whole.shape, onto[0], lambda part: whole[part])
     for sharding in onto[1:]:
-        array = reshape(array, jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding))
+        array = reshard(array, jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding))
         right += [np.array_equal(shard.data, whole[shard.index]) for shard in array.addressable_shards]
     return all(right)
 

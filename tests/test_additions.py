@@ -54,8 +54,8 @@ from layers.block import Stack
 from layers.embeddings import Embedding
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.products import product, transposed
-from layers.shards import whole_after
+from layers.products import einsum_f32, transposed
+from layers.fsdp import all_gather_reduce_first
 
 
 def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "LastToken":
@@ -98,9 +98,9 @@ class LastToken(nnx.Module):
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon)
 
     def __call__(self, tokens_BT, positions_BT, segments_BT, cache=None, *, key=None):
-        return self.routed(tokens_BT, positions_BT, segments_BT, cache, key=key)[:2]
+        return self.forward_with_aux(tokens_BT, positions_BT, segments_BT, cache, key=key)[:2]
 
-    def routed(self, tokens_BT, positions_BT, segments_BT, cache=None, *, key=None):
+    def forward_with_aux(self, tokens_BT, positions_BT, segments_BT, cache=None, *, key=None):
         """Return (stream, cache, {})."""
         x_BTD, _, figures = self.stack(self.embed(tokens_BT, self.dtype), [()])
         return self.norm(x_BTD), cache, figures
@@ -109,13 +109,13 @@ class LastToken(nnx.Module):
         """Return [D, V]."""
         return transposed(self.embed.embedding[...])
 
-    def with_head(self, x_BTD):
+    def head_inputs(self, x_BTD):
         """Return the stream and the head, whole."""
-        return whole_after(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
+        return all_gather_reduce_first(x_BTD, self.head_weight(), ("embed", "vocab"), self.dtype)
 
     def logits(self, x_BTD):
         """Return float32 [B, T, V]."""
-        return product("BTD,DV->BTV", *self.with_head(x_BTD))
+        return einsum_f32("BTD,DV->BTV", *self.head_inputs(x_BTD))
 
     def empty_cache(self, rows: int, length: int):
         """Return nothing: the last token is all that there is."""

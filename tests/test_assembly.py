@@ -15,7 +15,7 @@ import job
 import train
 from configs import base
 from objectives.language_modeling import LanguageModeling
-from training import automatic
+from training import platform_defaults
 
 
 def small_config(**changes):
@@ -80,7 +80,7 @@ def test_logits_are_cut_into_chunks_only_where_they_are_large():
     config = small_config(sequence_length=1024, global_batch=8)
 
     def chunks(platform: str, *, vocab_split: bool = False) -> int:
-        return automatic.loss_chunks(config, 1, mesh_of(platform), vocab_split=vocab_split)
+        return platform_defaults.loss_chunks(config, 1, mesh_of(platform), vocab_split=vocab_split)
 
     assert chunks("cpu") == 1
     config.model.vocab_size = 1 << 17
@@ -98,11 +98,11 @@ def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length
     config.model.vocab_size = 1 << 17
     config.mesh.update(fsdp=1, context=1, model=4)
     cpu = mesh_of("cpu")
-    assert automatic.loss_chunks(config, 1, cpu, vocab_split=True) == 16
-    assert automatic.loss_chunks(config, 1, cpu, vocab_split=False) == 16
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=False) == 16
     config.train.loss_chunk_tokens = 512
-    assert automatic.loss_chunks(config, 1, cpu, vocab_split=True) == 16
-    assert automatic.loss_chunks(config, 1, cpu, vocab_split=False) == 4
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=False) == 4
 
 
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
@@ -134,4 +134,4 @@ def test_layers_are_unrolled_on_cpu_unless_they_are_many_or_remat_is_to_save_mem
     """Unrolled, XLA's CPU backend moves rematerialised work to where it saves nothing."""
     config = small_config()
     config.model.update(changes)
-    assert automatic.scan(config, mesh_of("cpu")) == scanned
+    assert platform_defaults.scan(config, mesh_of("cpu")) == scanned

@@ -67,7 +67,7 @@ def sizes(mesh) -> tuple[int, ...]:
 def watched(config, workdir) -> types.SimpleNamespace:
     """Train; return the folder, what was compiled, the tokens that steps were given, and the meshes that all was on."""
     found = types.SimpleNamespace(workdir=workdir, compiled=[], fed=[], meshes=[])
-    compile_step, take_step = assembly.Run.compile, job.Programs.__call__
+    compile_step, take_step = assembly.Run.compile, job.CompiledSteps.__call__
 
     def counted(run):
         found.compiled.append((run.config.train.global_batch, sizes(run.mesh)))
@@ -80,7 +80,7 @@ def watched(config, workdir) -> types.SimpleNamespace:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly.Run, "compile", counted)
-        patch.setattr(job.Programs, "__call__", recorded)
+        patch.setattr(job.CompiledSteps, "__call__", recorded)
         train.train(config, workdir)
     return found
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, tex
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
     """It grows where the noise scale is not below its next size."""
     scales = iter([31.0, 32.0])
-    monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(of=lambda noise: next(scales)))
+    monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(estimate=lambda noise: next(scales)))
     keys = dict(batch__first=16, batch__increase_step=1, train__steps=3, optimizer__ema_decay=0.0)
     config = ramped(texts, batch__ramp="noise_scale", train__gradient_accumulation=4, **keys)
     whole = next(own_batches(config, 1))
@@ -165,9 +165,9 @@ def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkey
 def test_examples_taken_before_a_step_are_counted_over_sizes():
     """As a run that goes back leaves them out: steps 1 to 3 had 8 each, 4 to 6 16, and then 32."""
     run = types.SimpleNamespace(stages=[job.Stage(0, 0, 8), job.Stage(3, 24, 16), job.Stage(6, 72, 32)])
-    assert [job.Job.taken_before(run, step) for step in (1, 3, 4, 6, 7, 9)] == [0, 16, 24, 56, 72, 136]
+    assert [job.Job.examples_before(run, step) for step in (1, 3, 4, 6, 7, 9)] == [0, 16, 24, 56, 72, 136]
     resumed = types.SimpleNamespace(stages=[job.Stage(5, 56, 16)])
-    assert [job.Job.taken_before(resumed, step) for step in (4, 6, 7)] == [
+    assert [job.Job.examples_before(resumed, step) for step in (4, 6, 7)] == [
         56,
         56,
         72,

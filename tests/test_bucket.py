@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_says_so_where_the_bucket_answers_no_more(bucket,
     def unavailable(*unused, **more):
         raise HttpError({"code": 503, "message": "unavailable"})
 
-    monkeypatch.setattr(train, "run_to_the_end", stopped)
+    monkeypatch.setattr(train, "run_training", stopped)
     copy = Bucket("gs://runs/stopped", tmp_path)
     with pytest.raises(Interrupted):
         train.train(in_process(), copy.folder, batches=iter([]), bucket=copy)

@@ -22,7 +22,7 @@ from tests.support import assert_close, random_weights, write_sums
 from tests.test_train import in_process, lines_of
 from training import teacher as teachers
 from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import OtherRun
+from training.other_run import SourceRun
 
 
 def learner(**changes):
@@ -80,8 +80,8 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     assert stored.train.objective == "language_modeling" and not stored.distillation.teacher
     run = assembly.assemble(stored)
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
-        params = checkpoints.restore_evaluated(16, run.abstract_state.params)
-        assert checkpoints.record(16)["teacher"] == OtherRun("", str(teacher)).pin()
+        params = checkpoints.restore_eval_params(16, run.abstract_state.params)
+        assert checkpoints.record(16)["teacher"] == SourceRun("", str(teacher)).checkpoint_ref()
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.num_parameters
 
 
@@ -91,15 +91,15 @@ def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path
     longer, before = tmp_path / "teacher" / "checkpoints" / "40", tmp_path / "40"
     longer.rename(before)
     run = assembly.assemble(student(train__objective="distillation", distillation__teacher=name))
-    (frozen,), pins = teachers.frozen_weights(run, None)
+    (frozen,), checkpoint_refs = teachers.frozen_weights(run, None)
     before.rename(longer)
-    (again,), same = teachers.frozen_weights(run, {"step": 1} | pins)
-    assert pins["teacher"]["step"] == 20 and pins == same
+    (again,), same = teachers.frozen_weights(run, {"step": 1} | checkpoint_refs)
+    assert checkpoint_refs["teacher"]["step"] == 20 and checkpoint_refs == same
     jax.tree.map(np.testing.assert_array_equal, frozen, again)
-    assert teachers.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without pins
+    assert teachers.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without checkpoint_refs
     shutil.rmtree(longer.with_name("20"))
-    with pytest.raises(CheckpointError, match=r"checkpoint 20 of distillation.teacher=.* bring back the one that the"):
-        teachers.frozen_weights(run, {"step": 1} | pins)
+    with pytest.raises(CheckpointError, match=r"checkpoint 20 of distillation.teacher=.* restore the checkpoint that"):
+        teachers.frozen_weights(run, {"step": 1} | checkpoint_refs)
 
 
 def taught(folder, **mesh):
@@ -125,7 +125,7 @@ def gradients_and_scalars(config):
         *zip(frozen, run.abstract_frozen, strict=True),
     ]
     with mesh_context(run.mesh):
-        after, scalars, gradients = run.observed_step(*[placed(*pair) for pair in inputs])
+        after, scalars, gradients = run.train_step_with_grads(*[placed(*pair) for pair in inputs])
     assert jax.tree.structure(after) == jax.tree.structure(state)  # nothing of the teacher is kept
     return jax.device_get((gradients, scalars))
 
@@ -167,7 +167,7 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     longer = of(train__sequence_length=64, model__max_length=64)
     refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
     recipe = of(distillation__teacher="configs/tiny.py", model__vocab_size=4096)
-    refused("a recipe, without weights", lambda: train.train(recipe, tmp_path / "run"))
+    refused("a recipe and has no weights", lambda: train.train(recipe, tmp_path / "run"))
     shutil.copy(teacher / "config.json", tmp_path)
     untrained = of(distillation__teacher=str(tmp_path))
     refused("has no checkpoint; train it first", lambda: train.train(untrained, tmp_path / "run"))
@@ -183,4 +183,4 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
     )  # fmt: skip
     refused("has another tokenizer than data.tokenizer=byte", lambda: train.prepare_corpus(bytes_alone, True))
     (tmp_path / "tokenizer.model").unlink()
-    refused("has no tokenizer, by which it could", lambda: train.prepare_corpus(bytes_alone, True))
+    refused("has no tokenizer for texts", lambda: train.prepare_corpus(bytes_alone, True))

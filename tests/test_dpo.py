@@ -51,7 +51,7 @@ def gradients_and_scalars(config, seed: int = 1):
     with mesh_context(run.mesh):
         batch, frozen = placed(pairs(), run.abstract_batch), placed(frozen, run.abstract_frozen)
         state = placed(state, run.abstract_state)
-        _, scalars, gradients = run.observed_step(state, batch, *frozen)
+        _, scalars, gradients = run.train_step_with_grads(state, batch, *frozen)
     return jax.device_get((gradients, scalars))
 
 
@@ -78,7 +78,7 @@ def test_adapters_begin_as_their_reference(tmp_path):
     (beside,) = run.abstract_frozen
     with mesh_context(run.mesh):
         weights = placed(random_weights(beside), beside)
-        _, scalars, gradients = run.observed_step(run.init(), placed(pairs(), run.abstract_batch), weights)
+        _, scalars, gradients = run.train_step_with_grads(run.init(), placed(pairs(), run.abstract_batch), weights)
     assert abs(scalars["loss"] - math.log(2)) < 1e-6 and scalars["accuracy"] == 0.5
     assert any(np.any(gradient) for gradient in jax.tree.leaves(jax.device_get(gradients)))
 
@@ -153,7 +153,7 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step
         patch.setattr(other_run, "_digest", lambda checkpoints, step: "of other weights")
-        with pytest.raises(CheckpointError, match="has other weights; bring back the one that the run began with"):
+        with pytest.raises(CheckpointError, match="has other weights; restore the checkpoint that the run started"):
             evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
 
 

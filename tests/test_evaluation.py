@@ -4,7 +4,7 @@
 import math
 
 import evaluation
-from training.step_log import told
+from training.step_log import format_evaluation
 
 
 class Counting:
@@ -13,14 +13,14 @@ class Counting:
     def eval_step(self, params, batch):
         return batch
 
-    def told(self, figures):
+    def format_metrics(self, figures):
         return "loss", f"{figures['loss']:.2f}", "tokens"
 
 
 def measured(monkeypatch, *batches):
     monkeypatch.setattr(evaluation, "heldout_batches", lambda *_: batches)
     figures, weight = evaluation.evaluate_heldout(Counting(), {}, None)
-    return figures, weight, told(Counting(), figures, weight)
+    return figures, weight, format_evaluation(Counting(), figures, weight)
 
 
 def test_means_are_of_all_that_counts(monkeypatch):

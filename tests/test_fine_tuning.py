@@ -22,7 +22,7 @@ from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of, own_batches
 from training import array_files
 from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import OtherRun, initial, restore_evaluated
+from training.other_run import SourceRun, initial, restore_eval_params
 
 
 def small(**changes):
@@ -43,7 +43,7 @@ def evaluated(config, workdir) -> dict:
     """Return the parameters of a run's newest checkpoint that are evaluated."""
     run = assembly.assemble(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        return jax.device_get(restore_evaluated(checkpoints, checkpoints.newest(), run.abstract_state.params))
+        return jax.device_get(restore_eval_params(checkpoints, checkpoints.newest(), run.abstract_state.params))
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     wider = of(base, model__mlp_dim=64)
     refused(f"model.mlp_dim=64 differs from the 48 of train.init_from={base}; .* --config={base}", begun(wider))
     same = of(base, model__head_dim=16, model__max_length=64, model__rope_theta=1e6)  # the same weights
-    initial(same).check_begins(same, None)
-    refused("is a recipe, without weights", begun(of("configs/tiny.py")))
+    initial(same).check_can_initialize(same, None)
+    refused("is a recipe and has no weights", begun(of("configs/tiny.py")))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_bytes((base / "config.json").read_bytes())
     refused("has no checkpoint; train it first", begun(of(tmp_path / "empty")))
@@ -164,7 +164,7 @@ def arrays(workdir) -> dict[str, np.ndarray]:
     """Return all parameters that a run's newest checkpoint keeps."""
     state = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "state"
     names = [path.name.removeprefix("params.") for path in state.glob("params.*")]
-    return {name: array_files.opened(state, f"params.{name}").read().result() for name in names}
+    return {name: array_files.open_array(state, f"params.{name}").read().result() for name in names}
 
 
 def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole, tuned):
@@ -181,7 +181,7 @@ def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole,
     merged, weights = evaluated(plain, tuned), evaluated(small(), base)
     run = assembly.assemble(plain)
     with mesh_context(run.mesh):  # for a run that begins from this one
-        again = OtherRun("train.init_from", str(tuned)).restore(run.abstract_state.params)
+        again = SourceRun("train.init_from", str(tuned)).restore(run.abstract_state.params)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), merged)
     for name in ("query", "out", "key"):
         a, b = (kept.get(f"stack.blocks.attention.adapters.{name}.{part}", np.zeros(1)) for part in "ab")
@@ -227,11 +227,13 @@ def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):
         ):
             act()
     shutil.rmtree(place)
-    with pytest.raises(CheckpointError, match=r"has adapters alone, and not what they are beside: .* holds no run"):
+    with pytest.raises(
+        CheckpointError, match=r"has only adapters, and their base weights cannot be loaded: .* holds no run"
+    ):
         read()
     shutil.copytree(whole[1], place)
     with pytest.raises(
-        CheckpointError, match=r"not what they are beside: checkpoint 2 of .* has other weights; bring that back"
+        CheckpointError, match=r"base weights cannot be loaded: checkpoint 2 of .* has other weights; restore them"
     ):
         read()
 

@@ -21,7 +21,7 @@ from configs import base
 from parallelism.mesh import mesh_context
 from tests import warm
 from tests.support import ROOT, write_sums
-from training import automatic
+from training import platform_defaults
 from training.checkpoints import Checkpoints
 from training.step_log import NonFinite
 
@@ -324,7 +324,7 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
             wanted.append((self.step, len(launched)))
             return np.asarray(self.value)
 
-    def watched(faults, train_step, spoiled_step):
+    def watched(faults, train_step, nan_step):
         monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
         def step(state, batch):
@@ -356,7 +356,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(single_d
 def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(single_device, tmp_path, monkeypatch, capfd):
     config = in_process(train__steps=2, train__global_batch=32, train__save_every=0, optimizer__name="sgd")
     flops = assembly.assemble(config).flops_per_step
-    monkeypatch.setattr(automatic, "CPU_MICROBATCH_FLOPS", flops / 3)
+    monkeypatch.setattr(platform_defaults, "CPU_MICROBATCH_FLOPS", flops / 3)
     train.train(config, tmp_path, own_batches(config, 2))
     out = capfd.readouterr().out
     assert "= 8 a microbatch * 4 accumulated * 1 devices" in out
@@ -401,8 +401,8 @@ def test_a_step_of_minutes_is_not_waited_for(place):
     long = arguments(place, "slow", data__source="synthetic", **large)
     long = [argument for argument in long if not argument.startswith("--config.data.path=")]
     driver = (
-        "import command_line, train; from training import automatic; automatic.CPU_MICROBATCH_FLOPS = 1e8; "
-        "train.main(command_line.parse(''))"
+        "import command_line, train; from training import platform_defaults; "
+        "platform_defaults.CPU_MICROBATCH_FLOPS = 1e8; train.main(command_line.parse(''))"
     )
     process = command("-c", driver, *long, cache=place)
     while "microbatch 3/" not in (line := process.stdout.readline()):

@@ -87,7 +87,7 @@ def tasks_of(place) -> dict:
 def votes_on(place, config, devices) -> voting.Votes:
     run = assembly.assemble(config, devices=devices)
     with Checkpoints(place / "run") as checkpoints, mesh_context(run.mesh):
-        params = checkpoints.restore_evaluated(2, run.abstract_state.params)
+        params = checkpoints.restore_eval_params(2, run.abstract_state.params)
         return evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
 
 

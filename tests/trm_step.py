@@ -52,4 +52,6 @@ def stepped(num_microbatches: int = 1, mixer: str = "attention", **mesh) -> tupl
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     with mesh_context(run.mesh):
         state, batch = begun(run.abstract_state), small_batch(ROWS, seed=2)
-        return jax.device_get(run.observed_step(placed(state, run.abstract_state), placed(batch, run.abstract_batch)))
+        return jax.device_get(
+            run.train_step_with_grads(placed(state, run.abstract_state), placed(batch, run.abstract_batch))
+        )

@@ -33,7 +33,7 @@ def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tupl
     return tensorstore.open(_spec(folder, name) | {"metadata": metadata}, create=True, delete_existing=True).result()
 
 
-def opened(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
+def open_array(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
     """Return an array of a checkpoint to read from; files of several layers are kept in memory once they are read.
 
     A file that is missing is an error when it is read, and not zeros.
@@ -48,7 +48,7 @@ def opened(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
 
 
 def chunks(zarray: pathlib.Path) -> list[str]:
-    """Return the names of the files that an array has beside its .zarray."""
+    """Return the names of the chunk files of an array, all files except its .zarray."""
     layout = read_json(zarray, Layout)
     counts = [math.ceil(size / chunk) for size, chunk in zip(layout["shape"], layout["chunks"], strict=True)]
     return [".".join(map(str, index)) or "0" for index in np.ndindex(*counts)]

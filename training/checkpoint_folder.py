@@ -72,8 +72,8 @@ class Folder:
             if STEP.fullmatch(name) and (self.is_local or f"{name}{UNFINISHED}" not in names)
         )
 
-    def there(self) -> list[str]:
-        """Return the names of what is, or was, a checkpoint: a start from step 0 beside one would be a mistake."""
+    def existing(self) -> list[str]:
+        """Return the names of all checkpoints, also damaged ones; a run must not start from step 0 if there are any."""
         folders = [path.name for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
         return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
 
@@ -124,7 +124,7 @@ class Folder:
         return self._own(step) / "state"
 
     def write(self, step: int, writer: ocp.AsyncCheckpointer, record: str) -> None:
-        """Wait for what was begun, and write the record beside it."""
+        """Wait for the arrays, and write the record."""
         with contextlib.closing(writer):
             writer.wait_until_finished()
         if processes.index() == 0:
@@ -232,10 +232,10 @@ class Folder:
             raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
 
     @contextlib.contextmanager
-    def whole(self, step: int):
-        """Raise RunError, whatever the block raises, where files of a checkpoint went while the block read them.
+    def check_complete(self, step: int):
+        """Raise RunError if files of a checkpoint disappear while the block reads it; its run may delete it.
 
-        The run that it belongs to may have deleted it.
+        This replaces any exception of the block.
         """
         folder, names = self.path / str(step), sorted(self.manifest(step)["files"])
         try:
@@ -267,12 +267,12 @@ class Folder:
         return self.path / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
 
     def _mark(self, step: int):
-        """Return what says that a checkpoint is unfinished: the name of its folder, in a bucket a file beside it."""
+        """Return the mark of an unfinished checkpoint: its folder's name, or in a bucket a separate file."""
         return self.path / f"{step}{UNFINISHED}"
 
 
 def _failures_of_buckets() -> tuple:
-    """Return what gcsfs raises beside OSError, and have it not log that too; imported late, as it takes a while."""
+    """Return the exceptions of gcsfs besides OSError, and silence its log; imported late, since it is slow."""
     from aiohttp import ClientError
     from gcsfs.retry import ChecksumError, HttpError
     from google.auth.exceptions import GoogleAuthError

@@ -39,7 +39,7 @@ RETRIES = 16  # first tried again after this part of the usual interval, then af
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
 PATIENCE_SECONDS = 5.0  # with the save before; one that takes longer is not waited for
 OF_TENSORSTORE = re.compile(r"""[^"]*"(?P<path>[^"]*)".*\[os_error_code='(?P<code>\d+)'\]""", re.DOTALL)
-for noisy in ("absl", "asyncio"):  # Orbax warns at every save, and what fails is told by us
+for noisy in ("absl", "asyncio"):  # Orbax warns at every save; failures are reported by this file
     logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
@@ -63,9 +63,9 @@ class Checkpoints:
     """The checkpoints of one workdir; a context manager that ends with the last save on disk.
 
     Attributes:
-      losses: {step: held-out loss}, by which the best are kept.
-      tell: called with a line, and figures by name, when something was saved, was not, or is damaged; `told` has the
-        figures of what was told before there was anybody to tell it to.
+      losses: {step: held-out loss}, which decides the best checkpoints.
+      report: called with a line, and figures by name, when a checkpoint was saved, was not saved, or is damaged.
+      early_events: figures of reports from before `report` was set.
       on_save: called in the background after each save.
     """
 
@@ -73,29 +73,29 @@ class Checkpoints:
         """Open the checkpoints of a folder, or of the address of one in a bucket.
 
         Args:
-          retention: which are kept; None: only to read, beside a run that may go on.
+          retention: retention policy; None: read-only, while a run may still write.
           staging: local folder to which they are saved before they are copied to `workdir`; a bucket needs one.
         """
         writer = processes.shared("writer", lambda: secrets.token_hex(4)) if retention else ""
         self.address, self.files = workdir, Folder(workdir, staging, writer)
         self.retention, self.losses = retention, {}
-        self.told: list[dict] = []
-        self.tell: Callable[..., None] = self._tell_early
+        self.early_events: list[dict] = []
+        self.report: Callable[..., None] = self._report_early
         self.on_save: Callable[[], None] = lambda: None
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
-        self.begun: int | None = None  # step of the last save, or of the checkpoint that the run goes on from
+        self.begun: int | None = None  # step of the last save, or of the restored checkpoint
         if self.files.is_local and self.files.path.exists() and not self.files.path.is_dir():
             raise CheckpointError(f"{self.files.path} is no folder; move it away, or name another --workdir")
         if retention:
             try:
                 self.files.clear()
             except self.files.failures as error:
-                self.tell(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
+                self.report(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
 
-    def _tell_early(self, text: str, **figures) -> None:
-        self.told.append(figures)
+    def _report_early(self, text: str, **figures) -> None:
+        self.early_events.append(figures)
         if text:
             print(text, file=sys.stderr, flush=True)
 
@@ -111,13 +111,13 @@ class Checkpoints:
                 raise self.failure
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that process 0 finds complete, whatever has become of them since."""
+        """Return the steps of the checkpoints that process 0 finds complete; they may be damaged."""
         return processes.shared("checkpoints", self.files.steps)
 
     def newest(self) -> int | None:
-        """Return the step of the newest checkpoint that is what was saved, None where there never was one.
+        """Return the step of the newest valid checkpoint; None if there never was one.
 
-        Damaged ones are told by name and, unless this is only to read, set aside. Raises Damaged where none is good.
+        Damaged checkpoints are reported and, unless this is read-only, set aside. Raises Damaged if none is valid.
         """
         found = self.steps()
         for step in reversed(found):
@@ -126,16 +126,17 @@ class Checkpoints:
                 return step
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             self.set_aside(step, f"is damaged: {'; '.join(problems[:3])}{more}")
-        there = processes.shared("there", self.files.there)
-        if there:
+        existing = processes.shared("existing", self.files.existing)
+        if existing:
+            names = ", ".join(existing)
             raise Damaged(
-                f"no checkpoint in {self.files.path} is what was saved (there are {', '.join(there)}); bring one back "
+                f"no checkpoint in {self.files.path} is what was saved (there are {names}); bring one back "
                 "from a copy, or train in another --workdir"
             )
         return None
 
     def newest_or_error(self) -> int:
-        """Return the step of the newest good checkpoint; CheckpointError where there is none."""
+        """Return the step of the newest valid checkpoint. Raises CheckpointError if there is none."""
         step = self.newest()
         if step is None:
             raise CheckpointError(
@@ -144,7 +145,7 @@ class Checkpoints:
         return step
 
     def problems(self, step: int) -> list[str]:
-        """Return what is wrong with the files of a checkpoint; all processes look, each at a part of them."""
+        """Return the problems of a checkpoint's files; each process checks a part of them."""
         try:
             mine = manifest.problems(self.files.path / str(step), part=processes.index(), parts=processes.count())
         except OSError as error:
@@ -152,28 +153,28 @@ class Checkpoints:
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 
     def set_aside(self, step: int, why: str) -> None:
-        """Take its name from a checkpoint that is not to be used, unless this is only to read, and say `why`."""
+        """Rename a checkpoint that must not be used, unless this is read-only, and report `why`."""
         fate = "an older one is taken"
         if self.retention:
             fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
-        self.tell(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
+        self.report(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
 
     def record(self, step: int) -> Record:
-        """Return the record that was saved beside the arrays of `step`; errors as in `Folder.record`."""
+        """Return the record of `step`. Raises the errors of `Folder.record`."""
         return processes.shared(f"record {step}", lambda: self.files.record(step))
 
     def _read(self, step: int, handler, arguments):
-        with self.files.whole(step), ocp.Checkpointer(handler) as reader:
+        with self.files.check_complete(step), ocp.Checkpointer(handler) as reader:
             return reader.restore(self.files.path / str(step) / "state", args=arguments)
 
     def restore(self, step: int, abstract_state):
-        """Return the state of `step` in the shapes, types and layouts of `abstract_state`."""
+        """Restore the state of `step` in the shapes, types and shardings of `abstract_state`."""
         return self._read(step, ocp.StandardCheckpointHandler(), ocp.args.StandardRestore(abstract_state))
 
     def restore_by_broadcast(self, step: int, abstract_state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
-        """Do as `restore`, but have the hosts of one copy of the model read, and send what they read to the others.
+        """Restore like `restore`, but only the hosts of one replica read, and broadcast to the others.
 
-        Raises CheckpointError where a host has devices of several copies, so that no part of the hosts reads one copy.
+        Raises CheckpointError if a host has devices of several replicas.
         """
         axis = "dcn_data" if mesh.shape["dcn_data"] > 1 else "data"
         _check_copies_are_hosts(mesh, axis)
@@ -190,33 +191,33 @@ class Checkpoints:
         arguments = ocp.args.PyTreeRestore(item=abstract_state, restore_args=restore_args)
         return self._read(step, ocp.PyTreeCheckpointHandler(type_handler_registry=registry), arguments)
 
-    def evaluated(self, step: int) -> str:
-        """Return the part of the state of `step` that is evaluated: "average" where one is kept, else "params"."""
+    def eval_params_part(self, step: int) -> str:
+        """Return the part of the state of `step` for evaluation: "average" if there is one, else "params"."""
         files = self.files.manifest(step)["files"]
         return "average" if any(name.startswith("state/average.") for name in files) else "params"
 
-    def restore_evaluated(self, step: int, abstract_params: dict) -> dict:
-        """Return the parameters of `step` that are evaluated, in the shapes and layouts of `abstract_params`."""
-        return self.restore_params(step, abstract_params, self.evaluated(step))
+    def restore_eval_params(self, step: int, abstract_params: dict) -> dict:
+        """Restore the parameters of `step` for evaluation, in the shapes and shardings of `abstract_params`."""
+        return self.restore_params(step, abstract_params, self.eval_params_part(step))
 
     def restore_params(self, step: int, abstract_params: dict, part: str) -> dict:
-        """Do so for the part of the state that is named, "params" or "average"."""
+        """Restore the parameters in `part` of the state, "params" or "average"."""
         item = {part: abstract_params}
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         return self._read(step, ocp.PyTreeCheckpointHandler(), arguments)[part]
 
     def save(self, step: int, state: TrainState, record: dict) -> None:
-        """Begin to write `state`; returns once its arrays are copied.
+        """Start to write `state`; return when its arrays are copied.
 
-        Where it fails, or the save before still goes on, that is told, and `due_again` says when to try again.
+        A failure, or an unfinished earlier save, is reported; `due_again` decides when to retry.
         """
         self.wait(PATIENCE_SECONDS)
         if any(processes.gather("saving", self.saving is not None and self.saving.is_alive())):
-            self.tell(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
+            self.report(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
             return
         started, self.begun = time.perf_counter(), step
-        text = _as_text(record)  # now, since what it holds may grow with the next step
+        text = _as_text(record)  # now, since the next step may change its contents
         writer = failed = None
         try:
             writer = self.files.begin(step, state)
@@ -224,7 +225,7 @@ class Checkpoints:
             failed = error
 
         def write() -> None:
-            if failed:  # told to all by the thread, as what fails later is
+            if failed:  # raised in the thread, which reports all failures to all processes
                 raise failed
             self.files.write(step, writer, text)
 
@@ -234,12 +235,12 @@ class Checkpoints:
         self.saving.start()
 
     def postpone(self, why: str, step: int) -> None:
-        """Say why a step is not saved; `due_again` says when to try again."""
-        self.tell(why, event="save_left_out", step=step)
+        """Report why a step is not saved; `due_again` decides when to retry."""
+        self.report(why, event="save_left_out", step=step)
         self.failures = max(1, self.failures)
 
     def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
-        """Save a state after which the run ends, and return when it is on disk; SaveFailed after some tries."""
+        """Save the last state of the run and wait until it is on disk; raise SaveFailed after some retries."""
         self.wait()
         if step == self.begun and not self.failure:
             return
@@ -254,13 +255,13 @@ class Checkpoints:
         raise SaveFailed(f"{self.failure}; {since} are lost")
 
     def save_weights(self, step: int, params: dict, fill: Callable[[pathlib.Path], None], record: dict) -> None:
-        """Save parameters alone, never in memory together, and return when they are on disk; SaveFailed otherwise.
+        """Save parameters only, one array at a time, and wait until they are on disk; raise SaveFailed otherwise.
 
         Args:
-          params: their tree; of the leaves nothing is read.
+          params: their tree; the leaves are not read.
           fill: writes every array into a folder, by training/array_files.py, under the name params.PATH.
         """
-        self.tell = lambda text, **figures: None  # what fails is raised, and ends the command
+        self.report = lambda text, **figures: None  # a failure is raised and ends the command
         writer = self.files.begin(step, {"params": jax.tree.map(lambda _: jax.numpy.zeros(1), params)})  # place holders
 
         def write() -> None:
@@ -272,12 +273,12 @@ class Checkpoints:
             raise self.failure
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when the save that goes on is complete on disk, or has failed, or after some seconds."""
+        """Wait until the present save is complete or has failed, or for some seconds."""
         if self.saving:
             self.saving.join(seconds)
 
     def due_again(self, step: int, save_every: int) -> bool:
-        """Whether a save that failed is to be tried again after `step`; the same in all processes."""
+        """Return whether to retry a failed save after `step`; the same in all processes."""
         part = max(LEAST_STEPS, save_every // RETRIES)
         if part >= save_every or step % part:
             return False
@@ -293,7 +294,7 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int, write: Callable[[], None], blocked: float) -> None:
-        """In the background: write arrays and record, digest, put the parts of all processes together, and clear up."""
+        """Write arrays and record, compute digests, combine the parts of all processes, clean up; in the background."""
         started = time.perf_counter()
         try:
             self._together(f"written {step}", write)
@@ -310,25 +311,25 @@ class Checkpoints:
         seconds = {"blocked": blocked, "write": written - started, "digest": digested - written}
         seconds["background"] = time.perf_counter() - started
         try:
-            self.tell("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
+            self.report("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
             self._clear_after()
         except self.files.failures as error:
-            self.tell(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
+            self.report(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
 
     def _together(self, topic: str, work: Callable[[], object]):
-        """Do a part of a save in every process; return what it gave in this one. SaveFailed in all where one failed."""
+        """Run a part of a save in every process; return this one's result. If one fails, all raise SaveFailed."""
         value = problem = None
         try:
             value = work()
         except self.files.failures as error:
-            problem = _told(error)
+            problem = _one_line(error)
         for number, found in enumerate(processes.gather(topic, problem)):
             if found:
                 raise SaveFailed(f"{processes.name(number)}: {found}" if processes.count() > 1 else found)
         return value
 
     def _clear_after(self) -> None:
-        """Remove what is not kept now that there is a newer one, and what earlier saves have left."""
+        """Delete checkpoints by the retention policy, and the remains of earlier saves."""
         self.files.clear()
         if processes.index() == 0:
             steps = self.files.steps()
@@ -339,7 +340,7 @@ class Checkpoints:
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1
         self.files.drop(step)
-        self.tell(
+        self.report(
             f"step {step} could not be saved: {failure}; training goes on, and it is tried again",
             event="save_failed", step=step, error=str(failure),
         )  # fmt: skip
@@ -356,8 +357,8 @@ def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
 
 
-def _told(error: Exception) -> str:
-    """Return an error as a part of a line; TensorStore tells the file and the cause far apart."""
+def _one_line(error: Exception) -> str:
+    """Return an error as one line; for TensorStore's errors, only the file and the cause."""
     text = str(error)
     if found := OF_TENSORSTORE.match(text):
         text = f"{found['path']}: {os.strerror(int(found['code']))}"

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which phase a process is in and how long it was in each; and what is done every so often meanwhile."""
+"""Track the phase of a process and the time in each phase; call functions periodically."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable
 
-# What a process does; each ends when the next begins. "wait" is for the devices, after "step" gave them their work.
+# Phases of a process; each ends when the next begins. "step" dispatches work to the devices, "wait" waits for them.
 PHASES = ("start_up", "compile", "data", "step", "wait", "evaluation", "save")
 OF_STEPS = ("data", "step", "wait")
 END_SECONDS = 5.0  # that a thread has to end
 
 
 class Repeated:
-    """Calls a function in a thread every so many seconds until the end."""
+    """Call a function in a thread every `seconds` seconds, until `end`."""
 
     def __init__(self, name: str, call: Callable[[], None], seconds: float):
         self.call, self.seconds, self.over = call, seconds, threading.Event()
@@ -21,7 +21,7 @@ class Repeated:
         self.thread.start()
 
     def end(self) -> None:
-        """Call it no more; wait for END_SECONDS at most, in case that it hangs."""
+        """Stop; wait for the thread for at most END_SECONDS, since it may hang."""
         self.over.set()
         self.thread.join(END_SECONDS)
 
@@ -31,23 +31,23 @@ class Repeated:
 
 
 class Clock:
-    """Which phase this process is in, since when, and how long it was in each.
+    """The present phase of this process, its start, and the time in each phase.
 
     Attributes, which other threads may read:
-      phase, step: what is done now, and for which step.
-      since: time.monotonic() when it began.
-      doing: what takes long in it and gets on, in words; "": nothing that is known to.
-      got_on: time.monotonic() when it began or last got on.
-      number: how many phases have begun. All processes of a run go through the same ones, so who has the smallest
-        number is behind.
-      seconds: {phase: seconds}, without the present one's.
-      on_enter: called with (phase, step) as each begins.
+      phase, step: the present phase and step.
+      since: time.monotonic() at the start of the phase.
+      doing: description of slow work that makes progress in this phase; "": none is known.
+      last_progress: time.monotonic() at the start of the phase or at the last progress.
+      number: number of phases so far. All processes of a run have the same sequence of phases, so the process with the
+        smallest number is behind.
+      seconds: {phase: seconds}, without the present phase.
+      on_enter: called with (phase, step) at the start of each phase.
     """
 
     def __init__(self, started: float):
         """Begin in "start_up", which began at `started`, as time.monotonic()."""
         self.phase, self.step, self.since, self.number = "start_up", 0, started, 0
-        self.doing, self.got_on = "", started
+        self.doing, self.last_progress = "", started
         self.seconds, self.lock = dict.fromkeys(PHASES, 0.0), threading.Lock()
         self.on_enter: Callable[[str, int], None] = lambda phase, step: None
 
@@ -57,18 +57,18 @@ class Clock:
             now = time.monotonic()
             self.seconds[self.phase] += now - self.since
             self.phase, self.since, self.number = phase, now, self.number + 1
-            self.doing, self.got_on = "", now
+            self.doing, self.last_progress = "", now
             self.step = self.step if step is None else step
         self.on_enter(phase, self.step)
 
-    def get_on(self, doing: str) -> None:
-        """Note that what takes long in this phase gets on; from any thread."""
+    def progress(self, doing: str) -> None:
+        """Record progress of slow work in this phase; from any thread."""
         with self.lock:
-            self.doing, self.got_on = doing, time.monotonic()
+            self.doing, self.last_progress = doing, time.monotonic()
 
     @contextlib.contextmanager
     def within(self, phase: str):
-        """Be in a phase for the time of the block, and then again in the one before."""
+        """Enter a phase for the block, then return to the previous phase."""
         before = self.phase
         self.enter(phase)
         try:

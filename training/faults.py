@@ -115,10 +115,10 @@ class Faults:
                 case kind:
                     os.kill(os.getpid(), SIGNALS[kind])
 
-    def wrapped(self, train_step: Callable, spoiled_step: Callable[[], Callable]) -> Callable:
+    def wrapped(self, train_step: Callable, nan_step: Callable[[], Callable]) -> Callable:
         """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
 
-        `spoiled_step` makes one whose gradient is not a number.
+        `nan_step` returns a train_step with NaN gradients.
         """
         if not self.pending:
             return train_step
@@ -127,7 +127,7 @@ class Faults:
             began, number = time.monotonic(), self.clock.step
             self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
             spoils = self.spoiled == self.clock.number  # of a step that is computed twice both times
-            state, scalars = (spoiled_step() if spoils else train_step)(state, batch)
+            state, scalars = (nan_step() if spoils else train_step)(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
                 time.sleep((self.slow - 1) * (time.monotonic() - began))
@@ -160,7 +160,7 @@ class Faults:
 
 
 def flipped(state):
-    """Return a state of which one bit of one parameter differs on the last device of this process."""
+    """Return a copy of a state with one bit of one parameter flipped on the last device of this process."""
     leaves, tree = jax.tree.flatten(state.params)
     leaf = max(leaves, key=lambda leaf: leaf.size)
     shards = [shard.data for shard in leaf.addressable_shards]
@@ -172,14 +172,14 @@ def flipped(state):
     return dataclasses.replace(state, params=jax.tree.unflatten(tree, leaves))
 
 
-def spoiled(gradient: Callable) -> Callable:
-    """Return a gradient function, as of training/step.py, whose gradients are not numbers."""
+def with_nan_gradients(gradient: Callable) -> Callable:
+    """Return a gradient function like that of training/step.py with NaN gradients."""
 
-    def not_numbers(*arguments):
+    def nan_gradients(*arguments):
         gradients, *rest = gradient(*arguments)
         return jax.tree.map(lambda g: g * math.nan, gradients), *rest
 
-    return not_numbers
+    return nan_gradients
 
 
 def _limit_files(size: int) -> None:

@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides, inside the compiled step, whether an update is taken: not where it is not a number, nor where it spikes."""
+"""Decide inside the compiled step whether to skip an update, because it is not finite or a spike."""
 
 import jax
 import jax.numpy as jnp
 
 DECAY = 0.97  # of the running mean and variance, as in ZClip
-FIRST_STEPS = 50  # good ones, of which nothing is remembered: a loss that falls steeply would look like deviation
-LEARNING_STEPS = 100  # good ones, before anything is called a spike
+FIRST_STEPS = 50  # good steps that do not enter the statistics: a steep fall of the loss would look like deviation
+LEARNING_STEPS = 100  # good steps before any value can be a spike
 
 
 def init() -> dict:
-    """Return what the guard remembers.
+    """Return the initial memory of the guard.
 
-    `skipped` and `in_a_row`, int32, count updates that were not taken; `seen` the good ones; `mean` and `variance`,
-    float32 [2], are those of the loss and of the logarithm of the gradient's norm over good steps.
+    `skipped` and `in_a_row`, int32, count skipped updates, and `seen` the good ones. `mean` and `variance`, float32
+    [2], are those of the loss and of the logarithm of the gradient norm over good steps.
     """
     numbers = dict.fromkeys(("skipped", "in_a_row", "seen"), jnp.int32(0))
     return numbers | {"mean": jnp.zeros(2), "variance": jnp.zeros(2)}
 
 
 def judge(memory: dict, loss: jax.Array, gradient_norm: jax.Array, deviations: float) -> tuple[jax.Array, dict]:
-    """Return whether to take an update, bool, and what the guard remembers after it.
+    """Return whether to accept an update, bool, and the new memory.
 
-    An update is bad where loss or gradient are not finite, or, with `deviations` above 0, where one of them is that
-    many standard deviations above its running mean, as in ZClip (arXiv:2504.02507, section 3).
+    An update is bad if the loss or gradient is not finite. With `deviations` above 0 it is also bad if one of them is
+    that many standard deviations above its running mean, as in ZClip (arXiv:2504.02507, section 3).
     """
     values = jnp.stack([loss, jnp.log(gradient_norm + 1e-30)]).astype(jnp.float32)
     good = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that a run needs and cannot read any more: all processes stop before it is needed, save, and say why."""
+"""Handle data that became unreadable: all processes stop before they need it, save, and report the reason."""
 
 from parallelism import processes
 from parallelism.hub import BOUNDARIES_TO_STOP, RunError
@@ -7,39 +7,39 @@ from training.interruption import Interrupted, Interruption
 
 
 class DataGone(RunError):
-    """Data cannot be read any more; the message says what, why, and where the run was saved."""
+    """Data became unreadable; the message says which, why, and where the run was saved."""
 
 
 class LostData:
-    """Why data cannot be read any more, in this process or another.
+    """The reason why data became unreadable, in this process or another.
 
-    A process that cannot read its part of a batch must not leave the others waiting in a step for it. So in a group
-    each reads `ahead` batches further than it trains: then the loss is known while there are batches up to where all
-    stop.
+    If one process cannot read its part of a batch, the others would wait for it in a step forever. So in a group each
+    process reads `ahead` batches further than it trains. When a read fails, there are still enough batches up to the
+    boundary at which all stop.
 
     Attributes:
-        reason: "" where all can be read.
-        ahead: batches that are to be read before one is used.
+        reason: "" if all data is readable.
+        ahead: number of batches to read before the first is used.
     """
 
     def __init__(self, signals: Interruption):
         self.reason, self.signals = "", signals
         self.ahead = BOUNDARIES_TO_STOP if processes.count() > 1 else 0
 
-    def lose(self, error: Exception) -> None:
-        """Take note that data cannot be read any more, from any thread, and ask all processes to stop."""
+    def record(self, error: Exception) -> None:
+        """Record that data became unreadable, from any thread, and ask all processes to stop."""
         if not self.reason:
             self.reason = str(error)
             processes.ask_to_stop(hold=True)
             self.signals.ask(self.reason)
 
-    def agree(self) -> str:
-        """Return why data cannot be read any more in some process, "" where it can in all; all have to ask together."""
+    def gather_reason(self) -> str:
+        """Return the reason of any process, "" if there is none; all processes must call this together."""
         self.reason = next(filter(None, processes.gather("lost data", self.reason)), "")
         return self.reason
 
-    def stopped(self, step: int) -> Exception:
-        """Return what ends the run after a step at which all stop, its state being saved."""
-        if not self.agree():
+    def stop_error(self, step: int) -> Exception:
+        """Return the exception that ends the run after a step at which all stop; the state is already saved."""
+        if not self.gather_reason():
             return Interrupted(step)
         return DataGone(f"{self.reason}; " + (f"saved at step {step}" if step else "nothing was trained"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics.jsonl, the truth of a run, and TensorBoard's event files beside it."""
+"""Write metrics.jsonl, the reference record of a run, and TensorBoard's event files."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ LOG = logging.getLogger("torus")
 
 
 class Line(Object, total=False):
-    """A line of metrics.jsonl: keys that are read, beside which there are others.
+    """A line of metrics.jsonl: the keys that are read; there are others.
 
     A figure is null where it was no number.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moments that wait for the next update in the hosts' memory, so that activations may have their place on the chips.
+"""Optimizer state in host memory between updates, to free device memory for activations.
 
-As in ZeRO-Offload (arXiv:2101.06840), but that the chips compute the update, so that every number is the
-same. The compiler orders the copies: beside other work, and as early as memory allows.
+As in ZeRO-Offload (arXiv:2101.06840), but the devices compute the update, so all numbers stay the same. The compiler
+schedules the copies to overlap with computation, as early as memory allows.
 """
 
 import dataclasses
@@ -12,25 +12,28 @@ import jax
 
 from training.state import TrainState
 
-HOST = "pinned_host"  # jax's name of that memory
+HOST = "pinned_host"  # jax's name of host memory
 
 
-def on_host(shardings: TrainState) -> TrainState:
-    """Return where a state lies whose moments are on the hosts, all that are split; the others are small."""
+def optimizer_on_host(shardings: TrainState) -> TrainState:
+    """Return the shardings with the sharded arrays of the optimizer in host memory; replicated ones are small."""
 
-    def moved(sharding):
+    def offloaded(sharding):
         return sharding.with_memory_kind(HOST) if any(sharding.spec) else sharding
 
-    return dataclasses.replace(shardings, optimizer=jax.tree.map(moved, shardings.optimizer))
+    return dataclasses.replace(shardings, optimizer=jax.tree.map(offloaded, shardings.optimizer))
 
 
 def on_device(tree):
-    """Return arrays in the devices' memory, within a jitted function; what is there already stays as it is."""
+    """Copy arrays to device memory inside a jitted function; arrays on the device stay there."""
     return jax.device_put(tree, jax.memory.Space.Device)
 
 
-def brought(step: Callable) -> Callable:
-    """Return a train step that takes moments from the hosts; its caller says where the new ones go."""
+def with_optimizer_on_device(step: Callable) -> Callable:
+    """Return a train step that copies the optimizer state to the devices first.
+
+    The caller's output shardings return the new state to the host.
+    """
 
     def train_step(state: TrainState, batch: dict, *frozen):
         return step(dataclasses.replace(state, optimizer=on_device(state.optimizer)), batch, *frozen)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers by name: `optimizer.name = "adamw"` is the function `adamw` here, made of optax's parts.
+"""Optimizers by name: `optimizer.name = "adamw"` is the function `adamw` here, composed of optax's parts.
 
-Each returns only the direction in which the parameters go. `make` puts around it what all have in common: clipping
-before it, and after it decoupled weight decay (arXiv:1711.05101) and the learning rate. To add one: a function
-(config, weights) -> optax.GradientTransformation, and a test.
+Each function returns only the direction of the update. `make` adds the common parts: clipping before it, and after it
+decoupled weight decay (arXiv:1711.05101) and the learning rate. To add an optimizer, write a function (config,
+weights) -> optax.GradientTransformation, and a test.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """What an optimizer may know of the parameters beside their values.
+    """Facts about the parameters for an optimizer.
 
     Attributes:
-      axes: {path: names of the dimensions}, as their layers declare them.
-      widening: the model's width in units of that for which the learning rate was tuned; 1 without muP.
+      axes: {path: names of the dimensions}, as layers declare them.
+      widening: the model's width over the width at which the learning rate was tuned; 1 without muP.
     """
 
     axes: dict[tuple[str, ...], tuple[str, ...]]
@@ -40,16 +40,16 @@ class Weights:
         return jax.tree_util.tree_map_with_path(lambda path, _: function(self.axes[tuple(k.key for k in path)]), tree)
 
     def labels(self, function: Callable) -> Callable:
-        """Return what optax.partition asks for: parameters -> function(names of the dimensions) at each."""
+        """Return the labels function of optax.partition: parameters -> function(names of the dimensions) at each."""
         return functools.partial(self.map, function)
 
 
 def make(
     direction: optax.GradientTransformation, config, schedule: optax.Schedule, weights: Weights
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer whose update is -schedule * (direction of the clipped gradient + weight_decay * weight).
+    """Return the optimizer with the update -schedule * (direction of the clipped gradient + weight_decay * weight).
 
-    Tables have one of their own, `signs_of_rows`, routers' biases `signs`, and constants none.
+    Puzzle tables use `signs_of_rows` and router biases `signs` instead. Constants are not updated.
     """
     decayed = is_decayed if config.decayed == "matrices" else None
     parts = [direction, optax.add_decayed_weights(config.weight_decay, decayed)]
@@ -67,7 +67,7 @@ def make(
 def average(weights: Weights, ema_decay: float) -> Callable:
     """Return (parameters, their average) -> average <- ema_decay * average + (1 - ema_decay) * parameters.
 
-    Of tables, routers' biases and constants the average is what they are.
+    The average of a table, a router bias or a constant is its present value.
     """
 
     def update(params, averages):
@@ -78,10 +78,10 @@ def average(weights: Weights, ema_decay: float) -> Callable:
 
 
 def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of a table: each row that the batch used goes against its gradient's sign, and decays.
+    """Return the optimizer of a table: sign descent with weight decay on the rows that the batch uses.
 
     row <- row * (1 - rate * table_weight_decay) - rate * sign(gradient); the rate follows the schedule, from
-    `table_learning_rate`. The rows are those in the carry's `puzzle_identifiers`; all others stay, bit for bit.
+    `table_learning_rate`. The rows are those in the carry's `puzzle_identifiers`; all others stay bit-identical.
     """
     rate = config.table_learning_rate / config.learning_rate
 
@@ -106,13 +106,13 @@ def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformat
 def signs(step: float) -> optax.GradientTransformation:
     """Return the optimizer of a router's bias: step * sign(mean load - load) (arXiv:2408.15664, algorithm 1).
 
-    Its gradient is load - mean load, see layers/experts.py. The step is the same from first to last.
+    Its gradient is load - mean load, see layers/experts.py. The step size is constant.
     """
     return optax.stateless(lambda updates, _: jax.tree.map(lambda violation: -step * jnp.sign(violation), updates))
 
 
 def norm(weights: Weights) -> Callable:
-    """Return gradients -> the global norm of those that are slopes, which those of routers' biases are not."""
+    """Return gradients -> their global norm without router biases, whose "gradients" are load violations."""
 
     def of_slopes(gradients):
         are_slopes = weights.map(lambda axes: kind(axes) != BALANCE, gradients)

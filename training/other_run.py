@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another run that this one builds on, what it is and its weights; and what any run's checkpoint has for weights.
+"""Weights of another run, such as a base, a reference or a teacher; and the weights of any run's checkpoint.
 
-A run with adapters keeps these alone, and in each record which checkpoint of which run they are beside: its `base`.
-Whoever reads such a checkpoint to evaluate, to sample or to give out gets both merged, by what is here.
+A run with adapters saves only these. Each of its records has `base`, a reference to the checkpoint of the base weights.
+Evaluation, sampling and export load the base weights and the adapters and merge them, by the functions here. The base
+run must still exist at its recorded path, with an unchanged digest.
 """
 
 import dataclasses
@@ -23,21 +24,24 @@ from training import adapters, array_files
 from training.bucket import path_of
 from training.checkpoints import CheckpointError, Checkpoints
 
-# Keys of `model` that say how weights are used, and not what they compute.
+# Keys of `model` that change how weights are executed, but not the function that they compute.
 USED = ("dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length")
-# Those on which weights do not depend: these, and how far positions reach, which may be extended.
+# Keys that may differ from the source run: these, and the range of positions, which may be extended.
 FREE = (*USED, "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta")
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherRun:
-    """The folder of a run, here or in a bucket, or a recipe, which has shapes alone; `key` is where it is named."""
+class SourceRun:
+    """A run to load weights from: a folder, local or in a bucket. Or a recipe, which has shapes only.
+
+    `key` is the configuration key that names it.
+    """
 
     key: str
     name: str
 
     def configuration(self) -> ConfigDict:
-        """Return its configuration; ConfigError where there is none, or one that cannot be."""
+        """Return its configuration. Raises ConfigError if it is missing or invalid."""
         is_recipe = self.name.endswith(".py")
         loaded = loading.load(self.name, "", {}) if is_recipe else stored_config.load_to_read(self.folder(), {})
         try:
@@ -47,15 +51,15 @@ class OtherRun:
         return loaded.config
 
     def folder(self):
-        """Return its folder; ConfigError where it is a recipe, which has no weights."""
+        """Return its folder. Raises ConfigError if it is a recipe, which has no weights."""
         if self.name.endswith(".py"):
             raise ConfigError(
-                f"{self.key}={self.name} is a recipe, without weights: that can be rehearsed, not trained"
+                f"{self.key}={self.name} is a recipe and has no weights: it can be rehearsed, not trained"
             )
         return stored_config.run_folder(self.key, self.name, path_of)
 
-    def check_begins(self, config: ConfigDict, tokenizer) -> None:
-        """Raise ConfigError where a run of `config`, with this tokenizer or None, cannot begin with its weights."""
+    def check_can_initialize(self, config: ConfigDict, tokenizer) -> None:
+        """Raise ConfigError if its weights cannot initialize a run of `config` with this tokenizer or None."""
         self.folder()
         ours, theirs = (
             dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
@@ -69,18 +73,18 @@ class OtherRun:
                 )
         if tokenizer:
             self.check_tokenizer(config, tokenizer)
-        self.check_trained()
+        self.check_has_checkpoint()
 
-    def check_trained(self) -> None:
-        """Raise ConfigError where it has no weights, before anything is made that needs them."""
+    def check_has_checkpoint(self) -> None:
+        """Raise ConfigError if it has no checkpoint, before anything that needs it is built."""
         with Checkpoints(self.folder()) as checkpoints:
-            if not checkpoints.files.there():
+            if not checkpoints.files.existing():
                 raise ConfigError(f"{self.key}={self.name} has no checkpoint; train it first, or name another run")
 
     def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
-        """Raise ConfigError where the tokenizer of a corpus, that of a run of `config`, is not this run's.
+        """Raise ConfigError if the tokenizer of a corpus of `config` differs from the tokenizer of this run.
 
-        Its `files` has the content of each of its files by name, none of bytes.
+        `tokenizer.files` maps file names to contents; it is empty for bytes.
         """
         name = self.configuration().data.tokenizer
         if not name and config.data.tokenizer == "sentencepiece":
@@ -89,7 +93,7 @@ class OtherRun:
             return
         file = path_of(name)
         if name != "byte" and not file.is_file():
-            raise ConfigError(f"{self.key}={self.name} has no tokenizer, by which it could read texts; name another")
+            raise ConfigError(f"{self.key}={self.name} has no tokenizer for texts; name another run")
         same = not tokenizer.files if name == "byte" else tokenizer.files.get(file.name) == file.read_bytes()
         if not same:
             raise ConfigError(
@@ -97,48 +101,49 @@ class OtherRun:
                 f"use --config.data.tokenizer={name}"
             )
 
-    def pin(self, known: dict | None = None) -> dict:
-        """Return what says for good which weights its newest good checkpoint has: folder, step and digest.
+    def checkpoint_ref(self, known: dict | None = None) -> dict:
+        """Return a reference to the weights of its newest valid checkpoint: folder, step and digest.
 
         Args:
-          known: what this returned once; it is then about that checkpoint, whatever is newer.
+          known: an earlier result; then verify and return the reference of that checkpoint, even if there is a newer
+            one.
 
         Raises:
           ConfigError: it has no folder.
-          CheckpointError: there is no good checkpoint, or the known one is gone or has changed.
+          CheckpointError: there is no valid checkpoint, or the known one is missing or has changed.
         """
         folder = self.folder()
         with Checkpoints(folder) as checkpoints:
-            step = known["step"] if known else newest_of(checkpoints, self.configuration())
+            step = known["step"] if known else newest_checkpoint(checkpoints, self.configuration())
             problems = checkpoints.problems(step) if known else []
             digest = "" if problems else processes.shared(f"digest {step}", lambda: _digest(checkpoints, step))
         if known and known["digest"] != digest:
             raise CheckpointError(
                 f"checkpoint {step} of {self.key}={self.name} {'; '.join(problems[:1]) or 'has other weights'}; "
-                "bring back the one that the run began with"
+                "restore the checkpoint that the run started with"
             )
         return {"folder": str(folder if "://" in self.name else folder.absolute()), "step": step, "digest": digest}
 
-    def restore(self, abstract_params: dict, pin: dict | None = None) -> dict:
-        """Return the parameters that are evaluated of its newest checkpoint, in the types and layouts asked for.
+    def restore(self, abstract_params: dict, ref: dict | None = None) -> dict:
+        """Restore its evaluated parameters in the types and shardings of `abstract_params`.
 
-        `pin` says of which, if not the newest. Errors as in that.
+        `ref` is a result of `checkpoint_ref`; None: the newest checkpoint. Raises the same errors.
         """
-        step = (pin or self.pin())["step"]
+        step = (ref or self.checkpoint_ref())["step"]
         with Checkpoints(self.folder()) as checkpoints:
-            return restore_evaluated(checkpoints, step, abstract_params)
+            return restore_eval_params(checkpoints, step, abstract_params)
 
 
-def initial(config: ConfigDict) -> OtherRun:
-    """Return the run that `train.init_from` names, with whose parameters one of `config` begins."""
-    return OtherRun("train.init_from", config.train.init_from)
+def initial(config: ConfigDict) -> SourceRun:
+    """Return the run that `train.init_from` names, which initializes the parameters of a run of `config`."""
+    return SourceRun("train.init_from", config.train.init_from)
 
 
-def newest_of(checkpoints: Checkpoints, config: ConfigDict) -> int:
-    """Return the step of the newest good checkpoint of a run that has this configuration.
+def newest_checkpoint(checkpoints: Checkpoints, config: ConfigDict) -> int:
+    """Return the step of the newest valid checkpoint of a run with this configuration.
 
     Raises:
-      CheckpointError: there is none, or it is of another model, though its arrays may have the same shapes.
+      CheckpointError: there is none, or it is of another model, even if its arrays have the same shapes.
     """
     step = checkpoints.newest_or_error()
     check_model(checkpoints, step, config)
@@ -146,7 +151,7 @@ def newest_of(checkpoints: Checkpoints, config: ConfigDict) -> int:
 
 
 def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None:
-    """Raise CheckpointError where a checkpoint is of another model than a configuration."""
+    """Raise CheckpointError if a checkpoint is not of the model of a configuration."""
     record, now = checkpoints.record(step), flat(config)
     fixed = record.get("weights_only", now)
     for key, saved in record.get("config", {}).items():
@@ -154,79 +159,78 @@ def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None
         if computes and key in fixed and now.get(key) != saved:
             raise CheckpointError(
                 f"checkpoint {step} of {checkpoints.address} is of a model with {key}={shown(saved)}, but config.json "
-                f"there says {shown(now.get(key))}; bring back the config.json of that run, of which record.json has "
-                "a copy"
+                f"there says {shown(now.get(key))}; restore the config.json of that run, record.json has a copy"
             )
 
 
-def restore_evaluated(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
-    """Return the parameters of a checkpoint that are evaluated, adapters merged with the weights that they are beside.
+def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
+    """Restore the evaluated parameters of a checkpoint in the shapes and shardings of `abstract_params`.
 
-    They are in the shapes and layouts of `abstract_params`. Raises CheckpointError where these weights are gone.
+    Adapters are merged with their base weights. Raises CheckpointError if the base weights are missing.
     """
     record = checkpoints.record(step)
     if not record.get("base"):
-        return checkpoints.restore_evaluated(step, abstract_params)
+        return checkpoints.restore_eval_params(step, abstract_params)
     weights = _base(checkpoints, record).restore(abstract_params, record["base"])
-    parts = checkpoints.restore_evaluated(step, adapters.abstract(abstract_params, record["config"]))
+    parts = checkpoints.restore_eval_params(step, adapters.abstract(abstract_params, record["config"]))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
-    merge = jax.jit(adapters.merged, static_argnums=2, donate_argnums=0, out_shardings=shardings)
+    merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
     return merge(weights, parts, adapters.scale(record["config"]))
 
 
 def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
-    """Return dotted name of a parameter -> (index -> float32 array): what `restore_evaluated` returns, in parts.
+    """Return dotted name of a parameter -> (index -> float32 array): `restore_eval_params`, in parts.
 
     Raises:
-      ConfigError: weights that adapters are beside are in a bucket.
-      CheckpointError: they are gone, or have changed.
+      ConfigError: the base weights of adapters are in a bucket.
+      CheckpointError: the base weights are missing or have changed.
     """
     folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
-    root = checkpoints.evaluated(step)
+    root = checkpoints.eval_params_part(step)
 
     def own(name: str) -> Callable:
-        array = array_files.opened(folder, f"{root}.{name}")
+        array = array_files.open_array(folder, f"{root}.{name}")
         return lambda where: array[where].read().result()
 
     if not record.get("base"):
         return own
     base = _base(checkpoints, record)
     if "://" in base.name:
-        raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and have the run begin from the copy")
+        raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and name the copy in train.init_from")
     of_base, factor = reader(Checkpoints(base.folder()), record["base"]["step"]), adapters.scale(record["config"])
 
     def both(name: str) -> Callable:
-        path = adapters.path_of(tuple(name.split(".")))
+        path = adapters.adapter_path(tuple(name.split(".")))
         a, b = (".".join((*path, part)) for part in adapters.PARTS)
         if not (folder / f"{root}.{a}").exists():
             return of_base(name)
-        return adapters.merged_in_parts(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
+        return adapters.merge_by_index(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
 
     return both
 
 
-def _base(checkpoints: Checkpoints, record: dict) -> OtherRun:
-    """Return the run that adapters are beside, its checkpoint being there as it was.
+def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
+    """Return the base run of adapters; its checkpoint exists and is unchanged.
 
     Raises:
-      CheckpointError: it is not, or the record does not say what the adapters are.
+      CheckpointError: the checkpoint is missing or has changed, or the record does not describe the adapters.
     """
     stored = record.get("config", {})
     if not (stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")):
         raise CheckpointError(f"{checkpoints.address}: the record of its adapters has no lora.rank, alpha and targets")
-    base = OtherRun("train.init_from", record["base"]["folder"])
+    base = SourceRun("train.init_from", record["base"]["folder"])
     try:
-        base.pin(record["base"])
+        base.checkpoint_ref(record["base"])
     except (ConfigError, CheckpointError) as error:
         cause = str(error).partition(";")[0]
         raise CheckpointError(
-            f"{checkpoints.address} has adapters alone, and not what they are beside: {cause}; bring that back"
+            f"{checkpoints.address} has only adapters, and their base weights cannot be loaded: {cause}; restore them"
         ) from None
     return base
 
 
 def _digest(checkpoints: Checkpoints, step: int) -> str:
     """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
-    files, root = checkpoints.files.manifest(step)["files"], checkpoints.evaluated(step)
+    files, root = checkpoints.files.manifest(step)["files"], checkpoints.eval_params_part(step)
     arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
     return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says before step 1 what a run needs and how long it will take; refuses what cannot fit."""
+"""Report before step 1 the memory and the expected time of a run; refuse a run that cannot fit."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the 
 
 
 def check_state_fits(run) -> None:
-    """Raise ConfigError where a CPU machine's memory cannot hold state, gradient and what is frozen of a run."""
+    """Raise ConfigError if a CPU machine's memory cannot hold the state, gradients and frozen weights of a run."""
     leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
     of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
     needed, available = of_device * run.mesh.size / throughput.GIB, throughput.host_memory_gib()[1]
@@ -29,9 +29,9 @@ def check_state_fits(run) -> None:
 
 
 def compiled_gib(compiled) -> float:
-    """Return what a compiled program needs per device: arguments, temporaries, outputs not aliased.
+    """Return the memory of a compiled program per device: arguments, temporaries, and outputs that are not aliased.
 
-    Where arguments wait in the host's memory it is the highest point less these; see rehearsal/compiler.py.
+    If arguments are in host memory, this is the peak minus these arguments; see rehearsal/compiler.py.
     """
     memory = compiled.memory_analysis()
     if memory.host_argument_size_in_bytes:
@@ -41,7 +41,7 @@ def compiled_gib(compiled) -> float:
 
 
 def needed_gib(compile_step: Callable) -> float:
-    """Return `compiled_gib` of what is compiled; infinite where the compiler refuses it for its memory."""
+    """Compile and return `compiled_gib`; infinity if the compiler runs out of memory."""
     try:
         return compiled_gib(compile_step())
     except jax.errors.JaxRuntimeError as error:
@@ -51,7 +51,7 @@ def needed_gib(compile_step: Callable) -> float:
 
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
-    """Return FLOP/s of all devices together, and where the figure is from; None where devices are simulated."""
+    """Return FLOP/s of all devices together and the source of the figure; None for simulated devices."""
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu and num_devices > 1:
         return None, ""
@@ -62,7 +62,7 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
-    """Return the lines that stand before step 1; ConfigError where a CPU machine has not the memory for the step."""
+    """Return the lines before step 1. Raises ConfigError if a CPU machine has too little memory for the step."""
     backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
@@ -93,7 +93,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
 
 
 def notes(config, num_microbatches: int) -> list[str]:
-    """Return a line for each setting that is allowed and may surprise."""
+    """Return a note for each setting that is allowed but may surprise."""
     lines, optimizer, steps = [], config.optimizer, config.train.steps
     if optimizer.warmup_steps > steps:
         lines.append(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled step of each size of the batch and each mesh, made in a thread while the steps before it run."""
+"""Compiled train steps, one for each batch size and mesh; later ones compile in a thread while earlier ones run."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,37 +11,37 @@ from configs.base import MESH_AXES
 
 
 class Shape(NamedTuple):
-    """What a step is compiled for: rows of the global batch, and the sizes of MESH_AXES."""
+    """The key of a compiled step: rows of the global batch, and the sizes of MESH_AXES."""
 
     rows: int
     mesh: tuple[int, ...]
 
 
-class Programs:
-    """A train_step(state, batch) for batches of several shapes, each compiled once."""
+class CompiledSteps:
+    """A train_step(state, batch) for batches of several shapes; each shape is compiled once."""
 
     def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: Sequence = ()):
-        """Compile the step of the first shape, here and now; `compile_step` returns train_step(state, batch, *frozen).
+        """Compile the step of the first shape now; `compile_step` returns train_step(state, batch, *frozen).
 
-        `frozen` is on the mesh of the steps that are made; who moves a state to another moves it too.
+        `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too.
         """
-        self.compile_step, self.frozen, self.of_shape = compile_step, frozen, {shape: Future()}
+        self.compile_step, self.frozen, self.by_shape = compile_step, frozen, {shape: Future()}
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self.of_shape[shape].set_result(compile_step(shape))
+        self.by_shape[shape].set_result(compile_step(shape))
 
-    def begin(self, shape: Shape) -> None:
-        """Have the step of a shape compiled in the thread, unless it is already."""
-        if shape not in self.of_shape:
-            self.of_shape[shape] = self.executor.submit(self.compile_step, shape)
+    def start(self, shape: Shape) -> None:
+        """Start to compile the step of a shape in the thread, unless this was done."""
+        if shape not in self.by_shape:
+            self.by_shape[shape] = self.executor.submit(self.compile_step, shape)
 
-    def program(self, shape: Shape) -> Callable:
-        """Return the step of a shape when it is compiled."""
-        self.begin(shape)
-        return self.of_shape[shape].result()
+    def get(self, shape: Shape) -> Callable:
+        """Return the step of a shape; wait until it is compiled."""
+        self.start(shape)
+        return self.by_shape[shape].result()
 
     def __call__(self, state, batch):
-        """Make a step of the batch's shape."""
-        return self.program(shape_of(batch))(state, batch, *self.frozen)
+        """Run the step of the batch's shape."""
+        return self.get(shape_of(batch))(state, batch, *self.frozen)
 
 
 def shape_of(batch: dict) -> Shape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint keeps beside its arrays, as record.json."""
+"""The record of a checkpoint, record.json: all that it saves except arrays."""
 
 from typing import Annotated
 
@@ -11,11 +11,11 @@ from training.goodput import Account
 MAX_BYTES = 64 << 20
 Step = Annotated[int, pydantic.Field(ge=0, lt=2**31)]
 Examples = Annotated[int, pydantic.Field(ge=0, lt=2**48)]
-RESUMED = ("step", "examples", "config", "corpus", "losses", "total_tokens", "goodput")  # without which no run goes on
+RESUMED = ("step", "examples", "config", "corpus", "losses", "total_tokens", "goodput")  # required to resume
 
 
-class Pin(Object):
-    """Which checkpoint of another run steps take beside their own weights, see training/other_run.py."""
+class CheckpointRef(Object):
+    """A reference to the checkpoint of frozen weights, see training/other_run.py."""
 
     folder: str
     step: Step
@@ -23,14 +23,14 @@ class Pin(Object):
 
 
 class Record(Object, total=False):
-    """What is known of a run at a checkpoint; versions and tests may leave keys out.
+    """The progress of a run at a checkpoint; versions and tests may leave keys out.
 
     Keys:
-      step, examples, total_tokens: done and trained on so far.
-      increases: how often the batch has grown.
+      step, examples, total_tokens: number of them so far.
+      increases: number of increases of the batch size.
       config: flat, by dotted key.
-      weights_only: of imported weights the keys that belong to them.
-      corpus: what identifies the documents; None: any will do.
+      weights_only: for imported weights, the configuration keys that belong to them.
+      corpus: digest of the documents; None: any documents.
       mixture, skips: see input_pipeline/mixture.py.
       losses: held-out loss by step.
       topology: name of the preset.
@@ -52,6 +52,6 @@ class Record(Object, total=False):
     topology: str | None
     versions: dict[str, str]
     goodput: Account
-    base: Pin | None
-    reference: Pin | None
-    teacher: Pin | None
+    base: CheckpointRef | None
+    reference: CheckpointRef | None
+    teacher: CheckpointRef | None

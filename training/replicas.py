@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for silent corruption: copies of a part of a state, and a step computed twice, must agree to the bit."""
+"""Detect silent corruption: replicas of a state, and two runs of the same step, must agree bit for bit."""
 
 import functools
 
@@ -14,10 +14,10 @@ from training.offload import on_device
 
 
 def check(state, mesh: jax.sharding.Mesh) -> None:
-    """Compare a checksum of every shard of every array between all its copies, in all processes.
+    """Compare checksums of all replicas of every shard of every array, over all processes.
 
-    The checksum is computed on the devices, in unsigned integers, over bits and places; nothing but it is moved. Raises
-    RunError, with the array and two of its holders, where they differ.
+    Devices compute the checksums in unsigned integers over bits and positions; only checksums leave a device. Raises
+    RunError with the array and two of its devices if they differ.
     """
     if mesh.size == 1:
         return
@@ -49,10 +49,10 @@ def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
     return mine
 
 
-def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
-    """Return train_step(state, batch), having done it twice; needs memory for a second state.
+def run_twice(train_step, state, batch, mesh: jax.sharding.Mesh):
+    """Run train_step(state, batch) twice and return its result; needs memory for a second state.
 
-    Raises RunError, with their names, where results differ on a device, or devices that should hold the same do not.
+    Raises RunError with names if the results differ on a device, or if replicas differ.
     """
     copy = jax.tree.map(lambda leaf: jax.device_put(leaf, leaf.sharding, may_alias=False), state)
     first, _ = train_step(copy, batch)
@@ -75,7 +75,7 @@ def twice(train_step, state, batch, mesh: jax.sharding.Mesh):
 
 @functools.cache
 def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
-    """Return a function of arrays that gives for each, uint32 [devices of the mesh], a checksum of what each holds."""
+    """Return a function of arrays to uint32 [devices of the mesh] each, the checksum of every device's shard."""
 
     @functools.partial(
         jax.shard_map, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(mesh.axis_names), check_vma=False
@@ -88,7 +88,7 @@ def _checksums(mesh: jax.sharding.Mesh, specs: tuple):
 
 
 def _checksum(array: jax.Array) -> jax.Array:
-    """Return the sum of bits * odd number of the place, modulo 2^32, of an array of numbers of up to 32 bits."""
+    """Return the sum of bits * hash of the position, modulo 2^32, of an array with values of up to 32 bits."""
     numbers = array.astype(jnp.uint8) if array.dtype == bool else array
     unsigned = jnp.dtype(f"uint{8 * numbers.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(numbers, unsigned).astype(jnp.uint32).ravel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints of a run are kept."""
+"""The retention policy of checkpoints."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ class Retention:
     best: int = 0
 
     def reasons(self, steps: list[int], losses: dict[int, float]) -> dict[int, str]:
-        """Return why each checkpoint that is kept is kept, by step; `losses` has held-out ones of some of the steps."""
+        """Return {step: reason} of the checkpoints to keep; `losses` has held-out losses of some of the steps."""
         best = sorted((step for step in steps if step in losses), key=lambda step: (losses[step], step))[: self.best]
         kept = {step: f"best held-out loss, {losses[step]:.4f}" for step in best}
         kept |= {step: f"every {self.every} steps" for step in steps if self.every and step % self.every == 0}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient where a mesh splits batch, weights and heads alone: each device computes that of its own part.
+"""The gradient on a mesh that shards only batch, weights and heads: each device computes its own part.
 
-One `jax.shard_map` over the whole mesh, in which layers bring their weights whole as they open (layers/shards.py), and
-the stream (layers/stream.py). The compiler, left to place everything itself, waits for each sum over devices; so it
-sums while it computes.
+One `jax.shard_map` covers the whole mesh. Inside it, layers all-gather their weights (layers/fsdp.py) and the residual
+stream (layers/sequence_parallel.py). If the compiler placed the collectives, the step would wait for each reduction;
+with explicit ones, reductions overlap with computation.
 """
 
 import math
@@ -14,80 +14,81 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from layers.axes import several
-from layers.shards import summed_in, whole
-from parallelism.axis_rules import RULES, on_device
+from layers.axes import as_axis_tuple
+from layers.fsdp import all_gather_params, grad_reduce_dtype
+from parallelism.axis_rules import RULES, shard_map_rules
 from training.optimizers import BALANCE
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
-AXES = (*BATCH_AXES, STREAM_AXIS)  # that devices compute different parts of
-WHOLE = ("embed", "vocab")  # dimensions that are brought whole, and not only their owner's part used
+AXES = (*BATCH_AXES, STREAM_AXIS)  # mesh axes along which devices compute different parts
+GATHERED = ("embed", "vocab")  # dimensions that are all-gathered; devices use only their own part of the others
 
 
-def in_shards(
-    gradient: Callable, axes: dict, specs: dict, *, summed_once: bool, sum_dtype=None, of_frozen: Sequence = ()
+def shard_map_gradient(
+    gradient: Callable, axes: dict, specs: dict, *, reduce_once: bool, reduce_dtype=None, frozen_specs: Sequence = ()
 ) -> Callable:
-    """Return a gradient function of global arrays from one that each device computes for its part.
+    """Return a gradient function of global arrays that maps a per-device gradient over the mesh.
 
     Args:
       gradient: as `make_gradient` of training/step.py returns it.
       axes, specs: trees like the parameters, of the names of each one's dimensions and of its PartitionSpec.
-      summed_once: bring all parameters whole first, and scatter their gradients in the end, whatever is done between:
-        gradients then cross the mesh once however many microbatches there are, but a device holds one whole.
-      sum_dtype: of sums over the axes that split a weight, float32 over others and with `summed_once`; None: the type
-        that the weight is used in.
-      of_frozen: trees of PartitionSpecs, of each of what is frozen; that is brought whole layer by layer, so not with
-        `summed_once`.
+      reduce_once: all-gather all parameters before the microbatches and reduce-scatter all gradients after them.
+        Gradients then cross the mesh once for any number of microbatches, but a device holds a full gradient.
+      reduce_dtype: of reductions over the axes that shard a weight; None: the type that the weight is used in.
+        Reductions over other axes, and those of `reduce_once`, are in float32.
+      frozen_specs: trees of PartitionSpecs of the frozen weights. These are gathered layer by layer, so they cannot be
+        combined with `reduce_once`.
     """
-    rows, copied = PartitionSpec(BATCH_AXES), PartitionSpec()
+    rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
     parts = PartitionSpec(BATCH_AXES, STREAM_AXIS)
 
-    def at_once(params, *arguments):
-        params, scatter = jax.vjp(lambda shards: whole(shards, axes, jnp.float32), params)
-        with nnx.logical_axis_rules(on_device(weights_whole=True)):
+    def reduced_once(params, *arguments):
+        params, reduce_scatter = jax.vjp(lambda shards: all_gather_params(shards, axes, jnp.float32), params)
+        with nnx.logical_axis_rules(shard_map_rules(gathered_params=True)):
             gradients, *sums = gradient(params, *arguments)
-        return *scatter(gradients), *sums
+        return *reduce_scatter(gradients), *sums
 
-    def of_part(params, carry, batch, key, *frozen):
+    def of_device(params, carry, batch, key, *frozen):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
-        with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
-            gradients, weight, carry, scalars = (at_once if summed_once else gradient)(
+        with nnx.logical_axis_rules(shard_map_rules()), grad_reduce_dtype(reduce_dtype):
+            gradients, weight, carry, scalars = (reduced_once if reduce_once else gradient)(
                 params, carry, batch, key, *frozen
             )
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
-        return jax.tree.map(_summed, gradients, specs), weight, carry, scalars
+        return jax.tree.map(_psum_replicated, gradients, specs), weight, carry, scalars
 
-    def of_all(params, carry, batch, key, *frozen):
-        of_batch = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
+    def of_mesh(params, carry, batch, key, *frozen):
+        batch_specs = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
         return jax.shard_map(
-            of_part,
-            in_specs=(specs, rows, of_batch, copied, *of_frozen),
-            out_specs=(specs, copied, rows, copied),
+            of_device,
+            in_specs=(specs, rows, batch_specs, replicated, *frozen_specs),
+            out_specs=(specs, replicated, rows, replicated),
             check_vma=False,
         )(params, carry, batch, key, *frozen)
 
-    return of_all
+    return of_mesh
 
 
-def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -> tuple[Callable, int]:
-    """Return (`part_square` of training/noise_scale.py where each device computes for itself, number of parts).
+def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -> tuple[Callable, int]:
+    """Return (`part_square` of training/noise_scale.py inside a shard_map, number of parts).
 
-    A part is what the devices compute together over whose gradient is summed anyway: those of one `fsdp` and `model`,
-    with `summed_once` of one `model`. Routers' biases are left out, as of the whole batch's norm. `sizes` are those of
-    the mesh axes, other arguments as of `in_shards`.
+    A part is the work of the devices whose gradients are reduced before the square is taken: those of one `fsdp` and
+    `model` group, with `reduce_once` those of one `model` group. Router biases are excluded, as from the norm of the
+    batch's gradient. `sizes` are those of the mesh axes; other arguments are as of `shard_map_gradient`.
     """
-    together = (STREAM_AXIS,) if summed_once else ("fsdp", STREAM_AXIS)
+    together = (STREAM_AXIS,) if reduce_once else ("fsdp", STREAM_AXIS)
 
-    def split(names: tuple, spec: PartitionSpec) -> set:
+    def sharding_axes(names: tuple, spec: PartitionSpec) -> set:
         dims = zip(names, (*spec, *[None] * len(names)), strict=False)
-        return {axis for name, of_dim in dims if not (summed_once and name in WHOLE) for axis in several(of_dim)}
+        kept = [of_dim for name, of_dim in dims if not (reduce_once and name in GATHERED)]
+        return {axis for of_dim in kept for axis in as_axis_tuple(of_dim)}
 
     def own_square(gradient, names, spec):
         if BALANCE in names:
             return 0.0
-        missing = tuple(axis for axis in together if axis not in split(names, spec))
-        whole_gradient = jax.lax.psum(gradient, missing)
-        return jnp.sum(jnp.square(whole_gradient)) / math.prod(sizes[axis] for axis in missing)
+        missing = tuple(axis for axis in together if axis not in sharding_axes(names, spec))
+        full_gradient = jax.lax.psum(gradient, missing)
+        return jnp.sum(jnp.square(full_gradient)) / math.prod(sizes[axis] for axis in missing)
 
     def square(gradients, weight):
         squares = jax.tree.map(own_square, gradients, axes, specs)
@@ -97,7 +98,7 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, summed_once: bool) -
     return square, math.prod(sizes[axis] for axis in AXES if axis not in together)
 
 
-def _summed(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Sum a gradient over the axes that do not split its weight: over the others it is already."""
-    split = {axis for axes in spec for axis in several(axes)}
+def _psum_replicated(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """All-reduce a gradient over the axes that replicate its weight; over the others it is already reduced."""
+    split = {axis for axes in spec for axis in as_axis_tuple(axes)}
     return jax.lax.psum(gradient, tuple(axis for axis in AXES if axis not in split))

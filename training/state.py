@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run carries from step to step."""
+"""The training state, which a step takes and returns."""
 
 import dataclasses
 
@@ -15,11 +15,11 @@ class TrainState:
       step: int32 scalar, steps done.
       examples: uint32 scalar, examples consumed; the next batch begins with this one.
       params: nested dictionary of float32 arrays.
-      average: their exponential moving average, {} where none is kept.
+      average: their exponential moving average; {} if there is none.
       optimizer: optax's state.
-      carry: the objective's own, sharded like the batch; empty for language models.
-      guard: what training/guard.py remembers.
-      noise: what training/noise_scale.py remembers, {} where it does not measure.
+      carry: state of the objective, sharded like the batch; empty for language models.
+      guard: memory of training/guard.py.
+      noise: memory of training/noise_scale.py; {} if it does not measure.
     """
 
     step: jax.Array
@@ -32,6 +32,6 @@ class TrainState:
     noise: dict = dataclasses.field(default_factory=dict)
 
     @property
-    def evaluated(self) -> dict:
-        """The parameters that are evaluated, sampled from and exported: the average where there is one."""
+    def eval_params(self) -> dict:
+        """The parameters for evaluation, sampling and export: the average if there is one."""
         return self.average or self.params

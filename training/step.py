@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update and one evaluation, as pure functions; they know nothing of the task."""
+"""One update and one evaluation as pure functions, independent of the task."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from parallelism.axis_rules import without
+from parallelism.axis_rules import rules_without
 from training import guard, noise_scale
 from training.offload import on_device
 from training.state import TrainState
@@ -29,20 +29,18 @@ def make_gradient(
 ) -> Callable:
     """Return gradient(params, carry, batch, key, *frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
-    The sums are float32. Splitting the batch into microbatches changes them by rounding alone, unless the loss of a
-    token depends on the other tokens that are computed with it: `train.balance_loss` and `model.expert_capacity` see
-    one microbatch at a time.
+    The sums are float32. Microbatches change them only by rounding, unless the loss of a token depends on other tokens:
+    `train.balance_loss` and `model.expert_capacity` see one microbatch at a time.
 
     Args:
       graph: the model without its parameters.
       loss: of an objective, (model, carry, batch, key[, teacher]) -> (sum, weight), (carry, scalars).
-      groups: {mesh axis: size} over which each group of devices keeps a sum of its own until the last microbatch,
-        so that gradients cross these axes once a step; it then holds a gradient whole, unsplit by them.
-      on_microbatch: host function (number of microbatches, index, mean loss), called as each one ends.
+      groups: {mesh axis: size} of axes that gradients cross once a step. Each group of devices along them accumulates
+        its own sum over the microbatches, a full gradient that these axes do not shard.
+      on_microbatch: host function (number of microbatches, index, mean loss), called after each microbatch.
       part_square: (gradients, weight) -> a scalar of that name, see training/noise_scale.py; None: there is none.
-      adapted: whether the first of what is frozen, which has no gradient, are the model's other weights, beside which
-        `params` are adapters.
-      teacher: another model, whose parameters are the last of what is frozen; None: there is none.
+      adapted: whether `params` are adapters; then the first of `frozen` are the base weights.
+      teacher: graph of another model, whose parameters are the last of `frozen`; None: there is none.
     """
     num_own = int(adapted)
 
@@ -51,7 +49,7 @@ def make_gradient(
         (total, weight), (carry, scalars) = loss(model, carry, batch, key, *_merged(teacher, frozen))
         return total, (weight, carry, scalars)
 
-    def whole(params, carry, batch, key, *frozen):
+    def value_and_gradients(params, carry, batch, key, *frozen):
         differentiated = jax.value_and_grad(loss_sum, has_aux=True)
         (_, (weight, carry, scalars)), gradients = differentiated(params, carry, batch, key, *frozen)
         if part_square:
@@ -59,20 +57,21 @@ def make_gradient(
         return gradients, weight, carry, scalars
 
     def accumulated(params, carry, batch, key, *frozen):
-        # Microbatch m takes rows m, m + M, ...: every device keeps the rows that it has.
+        # Microbatch m has rows m, m + M, ..., so no row moves to another device.
         def split(rows):
             return jnp.swapaxes(rows.reshape(-1, num_microbatches, *rows.shape[1:]), 0, 1)
 
         def body(sums, microbatch):
             index, (carry, batch) = microbatch
-            gradients, weight, carry, scalars = whole(params, carry, batch, jax.random.fold_in(key, index), *frozen)
+            key_of_part = jax.random.fold_in(key, index)
+            gradients, weight, carry, scalars = value_and_gradients(params, carry, batch, key_of_part, *frozen)
             if on_microbatch:
                 jax.debug.callback(functools.partial(on_microbatch, num_microbatches), index, mean(scalars["loss"]))
             return jax.tree.map(jnp.add, sums, (gradients, weight, scalars)), carry
 
         microbatches = (jnp.arange(num_microbatches), jax.tree.map(split, (carry, batch)))
         first = jax.tree.map(lambda x: x[0], microbatches[1])
-        shapes = jax.eval_shape(whole, params, *first, key, *frozen)
+        shapes = jax.eval_shape(value_and_gradients, params, *first, key, *frozen)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1], shapes[3]))
         (gradients, weight, scalars), carry = jax.lax.scan(body, zeros, microbatches)
         carry = jax.tree.map(lambda c: jnp.swapaxes(c, 0, 1).reshape(-1, *c.shape[2:]), carry)
@@ -82,7 +81,7 @@ def make_gradient(
         axes, num_groups = tuple(groups), math.prod(groups.values())
         keys = jax.random.split(key, num_groups)
         carry, batch = jax.tree.map(lambda rows: rows.reshape(num_groups, -1, *rows.shape[1:]), (carry, batch))
-        with nnx.logical_axis_rules(without(axes)):
+        with nnx.logical_axis_rules(rules_without(axes)):
             in_axes = (None, 0, 0, 0, *[None] * len(frozen))
             of_groups = jax.vmap(accumulated, in_axes=in_axes, spmd_axis_name=axes)
             gradients, weight, carry, scalars = of_groups(params, carry, batch, keys, *frozen)
@@ -90,7 +89,7 @@ def make_gradient(
         return gradients, weight, jax.tree.map(lambda c: c.reshape(-1, *c.shape[2:]), carry), scalars
 
     if num_microbatches == 1:
-        return whole
+        return value_and_gradients
     return grouped if groups else accumulated
 
 
@@ -107,20 +106,20 @@ def make_train_step(
 ) -> Callable:
     """Return train_step(state, batch, *frozen) -> (state, scalars, gradients).
 
-    The gradient is that of (sum of losses) / (sum of weights) over the whole batch. Scalars are float32 and on device:
-    the objective's, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight unless the
-    objective counts them itself. An update whose
-    loss or gradient is not finite, or a spike, is not taken: parameters, average, moments and carry stay as they were,
-    and `skipped` is 1 and `skipped_in_a_row` counts; the batch is used up.
+    The gradient is that of (sum of losses) / (sum of weights) over the batch. Scalars are float32 and on device: those
+    of the objective, `gradient_norm` before clipping, `learning_rate`, and `tokens`, the batch's weight unless the
+    objective reports its own. If the loss or gradient is not finite, or a spike, the update is skipped: parameters,
+    average, moments and carry do not change, `skipped` is 1, `skipped_in_a_row` increases, and the batch is consumed.
 
     Args:
-      gradient: what `make_gradient` returns.
-      optimizer: it is given the new carry too, as `carry`.
-      seed: of everything random in the loss; each step and microbatch has a key of its own.
-      average: (parameters after the update, their average) -> average; None: none is kept.
-      spike_deviations: what a spike is, see training/guard.py; 0: nothing finite is one.
-      norm: of gradients, the one that is told and watched.
-      num_parts: of a batch, whose `part_square` the gradient gives; the scalar `noise_scale`, in rows, comes of it.
+      gradient: result of `make_gradient`.
+      optimizer: its `update` gets the new carry too, as `carry`.
+      seed: of all random draws in the loss; each step and microbatch has its own key.
+      average: (parameters after the update, their average) -> average; None: there is no average.
+      spike_deviations: threshold of a spike, see training/guard.py; 0: no finite value is a spike.
+      norm: function of the gradients; its value is reported and checked for spikes.
+      num_parts: number of parts of a batch whose `part_square` the gradient function returns; with it, the scalar
+        `noise_scale`, in rows, is reported.
     """
 
     def train_step(state: TrainState, batch: dict, *frozen) -> tuple[TrainState, dict, dict]:
@@ -142,22 +141,22 @@ def make_train_step(
             "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
         }
 
-        def taken(new, old):
+        def accepted(new, old):
             return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
 
         noise = state.noise
         if num_parts:
             noise = noise_scale.update(noise, scalars.pop("part_square"), gradient_norm**2, rows, num_parts)
-            scalars["noise_scale"] = noise_scale.of(noise)
+            scalars["noise_scale"] = noise_scale.estimate(noise)
         state = TrainState(
             step=state.step + 1,
             examples=state.examples + jnp.uint32(rows),
-            params=taken(params, state.params),
-            average=taken(averages, state.average),
-            optimizer=taken(optimizer_state, state.optimizer),
-            carry=taken(carry, state.carry),
+            params=accepted(params, state.params),
+            average=accepted(averages, state.average),
+            optimizer=accepted(optimizer_state, state.optimizer),
+            carry=accepted(carry, state.carry),
             guard=memory,
-            noise=taken(noise, state.noise),
+            noise=accepted(noise, state.noise),
         )
         return state, scalars, gradients
 
@@ -180,11 +179,11 @@ def is_finite(state: TrainState) -> jax.Array:
 
 
 def mean(pair: tuple) -> jax.Array:
-    """Divide a (sum, weight) pair; the sum where it weighs less than 1, as what is only counted does."""
+    """Divide a (sum, weight) pair; return the sum if the weight is less than 1, as for plain counts."""
     total, weight = pair
     return total / jnp.maximum(weight, 1)
 
 
 def every(step: int, interval: int) -> bool:
-    """Whether something that happens every `interval` steps happens after `step`; never where interval is 0."""
+    """Return whether an event of every `interval` steps is due after `step`; never if `interval` is 0."""
     return interval > 0 and step % interval == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the steps one behind: scalars stay on the device until the next step is under way."""
+"""Log steps with a delay of one: scalars stay on the device until the next step is dispatched."""
 
 import math
 import time
@@ -16,7 +16,7 @@ POLL_SECONDS = 0.001
 
 
 class Diverged(ArithmeticError):
-    """Updates were not taken too often, or a state is not finite; `first_step` to `last_step` are to be left out."""
+    """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`."""
 
     def __init__(self, what: str, first_step: int, last_step: int):
         self.first_step, self.last_step = first_step, last_step
@@ -24,43 +24,43 @@ class Diverged(ArithmeticError):
 
 
 class NonFinite(ArithmeticError):
-    """The run diverged, and going back did not help; nothing of it is saved."""
+    """The run diverged, and rolling back did not help; the bad state is not saved."""
 
     exit_status = 3
 
 
-def told(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
-    """Return what to say of an evaluation: (name, values, what the weight counts)."""
-    name, values, unit = objective.told(figures)
+def format_evaluation(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
+    """Return the texts of an evaluation: (name, values, unit of the weight)."""
+    name, values, unit = objective.format_metrics(figures)
     return name, values if weight else "unknown", unit
 
 
 class StepLog:
-    """Writes and shows every `log_every`-th step, and watches every one.
+    """Check every step, and write and show every `log_every`-th.
 
-    `total_tokens` are the targets with loss weight that the run has trained on; `last_finite` says whether the last
-    step's loss and gradient were finite.
+    `total_tokens` is the number of targets with loss weight so far; `last_finite` says whether the last step's loss and
+    gradient were finite.
     """
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
         goodput: Goodput, peak_flops: float | None, record: dict | None,
     ):  # fmt: skip
-        """Begin with `peak_flops` of all devices and, as `record`, what an earlier process saved beside its state."""
+        """Start, or resume from the `record` of a checkpoint; `peak_flops` is that of all devices."""
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
         self.peak_flops = peak_flops
-        self.go_on(record)
+        self.resume(record)
         writer.write("event", event="start", step=self.last_step)
 
-    def go_on(self, record: dict | None) -> None:
-        """Count on from a checkpoint; None: from nothing."""
+    def resume(self, record: dict | None) -> None:
+        """Resume the counts of a checkpoint's record; None: start from 0."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
         self.speed, self.last_finite = Speed(self.goodput.clock), True
         self.display.after(self.last_step)
 
     def record(self) -> dict:
-        """Return what a later process needs to go on counting."""
+        """Return the counts that a resumed run needs."""
         return {"total_tokens": self.total_tokens, "goodput": self.goodput.record()}
 
     def average_tokens_per_second(self) -> float:
@@ -69,44 +69,44 @@ class StepLog:
         return self.total_tokens / max(parts["training"] + parts["data"], 1e-9)
 
     def event(self, text: str, event: str, step: int | None = None, **figures) -> None:
-        """Write what happened to metrics.jsonl and, where there is a text, show it; from any thread."""
+        """Write an event to metrics.jsonl and show its text, if any; from any thread."""
         self.writer.write("event", event=event, step=self.last_step if step is None else step, **figures)
         if text:
             self.display.line(text)
 
     def account(self) -> None:
-        """Write where the time of the run has gone."""
+        """Write the account of the run's time."""
         self.event(
             "", "goodput", goodput=self.goodput.fraction(), wall_seconds=self.goodput.wall_seconds(),
             seconds=self.goodput.parts(),
         )  # fmt: skip
 
     def evaluation(self, step: int, figures: dict[str, float], weight: int) -> None:
-        """Write and show what was found on what is held out (of how many tokens)."""
+        """Write and show the metrics of held-out data; `weight` counts its tokens."""
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
-        name, values, unit = told(self.run.objective, figures, weight)
+        name, values, unit = format_evaluation(self.run.objective, figures, weight)
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
     def add(self, step: int, scalars: dict, rows: int) -> None:
-        """Take the scalars of a step just dispatched, its batch of `rows`, and finish with those of the step before."""
+        """Store the scalars of a dispatched step with a batch of `rows`, and flush those of the previous step."""
         self.flush()
         self.pending = (step, scalars, rows)
 
     def flush(self) -> None:
         """Wait for the pending step, count it, check it, and log it if it is due.
 
-        Raises Diverged where it was the last of too many whose update was not taken.
+        Raises Diverged if too many updates in a row were skipped.
         """
         if self.pending is None:
             return
         (step, scalars, rows), self.pending = self.pending, None
-        while not scalars["loss"].is_ready():  # not block_until_ready, which would keep signals waiting
+        while not scalars["loss"].is_ready():  # not block_until_ready, which would delay signals
             time.sleep(POLL_SECONDS)
         figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
-        if not tokens:  # a mean over nothing is not 0
+        if not tokens:  # the mean over nothing is undefined, not 0
             figures["loss"] = math.nan
         self.last_step = step
         self.total_tokens += tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model that another learns from, or is held against: what it is, and whether it goes with the other."""
+"""The frozen model of an objective, a teacher or a reference: its configuration, its weights, and checks of both."""
 
 from typing import NamedTuple
 
@@ -7,28 +7,28 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from configs.base import ConfigError
-from training.other_run import OtherRun, initial
+from training.other_run import SourceRun, initial
 
 
 class Teacher(NamedTuple):
-    """A model that is learned from: its `model` section, itself without parameters, and these as shapes in layouts."""
+    """A frozen model: its `model` section, its graph, and its abstract parameters with shardings."""
 
     model: object
     graph: nnx.GraphDef
     params: dict
 
 
-def run_of(config: ConfigDict) -> OtherRun:
-    """Return the run of what is frozen: the teacher's, or of a reference and beside adapters `train.init_from`."""
+def run_of(config: ConfigDict) -> SourceRun:
+    """Return the run of the frozen weights: the teacher's; for a reference or adapters, that of `train.init_from`."""
     if config.train.objective == "dpo" or config.lora.rank:
         return initial(config)
-    return OtherRun("distillation.teacher", config.distillation.teacher)
+    return SourceRun("distillation.teacher", config.distillation.teacher)
 
 
 def configuration(config: ConfigDict) -> ConfigDict:
-    """Return the configuration of the teacher; of a reference it is the run's own.
+    """Return the configuration of the teacher; that of a reference is the run's own.
 
-    Raises ConfigError where there is none, or its words or its longest sequence do not go with the student's.
+    Raises ConfigError if it is missing, or if its vocabulary or maximum length does not fit the student.
     """
     if config.train.objective == "dpo":
         reference = config.copy_and_resolve_references()
@@ -51,16 +51,16 @@ def configuration(config: ConfigDict) -> ConfigDict:
     return teacher
 
 
-def restore(config: ConfigDict, abstract_frozen: tuple, pin: dict | None = None) -> tuple:
-    """Return the weights that steps take beside the run's own, in the layouts asked for; see training/other_run.py."""
-    return tuple(run_of(config).restore(params, pin) for params in abstract_frozen)
+def restore(config: ConfigDict, abstract_frozen: tuple, ref: dict | None = None) -> tuple:
+    """Restore the frozen weights in the types and shardings of `abstract_frozen`; see training/other_run.py."""
+    return tuple(run_of(config).restore(params, ref) for params in abstract_frozen)
 
 
 def frozen_weights(run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
-    """Return what steps take beside state and batch, and which checkpoint of the other run that is, by its role.
+    """Return the frozen weights of a step, and the reference of their checkpoint by role.
 
-    A run that goes on takes the same: the base of its adapters, the reference of its answers, one for both, or its
-    teacher.
+    The roles are the base of adapters, the reference of DPO, and the teacher. Base and reference are the same
+    checkpoint. A resumed run takes the checkpoint of its record.
     """
     config = run.config
     needed = {
@@ -69,6 +69,6 @@ def frozen_weights(run, record: dict | None) -> tuple[tuple[dict, ...], dict]:
         "teacher": bool(config.distillation.teacher),
     }
     roles = [role for role in needed if needed[role]]
-    pin = run_of(config).pin(record and record.get(roles[0])) if roles else None
-    frozen = restore(config, run.abstract_frozen, pin)
-    return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, pin)
+    ref = run_of(config).checkpoint_ref(record and record.get(roles[0])) if roles else None
+    frozen = restore(config, run.abstract_frozen, ref)
+    return frozen, dict.fromkeys(needed) | dict.fromkeys(roles, ref)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks every second whether the run gets on: tells the others and `pod.py status`, names who holds it up, ends a hang.
+"""Check every second that the run makes progress: send heartbeats, report a process that blocks it, end a hang.
 
-What must not wait and what writes files are in threads of their own: writing may hang with the file system.
+Heartbeats to the other processes and writes to files have separate threads: a write may hang with the file system.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import threading
 import time
 
 from parallelism import identity, processes
-from parallelism.blame import Judge, Sign
+from parallelism.blame import Heartbeat, Judge
 from parallelism.hub import RunError
 from training.clock import END_SECONDS, Clock, Repeated
 from training.step_log import StepLog
@@ -22,27 +22,27 @@ from training.throughput import device_memory_gib, host_memory_gib
 from training.workdir import write_atomically
 
 INTERVAL_SECONDS = 1.0
-START_SECONDS = 900.0  # at least, before the first step has begun: restoring and compiling
+START_SECONDS = 900.0  # allowed at least before the first step, to restore and compile
 IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
     "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
     "save": "training", "evaluation": "evaluating",
 }  # fmt: skip
-BUILDING = "building"  # in any phase, while data that was lost is built again, and that gets on
+BUILDING = "building"  # in any phase, while lost data is being rebuilt
 
 
 @contextlib.contextmanager
 def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
-    """Within the block, give signs of life to the other processes, and let no phase, or part of one, take `seconds`.
+    """Within the block, send heartbeats, and end the process if a phase makes no progress for `seconds`.
 
-    What is known to get on may take longer, and so may what waits for a process of which that is known. Before the
-    first step has begun START_SECONDS are allowed; 0: there is no limit. Beyond it the stacks of all threads are
-    written to the end of `log`, and RunError, which names who is to blame, is raised in a thread of its own, whose
-    excepthook is to end the process.
+    Work that reports progress may take longer; so may a process that waits for such work. At least START_SECONDS are
+    allowed before the first step. With 0 there is no limit. At the limit the stacks of all threads are appended to
+    `log`. Then RunError, which names the process to blame, is raised in a separate thread; its excepthook must end the
+    process.
     """
 
     def look() -> None:
-        own = _sign(clock)
-        processes.sign(own)
+        own = _heartbeat(clock)
+        processes.send_heartbeat(own)
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
         if seconds and own.idle > allowed and (to_blame := processes.blame(own, allowed)):
             _keep_stacks(log)
@@ -53,19 +53,19 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         yield
     finally:
         thread.end()
-        processes.sign(None)
+        processes.send_heartbeat(None)
 
 
-class Heartbeat:
-    """Within the block, keeps WORKDIR/workers/<process>.json fresh; in process 0, tells who holds up the run.
+class HeartbeatFile:
+    """Within the block, keep WORKDIR/workers/<process>.json fresh; in process 0, report who blocks the run.
 
-    It goes into the block of a watchdog, whose signs of life it judges. The file has `phase` in the words of
-    IN_WORDS, the `time` when that began (Unix seconds), and the `phase_seconds` from then until it was written; while
-    it is BUILDING, both are of when that last got on.
+    Use it inside the block of a watchdog, whose heartbeats it judges. The file has `phase` in the words of IN_WORDS,
+    the `time` when the phase began (Unix seconds), and `phase_seconds` from then until the write. While the phase is
+    BUILDING, both count from the last progress.
     """
 
     def __init__(self, workdir: pathlib.Path, log: StepLog):
-        """`log`: of the run, which knows the last step and the account of time, and is told who holds up the others."""
+        """Use `log` of the run for the last step and the account of time, and to report who blocks the run."""
         self.clock, self.log, self.judge = log.goodput.clock, log, Judge()
         self.path = workdir / "workers" / f"{processes.index()}.json"
         self.constant = {
@@ -87,14 +87,14 @@ class Heartbeat:
     def _beat(self) -> None:
         self._write()
         if processes.index() == 0:
-            for found in self.judge.look(processes.signs(_sign(self.clock))):
+            for found in self.judge.look(processes.heartbeats(_heartbeat(self.clock))):
                 with contextlib.suppress(OSError):
                     self.log.event(found.text, "blame", **found.figures())
 
     def _write(self, last: str = "") -> None:
-        """Write the file, in the phase `last` where that is given; a full disk or a lost folder ends no run."""
+        """Write the file, with the phase `last` if it is given; a full disk or a lost folder does not end the run."""
         building = bool(self.clock.doing) and not last
-        here = 0.0 if last else time.monotonic() - (self.clock.got_on if building else self.clock.since)
+        here = 0.0 if last else time.monotonic() - (self.clock.last_progress if building else self.clock.since)
         line = self.constant | {
             "step": self.log.last_step,
             "phase": last or (BUILDING if building else IN_WORDS[self.clock.phase]),
@@ -109,16 +109,16 @@ class Heartbeat:
             write_atomically(self.path, json.dumps(line).encode())
 
 
-def _sign(clock: Clock) -> Sign:
-    return Sign(
+def _heartbeat(clock: Clock) -> Heartbeat:
+    return Heartbeat(
         processes.index(), socket.gethostname(), clock.phase, clock.step, clock.number,
         phase_seconds=time.monotonic() - clock.since, seconds=clock.read(), doing=clock.doing,
-        idle_seconds=time.monotonic() - clock.got_on,
+        idle_seconds=time.monotonic() - clock.last_progress,
     )  # fmt: skip
 
 
 def _keep_stacks(log: pathlib.Path) -> None:
-    """Append the stacks of all threads to a file; in a thread, since the file system may be what hangs."""
+    """Append the stacks of all threads to a file, in a thread: the file system may be the cause of the hang."""
 
     def write() -> None:
         with contextlib.suppress(OSError):

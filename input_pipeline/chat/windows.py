@@ -2,7 +2,7 @@
 """Stored conversations as examples: several to a row, each whole and in a segment of its own, or a pair of answers.
 
 Of a sequence of n tokens the first n - 1 are read and the last n - 1 are targets; those that are not learned are
-IGNORED, which weighs nothing in any loss. What is longer than a row is cut at its end, and `told` says how many are.
+IGNORED, which weighs nothing in any loss. What is longer than a row is cut at its end; `packing_summary` counts these.
 """
 
 from functools import lru_cache
@@ -52,8 +52,8 @@ class ConversationWindows(TokenWindows):
             first += count
         return found
 
-    def told(self, sequence_length: int) -> str:
-        """Return how the conversations lie in rows, how many are cut, and how many have lost all answers, in a line."""
+    def packing_summary(self, sequence_length: int) -> str:
+        """Return a line on rows, their fill, truncated conversations, and those that lost all answers."""
         places, rows = self._places(), self.num_examples(sequence_length)
         full = np.minimum(places, sequence_length).sum() / (rows * sequence_length)
         line = f"{self.num_documents:,} {self.what} in {rows:,} rows, {full:.0%} full"

@@ -12,7 +12,7 @@ from unittest import mock
 from files.json_reader import JsonError
 from parallelism import door, messages, metadata, secret
 from parallelism.addresses import listen
-from parallelism.blame import Sign
+from parallelism.blame import Heartbeat
 from parallelism.hub import Hub, RunError
 from parallelism.secret import FROM_METADATA, VARIABLE, RunSecret, Secret
 from tests.fuzz.harness import reader
@@ -57,12 +57,13 @@ def lines(*said: dict) -> bytes:
 
 
 JOIN = {"kind": "join", "index": 0, "count": 2, "host": "here"}
-SIGN = dataclasses.asdict(Sign(0, "here", "step", 7, 30, 3.0, {"step": 1.5, "data": 0.5}))
+HEARTBEAT = dataclasses.asdict(Heartbeat(0, "here", "step", 7, 30, 3.0, {"step": 1.5, "data": 0.5}))
 TO_HUB = lines(
     JOIN,
     {"kind": "value", "topic": "their code 1", "value": {"train.py": "abc", "a": [1, None, 0.5]}},
-    {"kind": "stop", "passed": 3}, {"kind": "promise", "boundary": 5, "passed": 4}, {"kind": "sign", "sign": SIGN},
-    {"kind": "blame", "allowed": 30.0}, {"kind": "sign", "sign": None}, {"kind": "leave"},
+    {"kind": "stop", "passed": 3}, {"kind": "promise", "boundary": 5, "passed": 4},
+    {"kind": "heartbeat", "heartbeat": HEARTBEAT},
+    {"kind": "blame", "allowed": 30.0}, {"kind": "heartbeat", "heartbeat": None}, {"kind": "leave"},
 )  # fmt: skip
 FROM_HUB = lines(
     {"kind": "joined", "hosts": ["here", "there"]}, {"kind": "values", "topic": "code 1", "values": [1, {"a": 2}]},
@@ -89,8 +90,9 @@ def talk_to_the_hub(content: bytes, folder) -> None:
     try:
         with says(content) as connection:
             hub._serve(connection)
-        assert set(hub.hosts) <= {0, 1} and all(isinstance(sign, Sign | None) for sign, _ in hub.said.values())
-        hub.signs()
+        assert set(hub.hosts) <= {0, 1}
+        assert all(isinstance(beat, Heartbeat | None) for beat, _ in hub.last_heartbeats.values())
+        hub.heartbeats()
         if hub.end:
             raise RunError(hub.end["line"])
         if not hub.hosts:

@@ -87,7 +87,7 @@ def read_checkpoint(content: bytes, folder: pathlib.Path) -> None:
     number = content[0] % len(files) if content else 0
     _put(workdir / "checkpoints" / "1" / files[number], content[1:])
     with Checkpoints(workdir) as checkpoints:
-        checkpoints.tell = lambda text, **figures: None
+        checkpoints.report = lambda text, **figures: None
         assert checkpoints.newest() == 1 and checkpoints.record(1)["step"] == 1
         restored = checkpoints.restore(1, ABSTRACT)
     same = jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), restored, STATE)

@@ -127,9 +127,9 @@ def test_a_corpus_goes_on_with_the_weights_and_skips_of_a_record(corpus):
     ready = corpus()
     rolled_back = replace(ready, train=ready.train.skip(8, 24))
     record = {"examples": 16, "mixture": rolled_back.train.record(), "skips": rolled_back.train.skips}
-    assert ready.go_on(json.loads(json.dumps(record))).train == rolled_back.train
+    assert ready.resume(json.loads(json.dumps(record))).train == rolled_back.train
     without = {key: value for key, value in record.items() if key != "skips"}
-    assert rolled_back.go_on(without).train == ready.train  # of a run from before there were skips
+    assert rolled_back.resume(without).train == ready.train  # of a run from before there were skips
 
 
 def test_the_training_documents_are_kept_in_stored_order_where_asked_for(corpus, texts):

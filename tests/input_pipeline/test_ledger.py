@@ -52,7 +52,7 @@ class Run:
     def restart(self, fresh) -> None:
         """Go on with a corpus prepared anew."""
         record = {"examples": self.taken, "mixture": self.corpus.train.record(), "skips": self.corpus.train.skips}
-        self.corpus = fresh.go_on(json.loads(json.dumps(record)))
+        self.corpus = fresh.resume(json.loads(json.dumps(record)))
 
     def leave_out(self, step: int, kept: int = 0) -> None:
         """Roll back to after a step, and leave out what came since, but for the first `kept` examples of it."""

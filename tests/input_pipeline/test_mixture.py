@@ -57,7 +57,7 @@ def test_new_weights_go_on_with_every_part_where_it_was(sections):
     for length, shares in sections:
         weights = tuple(Fraction(share, sum(shares)) for share in shares)
         fresh = Mixture(tuple(Numbered(part, 7 + part) for part in range(4)), ((0, weights),))
-        mixture = fresh.go_on(json.loads(json.dumps(mixture.record())), done) if mixture else fresh
+        mixture = fresh.resume(json.loads(json.dumps(mixture.record())), done) if mixture else fresh
         found += windows_of(mixture, range(done, done + length))
         done += length
     assert windows_of(mixture, range(done)) == found
@@ -96,7 +96,7 @@ class Run:
         trained, windows, left_out, record = self.checkpoints[number]
         self.trained, self.windows, self.left_out = list(trained), list(windows), set(left_out)
         fresh, stored = Mixture(self.parts, ((0, self.weights),)), json.loads(record)
-        self.mixture = fresh.go_on(stored["mixture"], len(trained), stored["skips"])
+        self.mixture = fresh.resume(stored["mixture"], len(trained), stored["skips"])
 
     def train(self, number):
         taken = np.arange(len(self.trained), len(self.trained) + number)
@@ -168,7 +168,7 @@ def test_weights_that_change_after_a_skip_hold_from_the_next_example_on():
     old, new = (Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 4), Fraction(3, 4))
     parts = (Numbered(0, 50), Numbered(1, 50))
     rolled_back = Mixture(parts, ((0, old),)).skip(10, 30)
-    again = Mixture(parts, ((0, new),)).go_on(rolled_back.record(), 12, json.loads(json.dumps(rolled_back.skips)))
+    again = Mixture(parts, ((0, new),)).resume(rolled_back.record(), 12, json.loads(json.dumps(rolled_back.skips)))
     assert again == Mixture(parts, ((0, old), (32, new)), ((10, 20),))
     assert again.recorded(again.record(), json.loads(json.dumps(again.skips))) == again
 
@@ -178,14 +178,14 @@ def test_taking_up_again_and_from_an_older_checkpoint():
     parts = (Numbered(0, 50), Numbered(1, 50))
     before, after = Mixture(parts, ((0, old),)), Mixture(parts, ((0, new),))
     at_ten = before.record()
-    once = after.go_on(at_ten, 10)
+    once = after.resume(at_ten, 10)
     assert once.history == ((0, old), (10, new))
-    assert after.go_on(once.record(), 10) == once and after.go_on(once.record(), 25) == once
-    assert after.go_on(at_ten, 10) == once  # the checkpoint at ten again, whatever came after it
-    assert before.go_on(once.record(), 10).history == ((0, old),)  # changed back before a step was made
-    assert before.go_on(once.record(), 25).history == ((0, old), (10, new), (25, old))
-    assert windows_of(after.go_on(at_ten, 10), range(10)) == windows_of(before, range(10))
-    assert after.go_on(None, 10) == after  # a run that kept no weights had these
+    assert after.resume(once.record(), 10) == once and after.resume(once.record(), 25) == once
+    assert after.resume(at_ten, 10) == once  # the checkpoint at ten again, whatever came after it
+    assert before.resume(once.record(), 10).history == ((0, old),)  # changed back before a step was made
+    assert before.resume(once.record(), 25).history == ((0, old), (10, new), (25, old))
+    assert windows_of(after.resume(at_ten, 10), range(10)) == windows_of(before, range(10))
+    assert after.resume(None, 10) == after  # a run that kept no weights had these
 
 
 def test_a_part_is_read_in_its_own_order_and_a_single_source_in_that_of_the_seed():

@@ -186,7 +186,7 @@ def test_a_shard_that_changes_under_a_run_is_built_again_and_the_run_goes_on(cor
     """To the same tokens. Of the threads that read ahead one builds it."""
     ready, lines = corpus(), []
     wanted = list(batches_of(ready.train))
-    ready.tell(lines.append)
+    ready.announce_rebuilds_to(lines.append)
     batches = batches_of(ready.train, readers=4)
     found = [next(batches)]
     (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
@@ -209,7 +209,7 @@ def test_a_shard_that_another_process_has_built_again_is_read_on(corpus, store, 
     for path in (tmp_path / "cache" / "shards").glob("*/*-*.bin"):
         _replace(path)
     shutil.rmtree(tmp_path / "texts")
-    ready.tell(pytest.fail)
+    ready.announce_rebuilds_to(pytest.fail)
     assert all(np.array_equal(values, wanted[key]) for key, values in read_all(ready.train).items())
 
 
@@ -218,7 +218,7 @@ def test_of_two_that_share_a_cache_one_builds_a_shard_again(corpus, store, tmp_p
     both, lines = (corpus(), corpus()), []
     wanted = read_all(both[0].train)
     for each in both:
-        each.tell(lines.append)
+        each.announce_rebuilds_to(lines.append)
     for path in (tmp_path / "cache" / "shards").glob("*/*-*.bin"):
         path.unlink()
     with ThreadPoolExecutor(2) as threads:

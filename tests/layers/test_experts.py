@@ -57,11 +57,11 @@ def choice(weights, x, router: str = "softmax") -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("router", "gate_scale"))
-def loop(weights, x_BTD, counted_BT, chosen_BTK, *, router: str, gate_scale: float):
+def loop(weights, x_BTD, valid_BT, chosen_BTK, *, router: str, gate_scale: float):
     """Return the mixture with every expert applied to every token."""
     scores = SCORES[router](x_BTD @ weights["router"])
     gates = jnp.where((chosen_BTK[..., None] == np.arange(E)).any(axis=-2), scores, 0)
-    gates = gate_scale * gates / gates.sum(axis=-1, keepdims=True) * counted_BT[..., None]
+    gates = gate_scale * gates / gates.sum(axis=-1, keepdims=True) * valid_BT[..., None]
     return mixed(weights, x_BTD, gates)
 
 
@@ -217,7 +217,7 @@ def test_what_is_told_of_routers_is_what_their_formulas_say():
     inputs = (x, counted) = tokens()
     found = on_one_device(inputs)[1], on_one_device((2 * x, counted))[1]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    penalty, scalars = jax.jit(functools.partial(experts.terms, balance_loss=0.3, z_loss=0.7))(stacked)
+    penalty, scalars = jax.jit(functools.partial(experts.router_losses, balance_loss=0.3, z_loss=0.7))(stacked)
     weights, wanted, loads, entropies = made()[1], 0.0, [], []
     for tokens_MD in (x[counted], 2 * x[counted]):
         logits = tokens_MD @ weights["router"]

@@ -22,7 +22,7 @@ from objectives import language_modeling
 from parallelism.mesh import mesh_context
 from tests.layers.test_kernels import inputs, kernel_names, mesh
 from tests.support import assert_close, model_config, packed_batch, random_weights
-from training import automatic
+from training import platform_defaults
 from training.step import make_gradient
 
 KINDS = ["mha_backward", "mha_forward", "mha_preprocess_backward"]
@@ -146,7 +146,7 @@ def test_kernels_are_lowered_for_a_gpu():
     ("platform", "attention", "used"), [("gpu", "auto", True), ("gpu", "reference", False), ("cpu", "auto", False)]
 )
 def test_a_run_on_gpus_uses_the_kernel(monkeypatch, platform, attention, used):
-    monkeypatch.setattr(automatic, "platform", lambda mesh: platform)
+    monkeypatch.setattr(platform_defaults, "platform", lambda mesh: platform)
     config = base.get_config()
     config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
     config.model.update(dict(attention=attention, dtype="bfloat16"))

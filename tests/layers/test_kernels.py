@@ -24,7 +24,7 @@ from models import decoder_lm
 from objectives import language_modeling
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, model_config, packed_batch, random_weights
-from training import automatic
+from training import platform_defaults
 from training.step import make_gradient
 
 N, K = 4, 2
@@ -156,7 +156,7 @@ def test_remat_that_keeps_what_was_attended_runs_the_forward_kernel_once(remat, 
 
 @pytest.mark.parametrize(("platform", "length", "used"), [("tpu", 256, True), ("tpu", 192, False), ("cpu", 256, False)])
 def test_a_run_on_tpus_uses_the_kernel_where_it_serves(monkeypatch, platform, length, used):
-    monkeypatch.setattr(automatic, "platform", lambda mesh: platform)
+    monkeypatch.setattr(platform_defaults, "platform", lambda mesh: platform)
     config = base.get_config()
     config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
     config.train.update(dict(global_batch=8, sequence_length=length, steps=4))

@@ -18,9 +18,9 @@ from tests.support import ROOT, assert_close, relative_error
 
 SIZES = dict(zip("BTSDFNKGHVECR", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7, 9), strict=True))
 SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
-SPECS = sorted(set(re.findall(r'\b(?:product|project)\(\s*"([^"]+)"', SOURCES)))
+SPECS = sorted(set(re.findall(r'(?<!jnp\.)\b(?:einsum|einsum_f32)\(\s*"([^"]+)"', SOURCES)))
 OF_WEIGHTS = sorted(
-    {*re.findall(r'\bself\.project\("([^"]+)"', SOURCES), SwiGLU.INTO, SwiGLU.OUT, LengthMixer.INTO, LengthMixer.OUT}
+    {*re.findall(r'\bself\.einsum\("([^"]+)"', SOURCES), SwiGLU.INTO, SwiGLU.OUT, LengthMixer.INTO, LengthMixer.OUT}
 )
 OF_ADAPTERS = {"BTD,DR->BTR", "BTR,RNH->BTNH", "BTNH,NHR->BTR", "BTR,RD->BTD"}  # as layers/adapters.py makes them
 # Of a product whose operands are rounded: int8 is off by up to 1/255 of the largest of some ten numbers, fp8 by 1/16.
@@ -71,12 +71,12 @@ def test_native_form_equals_einsum_forward_and_backward(form, spec):
     assert_close((actual, gradients), (expected, wanted))
 
 
-@pytest.mark.parametrize("function", [products.project, products.product])
+@pytest.mark.parametrize("function", [products.einsum, products.einsum_f32])
 def test_bfloat16_accumulates_in_float32(function):
     spec = "BTD,DNH->BTNH"
     a, b, direction = operands(spec, jnp.bfloat16)
     (_, actual), gradients = value_and_gradients(lambda a, b: function(spec, a, b))(a, b, direction)
-    assert actual.dtype == (jnp.float32 if function is products.product else jnp.bfloat16)
+    assert actual.dtype == (jnp.float32 if function is products.einsum_f32 else jnp.bfloat16)
     (_, expected), wanted = by_hand(spec, a, b, direction)
     assert_close(actual, expected, actual.dtype)
     assert_close(gradients, wanted, "bfloat16")
@@ -85,7 +85,7 @@ def test_bfloat16_accumulates_in_float32(function):
 @pytest.mark.parametrize("spec", SPECS)
 def test_on_one_cpu_every_bfloat16_product_and_its_gradients_are_plain_matrix_products(spec):
     """Any other form would be cast to float32 by XLA's CPU backend, at about half the speed."""
-    function = value_and_gradients(lambda a, b: products.product(spec, a, b))
+    function = value_and_gradients(lambda a, b: products.einsum_f32(spec, a, b))
     dots = re.findall(r"stablehlo.dot_general .*", function.lower(*operands(spec, jnp.bfloat16)).as_text())
     assert len(dots) == 3
     for dot in dots:
@@ -99,7 +99,7 @@ def test_on_several_devices_a_product_stays_an_einsum():
     """The native form's reshapes would hide from the partitioner which dimension is split how."""
     spec = "BTD,DNH->BTNH"
     with mesh_context(make_mesh({"data": 8})):
-        text = jax.jit(lambda a, b: products.project(spec, a, b)).lower(*operands(spec, jnp.bfloat16)[:2]).as_text()
+        text = jax.jit(lambda a, b: products.einsum(spec, a, b)).lower(*operands(spec, jnp.bfloat16)[:2]).as_text()
     assert "reshape" not in text and text.count("dot_general") == 1
 
 
@@ -117,7 +117,7 @@ def test_int8_is_the_product_of_rounded_rows_and_columns(spec):
         rounded(np.asarray(a), tuple(n for n, name in enumerate(names) if name not in out))
         for a, names in ((x, left), (weight, right))
     ]
-    actual = jax.jit(lambda x, weight: products.project(spec, x, weight, "int8"))(x, weight)
+    actual = jax.jit(lambda x, weight: products.einsum(spec, x, weight, "int8"))(x, weight)
     assert_close(actual, np.einsum(spec, *operands_rounded))
 
 
@@ -126,7 +126,7 @@ def test_int8_is_the_product_of_rounded_rows_and_columns(spec):
 @pytest.mark.parametrize("spec", OF_WEIGHTS)
 def test_a_quantised_product_and_its_gradients_are_near_those_of_the_einsum(spec, quantization, dtype):
     x, weight, direction = operands(spec, dtype)
-    quantised = value_and_gradients(lambda a, b: products.project(spec, a, b, quantization))
+    quantised = value_and_gradients(lambda a, b: products.einsum(spec, a, b, quantization))
     (_, y), (of_x, of_weight) = quantised(x, weight, direction)
     (_, expected), wanted = by_hand(spec, x, weight, direction)
     assert y.dtype == of_x.dtype == of_weight.dtype == dtype
@@ -138,7 +138,7 @@ def test_a_quantised_product_and_its_gradients_are_near_those_of_the_einsum(spec
 @pytest.mark.parametrize(("quantization", "kind"), [("int8", "i8"), ("fp8", "f8E4M3FN")])
 def test_two_of_three_products_multiply_8_bits(quantization, kind):
     spec = "BTD,DF->BTF"
-    function = value_and_gradients(lambda a, b: products.project(spec, a, b, quantization))
+    function = value_and_gradients(lambda a, b: products.einsum(spec, a, b, quantization))
     dots = re.findall(r"stablehlo.dot_general .*", function.lower(*operands(spec, jnp.bfloat16)).as_text())
     assert len(dots) == 3 and sum(dot.count(f"x{kind}>") == 2 for dot in dots) == 2
 
@@ -146,22 +146,22 @@ def test_two_of_three_products_multiply_8_bits(quantization, kind):
 def test_rows_of_zeros_stay_zeros():
     x, weight, _ = operands("BTD,DF->BTF")
     for quantization in products.QUANTIZED:
-        project = jax.jit(functools.partial(products.project, "BTD,DF->BTF", quantization=quantization))
-        assert not np.any(project(np.zeros_like(x), weight))
+        einsum = jax.jit(functools.partial(products.einsum, "BTD,DF->BTF", quantization=quantization))
+        assert not np.any(einsum(np.zeros_like(x), weight))
 
 
-def test_unless_told_a_product_is_not_quantised():
+def test_a_product_is_not_quantised_by_default():
     assert CHOICES["model.quantization"] == ("none", *products.QUANTIZED)
     x, weight, _ = operands("BTD,DF->BTF", jnp.bfloat16)
-    text = jax.jit(functools.partial(products.project, "BTD,DF->BTF")).lower(x, weight).as_text()
-    told = jax.jit(functools.partial(products.project, "BTD,DF->BTF", quantization="none")).lower(x, weight).as_text()
-    assert told == text and "i8" not in text
+    text = jax.jit(functools.partial(products.einsum, "BTD,DF->BTF")).lower(x, weight).as_text()
+    explicit = jax.jit(functools.partial(products.einsum, "BTD,DF->BTF", quantization="none"))
+    assert explicit.lower(x, weight).as_text() == text and "i8" not in text
 
 
 @pytest.mark.parametrize("shape", [(16, 5), (7, 5), (3, 16, 10), (2, 3, 9, 4)])
 def test_turned_swaps_the_last_two_dimensions(shape):
     x = np.arange(np.prod(shape)).reshape(shape)
-    np.testing.assert_array_equal(products.turned(x), x.swapaxes(-1, -2))
+    np.testing.assert_array_equal(products.materialized_transpose(x), x.swapaxes(-1, -2))
 
 
 @pytest.mark.parametrize("devices", [1, 8])

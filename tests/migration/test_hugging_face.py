@@ -150,7 +150,7 @@ def test_layer_by_layer_is_the_model(runs):
     tokens, _ = expected("gemma3")
     run = logits.float32_run(config)
     with Checkpoints(workdir) as checkpoints, mesh_context(run.mesh):
-        params = checkpoints.restore_evaluated(0, run.abstract_state.params)
+        params = checkpoints.restore_eval_params(0, run.abstract_state.params)
         ones = np.ones_like(tokens)
         whole = forward(run.graph, params, {"tokens": tokens, "segments": ones, "positions": ones.cumsum(1) - 1})
     np.testing.assert_allclose(cases.logits_of(config, workdir, tokens), whole, atol=TOLERANCE)
@@ -215,7 +215,7 @@ def test_an_expert_is_written_and_read_alone(runs):
     config, workdir = runs("mixtral")
     folder = workdir / "checkpoints" / "0" / "state"
     for name in ("gate", "up", "down"):
-        array = array_files.opened(folder, f"params.stack.blocks.mlp.{name}")
+        array = array_files.open_array(folder, f"params.stack.blocks.mlp.{name}")
         assert array.shape[:2] == (config.model.num_layers, config.model.num_experts)
         assert array.chunk_layout.read_chunk.shape == (1, 1, *array.shape[2:])
 
@@ -319,9 +319,9 @@ def test_the_commands_convert_and_say_so(tmp_path):
     assert status == 2 and refused in err
     begun = loading.load(str(run), "", {"data.tokenizer": "sentencepiece", "train.init_from": str(run)}).config
     with pytest.raises(ConfigError, match=refused):
-        initial(begun).check_begins(begun, ByteTokenizer())
+        initial(begun).check_can_initialize(begun, ByteTokenizer())
     begun.data.tokenizer = "byte"  # the user says that it is the model's own
-    initial(begun).check_begins(begun, ByteTokenizer())
+    initial(begun).check_can_initialize(begun, ByteTokenizer())
     found = np.load(tmp_path / "logits.npy")
     assert found.dtype == np.float32 and np.abs(found - wanted).max() < TOLERANCE
     assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)

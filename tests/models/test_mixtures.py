@@ -41,7 +41,7 @@ def assembled(num_devices: int, **mesh):
     config.optimizer.update(name="sgd", clip_norm=0.0)
     run = assembly.assemble(config, devices=jax.devices()[:num_devices])
     with mesh_context(run.mesh):
-        return run, run.observed_step.lower(run.abstract_state, run.abstract_batch).compile()
+        return run, run.train_step_with_grads.lower(run.abstract_state, run.abstract_batch).compile()
 
 
 def layout(run, step) -> proof.Layout:

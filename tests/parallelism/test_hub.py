@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from parallelism import blame, line
-from parallelism.blame import Sign
+from parallelism.blame import Heartbeat
 from parallelism.hub import BOUNDARIES_TO_STOP, Hub, RunError
 from parallelism.line import Line
 from tests.groups import free_ports
@@ -153,10 +153,10 @@ def test_nobody_is_to_blame_while_who_is_behind_gets_on():
     for member in group:
         say(member.line, "data" if member.line.index == 2 else "wait", 28 if member.line.index == 2 else 30)
     wait_for_signs(hubs[0], [30, 30, 28])
-    sign = Sign(2, "host-2", "data", 7, 28, 3.0, {}, doing="tokenizing: 30%", idle_seconds=0.0)
-    group[2].line.sign(vars(sign))
+    heartbeat = Heartbeat(2, "host-2", "data", 7, 28, 3.0, {}, doing="tokenizing: 30%", idle_seconds=0.0)
+    group[2].line.send_heartbeat(vars(heartbeat))
     deadline = time.monotonic() + 5
-    while hubs[0].signs()[2].idle > 2:
+    while hubs[0].heartbeats()[2].idle > 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert set(together(group, lambda member: member.line.blame(5, allowed=2.5))) == {""}
@@ -264,14 +264,14 @@ def test_processes_that_were_told_different_things_end(index, count, message):
 
 def say(line: Line, phase: str, number: int) -> None:
     """Give a sign of life of the process."""
-    sign = Sign(line.index, f"host-{line.index}", phase, step=7, number=number, phase_seconds=3.0, seconds={})
-    line.sign(dataclasses.asdict(sign))
+    heartbeat = Heartbeat(line.index, f"host-{line.index}", phase, step=7, number=number, phase_seconds=3.0, seconds={})
+    line.send_heartbeat(dataclasses.asdict(heartbeat))
 
 
 def wait_for_signs(hub: Hub, numbers: list[int]) -> None:
     deadline = time.monotonic() + 5
-    while [sign.number for sign in hub.signs()] != numbers:
-        assert time.monotonic() < deadline, hub.signs()
+    while [heartbeat.number for heartbeat in hub.heartbeats()] != numbers:
+        assert time.monotonic() < deadline, hub.heartbeats()
         time.sleep(0.01)
 
 
@@ -298,7 +298,7 @@ def test_who_is_to_blame_may_have_ended_by_that_when_the_others_ask():
         say(member.line, "data" if member.line.index == 1 else "wait", 28 if member.line.index == 1 else 30)
     wait_for_signs(hubs[0], [30, 28, 30])
     own = group[1].line.blame(5)
-    group[1].line.sign(None)
+    group[1].line.send_heartbeat(None)
     wait_for_signs(hubs[0], [30, 30])
     assert own == group[0].line.blame(5)
     assert is_named(own, 1, began), own
@@ -333,7 +333,7 @@ def test_who_has_ended_its_watch_is_not_to_blame():
     group = members(3, hubs=hubs)
     for member in group:
         say(member.line, "save", member.line.index)
-    group[0].line.sign(None)
+    group[0].line.send_heartbeat(None)
     wait_for_signs(hubs[0], [1, 2])
     assert group[2].line.blame(5).startswith("process 1 (host-1) is in save")
 
@@ -342,7 +342,7 @@ def test_where_all_have_ended_their_watch_nobody_is_to_blame():
     """The hub's thread raised an exception here, which ended process 0."""
     hubs = []
     (member,) = members(1, hubs=hubs)
-    member.line.sign(None)
+    member.line.send_heartbeat(None)
     wait_for_signs(hubs[0], [])
     assert member.line.blame(5) == "no process says any more where it is"
 
@@ -361,7 +361,7 @@ def test_a_frozen_hub_is_not_waited_for_however_much_is_said():
 
             def speak() -> None:
                 for _ in range(20_000):  # of hours; more than the sockets hold
-                    line.sign({"filling": "x" * 500})
+                    line.send_heartbeat({"filling": "x" * 500})
                 answers.append(line.blame(0.1))
 
             speaking = threading.Thread(target=speak, daemon=True)

@@ -349,10 +349,10 @@ def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
     """The gradient of the last norm is summed twice over the devices."""
     config = tiny(**{"mesh.fsdp": "8", "optimizer.name": "sgd"})
-    by_device = assembly.in_shards
+    gradient_of = assembly.shard_map_gradient
 
     def faulty(*arguments, **options):
-        gradient = by_device(*arguments, **options)
+        gradient = gradient_of(*arguments, **options)
 
         def doubled(*inputs):
             gradients, weight, carry, scalars = gradient(*inputs)
@@ -361,6 +361,6 @@ def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
 
         return doubled
 
-    monkeypatch.setattr(assembly, "in_shards", faulty)
+    monkeypatch.setattr(assembly, "shard_map_gradient", faulty)
     lines = assembly.layout_differences(config)
     assert any(line.startswith("gradient norm.scale: relative error 1.0") for line in lines), lines

@@ -14,8 +14,8 @@ SMALL = next(case for case in CASES if case.name == "tiny_remat_v4-8")
 AS_IT_IS = json.loads(SMALL.path.read_text())["figures"]  # tests/test_rehearse.py compiles it
 # What is done to the step before it is assembled, and by what part the figures that show it grow at least.
 MORE_GATHERED = (
-    "import jax; from layers import shards; usual, again = shards._gathered, jax.lax.optimization_barrier; "
-    "shards._gathered = lambda x, *how: usual(x, *how) + usual(again(x), *how)"
+    "import jax; from layers import fsdp; usual, again = fsdp._all_gather_param, jax.lax.optimization_barrier; "
+    "fsdp._all_gather_param = lambda x, *how: usual(x, *how) + usual(again(x), *how)"
 )
 NOT_DONATED = (
     "import jax; usual_jit = jax.jit; "

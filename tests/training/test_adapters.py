@@ -44,7 +44,7 @@ def gradients_and_scalars(targets: str, of_model: tuple = (), num_microbatches: 
     frozen = tuple(random_weights(params, seed=1) for params in run.abstract_frozen)
     abstract = run.abstract_state, run.abstract_batch, *run.abstract_frozen
     with mesh_context(run.mesh):
-        after, scalars, gradients = run.observed_step(*map(placed, (state, batch(), *frozen), abstract))
+        after, scalars, gradients = run.train_step_with_grads(*map(placed, (state, batch(), *frozen), abstract))
     assert jax.tree.structure(after.params) == jax.tree.structure(state.params) == jax.tree.structure(gradients)
     return jax.device_get((gradients, scalars))
 
@@ -68,11 +68,11 @@ def test_merged_with_what_they_are_beside_they_compute_the_same():
     params = random_weights(run.abstract_state.params, spread=0.1)
     frozen = random_weights(run.abstract_frozen[0], seed=1)
     state = dataclasses.replace(run.abstract_state, params=params)
-    merged = adapters.merged(frozen, params, 2.0)  # alpha / rank
+    merged = adapters.merge(frozen, params, 2.0)  # alpha / rank
     with mesh_context(run.mesh):
         found, wanted, without = (
             each.eval_step(weights, batch())["loss"]
-            for each, weights in ((run, run.evaluated(state, [frozen])), (plain, merged), (plain, frozen))
+            for each, weights in ((run, run.eval_params(state, [frozen])), (plain, merged), (plain, frozen))
         )
     assert_close(found, wanted)
     assert abs(without[0] - wanted[0]) > 1e-3 * wanted[0]

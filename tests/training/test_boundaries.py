@@ -69,7 +69,7 @@ from training.retention import Retention
 
 workdir, who = sys.argv[1], int(sys.argv[2])
 with Checkpoints(workdir, Retention(newest=99)) as checkpoints:
-    checkpoints.tell = lambda text, **figures: None
+    checkpoints.report = lambda text, **figures: None
     for step in range(1, 9):
         state = {"weight": jax.numpy.full(1 << 16, who, np.float32), "bias": jax.numpy.full(64, who, np.float32)}
         checkpoints.save(step, state, {"step": step})
@@ -118,7 +118,7 @@ def test_of_two_processes_that_save_the_same_steps_no_checkpoint_has_parts_of_bo
         assert process.returncode == 0, err
     abstract = {name: jax.ShapeDtypeStruct((size,), np.float32) for name, size in (("weight", 1 << 16), ("bias", 64))}
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.tell = lambda text, **figures: None
+        checkpoints.report = lambda text, **figures: None
         assert checkpoints.newest() == 8
         for step in checkpoints.steps():
             assert not checkpoints.problems(step)

@@ -44,7 +44,7 @@ def test_a_state_goes_from_one_mesh_to_another_unchanged(tmp_path):
             checkpoints.wait()
         with mesh_context(other.mesh):
             restored = checkpoints.restore(checkpoints.newest(), other.abstract_state)
-            params = checkpoints.restore_evaluated(3, other.abstract_state.params)
+            params = checkpoints.restore_eval_params(3, other.abstract_state.params)
     for wanted, got in ((state, restored), (state.params, params)):
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), wanted, got)
     jax.tree.map(
@@ -59,7 +59,7 @@ def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
         average = jax.tree.map(lambda weight: jax.device_put(np.asarray(weight) + 1, weight.sharding), state.params)
         checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
         checkpoints.wait()
-        restored = checkpoints.restore_evaluated(3, run.abstract_state.params)
+        restored = checkpoints.restore_eval_params(3, run.abstract_state.params)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), restored, average)
 
 
@@ -176,7 +176,7 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
     monkeypatch.setattr("gcsfs.retry.is_retriable", lambda error: False)
     lines = []
     with Checkpoints("gs://runs/mine", TWO, staging=tmp_path) as checkpoints:
-        checkpoints.tell = lambda text, **figures: text and lines.append(text)
+        checkpoints.report = lambda text, **figures: text and lines.append(text)
         assert saved(checkpoints, 1) is None and saved(checkpoints, 2) is None
         bucket.rm("runs/mine/checkpoints/2/manifest.json")
         assert checkpoints.newest() == 1

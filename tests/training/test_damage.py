@@ -53,7 +53,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(workdir):
     (folder / "3").rename(folder / "9")
     lines = []
     with Checkpoints(workdir, TWO) as checkpoints:
-        checkpoints.tell = lambda text, **figures: lines.append((text, figures))
+        checkpoints.report = lambda text, **figures: lines.append((text, figures))
         assert checkpoints.newest() == 2
         assert checkpoints.files.others() == {"9.damaged": "set aside as damaged"}
     text = "checkpoint 9 is damaged: manifest.json is that of checkpoint 3; set aside as 9.damaged"

@@ -52,7 +52,7 @@ def assert_good(checkpoints: Checkpoints, step: int) -> None:
 def opened(tmp_path):
     """Checkpoints with one of step 1, and the lines that they tell."""
     with Checkpoints(tmp_path / "workdir", TWO) as checkpoints:
-        lines, checkpoints.tell = [], lambda text, **figures: lines.append(text)
+        lines, checkpoints.report = [], lambda text, **figures: lines.append(text)
         assert save(checkpoints, 1) is None
         lines.clear()
         yield checkpoints, lines
@@ -100,7 +100,7 @@ def test_on_a_full_disk_the_run_goes_on_and_the_next_save_works(opened):
 
 def test_a_disk_that_fills_up_or_becomes_read_only_loses_nothing(tmp_path):
     with mounted(tmp_path / "disk", "2500k"), Checkpoints(tmp_path / "disk" / "workdir", TWO) as checkpoints:
-        lines, checkpoints.tell = [], lambda text, **figures: lines.append(text)
+        lines, checkpoints.report = [], lambda text, **figures: lines.append(text)
         assert save(checkpoints, 1) is None and save(checkpoints, 2) is None
         assert "No space left" in save(checkpoints, 3)
         assert checkpoints.steps() == [1, 2]
@@ -301,7 +301,7 @@ state = {"weight": jax.make_array_from_callback(values.shape, sharding, lambda p
 staging = pathlib.Path(os.environ["HOME"]) / "staging" if sys.argv[2] else None
 failures = []
 with Checkpoints(sys.argv[1], Retention(newest=2), staging=staging) as checkpoints:
-    checkpoints.tell = lambda text, **figures: text and print(text, file=sys.stderr)
+    checkpoints.report = lambda text, **figures: text and print(text, file=sys.stderr)
     for step in (1, 2, 3):
         if step == 2 and processes.index() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, resource.RLIM_INFINITY))

@@ -72,5 +72,5 @@ def test_a_spoiled_gradient_is_no_number_and_the_rest_is_as_it_was():
     def gradient(params, carry, batch, key):
         return {"w": params["w"] * 2}, 3.0, carry, {"loss": (1.0, 1.0)}
 
-    gradients, weight, _, scalars = jax.jit(faults.spoiled(gradient))({"w": jnp.ones(3)}, {}, {}, None)
+    gradients, weight, _, scalars = jax.jit(faults.with_nan_gradients(gradient))({"w": jnp.ones(3)}, {}, {}, None)
     assert np.isnan(gradients["w"]).all() and weight == 3.0 and scalars["loss"][0] == 1.0

@@ -80,7 +80,7 @@ def parts_of(config, together: int) -> list[np.ndarray]:
 )
 def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together, of_model):
     """Whatever devices hold of a gradient: each part's is computed again, alone. Of a router's bias it is no slope."""
-    monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
+    monkeypatch.setattr(assembly, "FULL_GRADIENT_BYTES", whole_bytes)
     config = plain_config(of_model, **mesh)
     config.train.update(gradient_accumulation=2)
     config.batch.noise_scale = True
@@ -88,7 +88,7 @@ def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes
     params, rows = random_weights(run.abstract_state.params), batch()
     with mesh_context(run.mesh):
         inputs = placed((state_of(run, params), rows), (run.abstract_state, run.abstract_batch))
-        state, _, gradients = run.observed_step(*inputs)
+        state, _, gradients = run.train_step_with_grads(*inputs)
     parts = [jax.tree.map(lambda array, part=part: array[part], rows) for part in parts_of(config, together)]
     squares = [alone_square(params, part, of_model) for part in parts]
     weight = sum(w for _, w in squares)
@@ -128,7 +128,7 @@ def alone_square(params, rows, of_model: tuple) -> tuple[float, float]:
     run = alone(of_model)
     padded = jax.tree.map(lambda a: np.concatenate([a, np.zeros((BATCH - len(a), *a.shape[1:]), a.dtype)]), rows)
     with mesh_context(run.mesh):
-        _, scalars, gradients = run.observed_step(state_of(run, params), padded)
+        _, scalars, gradients = run.train_step_with_grads(state_of(run, params), padded)
     weight = float(scalars["tokens"])
     return weight * norm_of_slopes(gradients) ** 2, weight
 

@@ -91,6 +91,6 @@ def test_a_step_is_computed_twice_and_found_finite():
     run = run_with("optimizer")
     state, _ = trained(run)
     with mesh_context(run.mesh):
-        again, _ = replicas.twice(run.train_step, state, batch_of(run, 3), run.mesh)
+        again, _ = replicas.run_twice(run.train_step, state, batch_of(run, 3), run.mesh)
         assert bool(is_finite(again))
     assert kinds(again.optimizer) == {"pinned_host"}

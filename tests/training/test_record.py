@@ -18,7 +18,7 @@ from training import array_files, manifest
 from training.checkpoints import CheckpointError, Checkpoints, Damaged
 from training.clock import Clock
 from training.goodput import Goodput
-from training.other_run import newest_of
+from training.other_run import newest_checkpoint
 from training.retention import Retention
 from training.workdir import check_resumable
 
@@ -110,13 +110,13 @@ def test_a_checkpoint_of_another_model_is_refused_though_its_arrays_would_fit(wo
     config = base.get_config()
     with Checkpoints(workdir) as checkpoints:
         config.model.update(dtype="float32", remat="full", max_length=4096)  # how it is used may differ
-        assert newest_of(checkpoints, config) == 1
+        assert newest_checkpoint(checkpoints, config) == 1
         config.model.rope_theta = 5e5
         with pytest.raises(CheckpointError) as error:
-            newest_of(checkpoints, config)
+            newest_checkpoint(checkpoints, config)
     assert str(error.value) == (
         f"checkpoint 1 of {workdir} is of a model with model.rope_theta=10000.0, but config.json there says 500000.0; "
-        "bring back the config.json of that run, of which record.json has a copy"
+        "restore the config.json of that run, record.json has a copy"
     )
 
 
@@ -125,10 +125,10 @@ def test_imported_weights_belong_to_the_keys_that_they_were_imported_with(workdi
     config = base.get_config()
     config.model.rope_theta = 5e5
     with Checkpoints(workdir) as checkpoints:
-        assert newest_of(checkpoints, config) == 1
+        assert newest_checkpoint(checkpoints, config) == 1
         config.model.num_layers = 7
         with pytest.raises(CheckpointError, match=r"a model with model\.num_layers=6, but config\.json there says 7"):
-            newest_of(checkpoints, config)
+            newest_checkpoint(checkpoints, config)
 
 
 @pytest.mark.parametrize("gone", ["state/params.weight/0", "state/params.weight/.zarray", "state/params.weight", "."])
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored_is_told(workdir, gone
 def test_a_checkpoint_that_goes_between_two_questions_is_told(workdir):
     with Checkpoints(workdir) as checkpoints:
         shutil.rmtree(workdir / "checkpoints" / "1")
-        for ask in (checkpoints.record, checkpoints.evaluated):
+        for ask in (checkpoints.record, checkpoints.eval_params_part):
             with pytest.raises(RunError, match="cannot be read now"):
                 ask(1)
 
@@ -160,7 +160,7 @@ def test_an_array_read_in_parts_has_no_zeros_where_a_file_is_missing(workdir):
     state = workdir / "checkpoints" / "1" / "state"
     (state / "params.weight" / "0").unlink()
     with pytest.raises(ValueError, match="NOT_FOUND"):
-        array_files.opened(state, "params.weight").read().result()
+        array_files.open_array(state, "params.weight").read().result()
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "whole_bytes"),
+    ("mesh", "full_bytes"),
     [({"fsdp": 4}, 0), ({"data": 2, "fsdp": 2, "model": 2}, 2**30)], ids=["scattered after each", "summed once"],
 )  # fmt: skip
-def test_microbatches_add_up_to_the_whole_batch(monkeypatch, mesh, whole_bytes):
-    monkeypatch.setattr(assembly, "WHOLE_GRADIENT_BYTES", whole_bytes)
+def test_microbatches_add_up_to_the_whole_batch(monkeypatch, mesh, full_bytes):
+    monkeypatch.setattr(assembly, "FULL_GRADIENT_BYTES", full_bytes)
     actual = gradients_and_scalars.__wrapped__(num_microbatches=2, **mesh)
     assert_close(actual, gradients_and_scalars())
 
@@ -80,7 +80,7 @@ def test_where_the_compiler_sums_it_cannot_be_told_in_which_type(mesh, length):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "by_device"),
+    ("mesh", "supports_shard_map"),
     [
         ({}, False),
         ({"fsdp": 8}, True),
@@ -91,11 +91,11 @@ def test_where_the_compiler_sums_it_cannot_be_told_in_which_type(mesh, length):
     ],
     ids=str,
 )
-def test_meshes_that_do_not_split_the_context_are_computed_by_device(mesh, by_device):
+def test_meshes_that_do_not_split_the_context_are_computed_by_device(mesh, supports_shard_map):
     config = small_config(**mesh)
     simply_updated(config)
     run = assembly.assemble(config, devices=jax.devices()[: 8 if mesh else 1])
-    assert ("shard_map" in program(run)) == by_device
+    assert ("shard_map" in program(run)) == supports_shard_map
 
 
 def test_a_length_that_heads_do_not_split_is_left_to_the_compiler():
@@ -114,7 +114,7 @@ def test_devices_draw_different_dropout():
     rows = jax.tree.map(lambda x: np.concatenate([x[:8], x[:8]]), batch())
     state = initial_state(run)
     with mesh_context(run.mesh):
-        _, together, _ = run.observed_step(state, placed(rows, run.abstract_batch))
+        _, together, _ = run.train_step_with_grads(state, placed(rows, run.abstract_batch))
         half = jax.tree.map(lambda x: np.where(np.arange(16)[:, None] < 8, x, 0), rows)
-        _, alone, _ = run.observed_step(state, placed(half, run.abstract_batch))
+        _, alone, _ = run.train_step_with_grads(state, placed(half, run.abstract_batch))
     assert abs(float(together["loss"]) - float(alone["loss"])) > 1e-4

@@ -164,8 +164,8 @@ def test_an_average_of_the_parameters_follows_them_and_is_what_is_evaluated():
         state, *_ = step(state, line_batch())
         average = 0.75 * average + 0.25 * np.asarray(state.params["slope"], np.float64)
     assert_close(state.average["slope"], average)
-    assert state.evaluated is state.average
-    assert line_step()[1].average == {} and "slope" in line_step()[1].evaluated
+    assert state.eval_params is state.average
+    assert line_step()[1].average == {} and "slope" in line_step()[1].eval_params
 
 
 def test_steps_and_examples_are_counted_and_the_schedule_is_followed():

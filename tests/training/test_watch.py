@@ -20,7 +20,7 @@ from tests.hubs import make_hub, make_line
 from training import clock as clocks
 from training import watch
 from training.clock import Clock
-from training.watch import Heartbeat, watchdog
+from training.watch import HeartbeatFile, watchdog
 
 HOST = re.escape(socket.gethostname())
 
@@ -63,8 +63,8 @@ class Log:
         return self.goodput.clock.number
 
 
-def heartbeat(clock: Clock, workdir: pathlib.Path, tell=lambda text, figures: None) -> Heartbeat:
-    return Heartbeat(workdir, Log(clock, tell))
+def heartbeat(clock: Clock, workdir: pathlib.Path, tell=lambda text, figures: None) -> HeartbeatFile:
+    return HeartbeatFile(workdir, Log(clock, tell))
 
 
 def sign_of_life(workdir: pathlib.Path) -> dict:
@@ -96,7 +96,7 @@ def test_what_gets_on_is_no_hang_until_it_does_no_more(raised, clock, tmp_path):
     """Shards that are built again, say, in a thread that reads ahead."""
     with watchdog(clock, 0.2, tmp_path / "log"):
         for _ in range(4):
-            clock.get_on("tokenizing: 30%")
+            clock.progress("tokenizing: 30%")
             time.sleep(0.1)
         assert not raised
         wait_until(lambda: raised)
@@ -140,7 +140,7 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
 def test_the_file_says_that_data_is_built_again_and_since_when_that_gets_on(raised, clock, tmp_path):
     with heartbeat(clock, tmp_path):
         time.sleep(0.2)
-        clock.get_on("tokenizing: 30%")
+        clock.progress("tokenizing: 30%")
         wait_until(lambda: sign_of_life(tmp_path)["phase"] == "building")
         assert sign_of_life(tmp_path)["time"] == pytest.approx(time.time(), abs=0.15)
         clock.enter("step")
@@ -203,7 +203,7 @@ def test_process_0_tells_who_holds_up_the_others(raised, clock, tmp_path, pair, 
         other = Clock(time.monotonic())
         other.enter("data", 2)
         while not told:
-            pair.sign(sign_as_dict(other, 1))
+            pair.send_heartbeat(heartbeat_as_dict(other, 1))
             time.sleep(0.02)
     text, figures = told[0]
     assert re.fullmatch(r"process 1 \(host-1\) is in data of step 2 for 0\.\d+ s; the others wait for 0\.\d+ s", text)
@@ -212,7 +212,7 @@ def test_process_0_tells_who_holds_up_the_others(raised, clock, tmp_path, pair, 
 
 def test_every_process_names_who_hangs(raised, clock, tmp_path, pair, monkeypatch):
     """As process 1, which asks; and by itself where the hub is silent."""
-    processes.sign(watch._sign(clock))
+    processes.send_heartbeat(watch._heartbeat(clock))
     monkeypatch.setattr(processes, "_hub", None)
     monkeypatch.setattr(processes, "_line", pair)
     clock.enter("wait", 2)
@@ -226,7 +226,7 @@ def test_every_process_names_who_hangs(raised, clock, tmp_path, pair, monkeypatc
     line = (
         rf"process 0 \({HOST}\) does not answer within 0\.1 s; process 1 \({HOST}\) is in step of step 2 for 0\.\d+ s"
     )
-    assert re.fullmatch(line, processes.blame(watch._sign(clock)))
+    assert re.fullmatch(line, processes.blame(watch._heartbeat(clock)))
 
 
 def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path, pair):
@@ -236,14 +236,14 @@ def test_who_waits_for_a_process_that_gets_on_is_no_hang(raised, clock, tmp_path
     other.enter("data", 2)
     with watchdog(clock, 0.2, tmp_path / "log"):
         for _ in range(20):
-            other.get_on("tokenizing: 30%")
-            pair.sign(sign_as_dict(other, 1))
+            other.progress("tokenizing: 30%")
+            pair.send_heartbeat(heartbeat_as_dict(other, 1))
             time.sleep(0.02)
         assert not raised
         wait_until(lambda: raised)
     assert "process 1 (host-1) is in data of step 2 for 0." in str(raised[0])
 
 
-def sign_as_dict(clock: Clock, process: int) -> dict:
+def heartbeat_as_dict(clock: Clock, process: int) -> dict:
     """Return a sign of another process as its line would say it."""
-    return vars(watch._sign(clock)) | {"process": process, "host": f"host-{process}"}
+    return vars(watch._heartbeat(clock)) | {"process": process, "host": f"host-{process}"}

@@ -68,13 +68,15 @@ def test_rows_are_full_and_what_is_longer_is_cut_and_told(chat):
     places = sum(len(tokens) for tokens, _ in segments(windows, length))
     assert rows <= 1 + -(-places // length)  # one more than if conversations could be cut
     full = f"{places / rows / length:.0%} full"
-    assert windows.told(length) == f"{windows.num_documents} conversations in {rows} rows, {full}"
+    assert windows.packing_summary(length) == f"{windows.num_documents} conversations in {rows} rows, {full}"
     cut = segments(windows, 60)
     longer = sum(len(tokens) == 60 for tokens, _ in cut)
     assert max(len(tokens) for tokens, _ in cut) == 60
-    assert windows.told(60).endswith(f"; {longer} are longer than train.sequence_length and cut at their end")
+    assert windows.packing_summary(60).endswith(
+        f"; {longer} are longer than train.sequence_length and cut at their end"
+    )
     lost = sum((targets == IGNORED).all() for _, targets in segments(windows, 35))
-    assert windows.told(35).endswith(f", {lost} of them before an answer, and so count for nothing")
+    assert windows.packing_summary(35).endswith(f", {lost} of them before an answer, and so count for nothing")
     assert 0 < lost < windows.num_documents
     windows.check_counts(35)
     with pytest.raises(DataError, match=r"train.sequence_length=20 cuts off every answer of the \d+ conversations"):
@@ -185,11 +187,11 @@ def test_a_pair_that_is_too_long_is_cut_where_it_is_longer(corpus, tmp_path):
     assert len(chosen) + len(rejected) == 100 and bytes(rejected.tolist()).decode().partition("perhaps ")[2]
     assert [piece.count for piece in windows.pieces(0, 100)] == [len(chosen), len(rejected)]
     assert (
-        windows.told(100)
+        windows.packing_summary(100)
         == "1 pairs in 1 rows, 100% full; 1 are longer than train.sequence_length and cut at their end"
     )
     assert [len(tokens) for tokens, _ in segments(windows, 20)] == [10, 10]
-    assert "before an answer" not in windows.told(20)
+    assert "before an answer" not in windows.packing_summary(20)
     with pytest.raises(DataError, match=r"train.sequence_length=10 cuts off every answer of the 1 pairs"):
         windows.check_counts(10)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration leaves to the platform: `auto`, and 0 where that is as many as fit."""
+"""Defaults that depend on the platform: values of keys that are `auto`, or 0 for as many as fit."""
 
 import jax.numpy as jnp
 
@@ -8,38 +8,39 @@ from training import throughput
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
-# Of float32 logits per device: on CPU what is fast, elsewhere few chunks, for each sums the head's gradient anew.
+# Limit of float32 logits per device. On CPU this size is fastest. Elsewhere few chunks are best: each chunk adds to the
+# head's gradient once more.
 LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
 
 
 def kernel(config, mesh) -> str:
-    """Return by whose kernels to attend, "" for none: a CPU has none."""
+    """Return the platform whose attention kernels are used; "": none, as on a CPU."""
     return "" if config.model.attention == "reference" or platform(mesh) == "cpu" else platform(mesh)
 
 
 def platform(mesh) -> str:
-    """Return cpu, gpu or tpu: what the devices of a mesh are."""
+    """Return the platform of a mesh: cpu, gpu or tpu."""
     return mesh.devices.flat[0].platform
 
 
 def dtype(config, mesh) -> jnp.dtype:
-    """Return in what a model computes."""
+    """Return the compute type of a model."""
     slow_bfloat16 = platform(mesh) == "cpu" and not throughput.has_native_bfloat16()
     usual = "float32" if slow_bfloat16 else "bfloat16"
     return jnp.dtype(usual if config.model.dtype == "auto" else config.model.dtype)
 
 
 def scan(config, mesh) -> bool:
-    """Return whether layers are gone through by a scan, and not unrolled."""
+    """Return whether to scan over layers; else they are unrolled."""
     model = config.model
     if model.layer_loop == "auto":
-        # XLA's CPU backend drops the barriers that keep rematerialised work late: unrolled, remat would save nothing.
+        # XLA's CPU backend drops the barriers that delay recomputation: without a scan, remat would save nothing.
         return platform(mesh) != "cpu" or model.num_layers > CPU_UNROLLED_LAYERS or model.remat != "none"
     return model.layer_loop == "scan"
 
 
 def microbatches(config, flops_per_token: float, mesh) -> int:
-    """Return 1; on CPU the fewest that keep a microbatch under CPU_MICROBATCH_FLOPS, or as small as the mesh allows."""
+    """Return the number of microbatches: 1, and on CPU the fewest within CPU_MICROBATCH_FLOPS that the mesh allows."""
     rows = config.train.global_batch // batch_shards(config.mesh)
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     if platform(mesh) != "cpu":
@@ -49,9 +50,9 @@ def microbatches(config, flops_per_token: float, mesh) -> int:
 
 
 def loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> int:
-    """Return the fewest parts of the length whose logits stay within the limit per device.
+    """Return the fewest chunks of the length whose logits stay within the limit per device.
 
-    The axis `model` splits the vocabulary of the logits, or their length.
+    The axis `model` shards the vocabulary of the logits, or their length.
     """
     by_vocab, by_length = (config.mesh.model, 1) if vocab_split else (1, config.mesh.model)
     length = config.train.sequence_length // (config.mesh.context * by_length)

@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from parallelism import reshaping
+from parallelism import resharding
 from parallelism.mesh import make_mesh
-from parallelism.reshaping import bytes_moved, reshape
+from parallelism.resharding import bytes_received, reshard
 
 FSDP, MIXED, COPIES = {"fsdp": 8}, {"data": 2, "fsdp": 2, "model": 2}, {"data": 8}
 WHOLE = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)  # 512 bytes
@@ -30,7 +30,7 @@ def laid(shape, dtype, sharding) -> jax.ShapeDtypeStruct:
 def test_arrays_are_whole_on_the_other_mesh_and_gone_from_the_old(start, spec, end, new, memory, devices):
     where = NamedSharding(make_mesh(end, jax.devices()[devices]), new, memory_kind=memory)
     array = jax.device_put(WHOLE, NamedSharding(make_mesh(start), spec, memory_kind=memory))
-    moved = reshape({"weight": array}, {"weight": laid(WHOLE.shape, WHOLE.dtype, where)})["weight"]
+    moved = reshard({"weight": array}, {"weight": laid(WHOLE.shape, WHOLE.dtype, where)})["weight"]
     assert moved.sharding == where and array.is_deleted()
     for shard in moved.addressable_shards:
         np.testing.assert_array_equal(shard.data, WHOLE[shard.index])
@@ -42,15 +42,15 @@ def test_large_stacks_of_layers_are_moved_a_layer_at_a_time(monkeypatch, devices
     stack = np.arange(6 * 16 * 8, dtype=np.float32).reshape(6, 16, 8)
     before = NamedSharding(make_mesh(FSDP), P(None, "fsdp"), memory_kind=memory)
     after = NamedSharding(make_mesh(MIXED, jax.devices()[devices]), P(None, "fsdp", "model"), memory_kind=memory)
-    monkeypatch.setattr(reshaping, "LARGE_BYTES", stack.nbytes)
+    monkeypatch.setattr(resharding, "LARGE_BYTES", stack.nbytes)
     array = jax.device_put(stack, before)
-    assert reshaping._in_parts(array, after)
-    moved = reshape(array, laid(stack.shape, stack.dtype, after))
+    assert resharding._in_parts(array, after)
+    moved = reshard(array, laid(stack.shape, stack.dtype, after))
     assert moved.sharding == after and array.is_deleted()
     for shard in moved.addressable_shards:
         np.testing.assert_array_equal(shard.data, stack[shard.index])
     for spec in (P("fsdp"), P(("data", "fsdp"), "model")):  # which split it
-        assert not reshaping._in_parts(moved, NamedSharding(make_mesh(MIXED), spec))
+        assert not resharding._in_parts(moved, NamedSharding(make_mesh(MIXED), spec))
 
 
 def test_counts_keys_and_what_stays_come_along():
@@ -63,7 +63,7 @@ def test_counts_keys_and_what_stays_come_along():
     }
     specs = {"step": P(), "keys": P(("data", "fsdp")), "stays": P("fsdp")}
     to = {name: laid(tree[name].shape, tree[name].dtype, NamedSharding(after, spec)) for name, spec in specs.items()}
-    stays, moved = tree["stays"], reshape(tree, to)
+    stays, moved = tree["stays"], reshard(tree, to)
     assert moved["stays"] is stays and int(moved["step"]) == 7
     np.testing.assert_array_equal(*(jax.random.key_data(of) for of in (moved["keys"], keys)))
 
@@ -81,7 +81,7 @@ def test_counts_keys_and_what_stays_come_along():
 )
 def test_what_a_device_misses_is_counted(start, spec, end, new, most, total):
     array = laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(start), spec))
-    moved = bytes_moved([array], [laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(end), new))])
+    moved = bytes_received([array], [laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(end), new))])
     assert moved == (most, total)
 
 
@@ -92,7 +92,7 @@ def test_a_layer_at_a_time_takes_less_memory_by_the_compilers_count():
         array, to = (NamedSharding(make_mesh(mesh), spec) for mesh, spec in ((before, old), (after, new)))
         part = NamedSharding(to.mesh, P(*new[1:]))
         with jax.set_mesh(to.mesh):
-            jitted = jax.jit(reshaping._laid, static_argnums=1, out_shardings=to)
+            jitted = jax.jit(resharding._laid, static_argnums=1, out_shardings=to)
             compiled = [jitted.lower(laid(shape, jnp.float32, array), how).compile() for how in (part, None)]
         by_layers, whole = (program.memory_analysis().temp_size_in_bytes for program in compiled)
         assert by_layers < 0.5 * whole and whole >= 4 * 32 * 64 * 32

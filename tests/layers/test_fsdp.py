@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in shards: whole where they are used, their gradients summed and scattered; and what stays as it was."""
+"""Sharded weights: all-gathered for use, their gradients reduce-scattered; and the cases in which nothing changes."""
 
 import functools
 
@@ -12,9 +12,15 @@ from jax.sharding import PartitionSpec as P
 
 from configs.base import BATCH_AXES
 from layers.axes import constrain
-from layers.products import QUANTIZED, project
-from layers.shards import gather, scatter, summed_in, whole, whole_in_turn
-from parallelism.axis_rules import on_device, without
+from layers.fsdp import (
+    all_gather,
+    all_gather_params,
+    all_gather_params_ordered,
+    grad_reduce_dtype,
+    reduce_scatter,
+)
+from layers.products import QUANTIZED, einsum
+from parallelism.axis_rules import rules_without, shard_map_rules
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close
 
@@ -33,39 +39,42 @@ def on_devices(size: int, function, in_specs, out_specs):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_what_is_scattered_is_the_sum_over_devices(size, dim):
+def test_reduce_scatter_is_the_sum_over_devices(size, dim):
     x = np.random.default_rng(0).standard_normal((size, 3 * size, 2 * size), np.float32)
     shards = P(*[None, None][:dim], "fsdp")
-    ours = on_devices(size, lambda part: scatter(part[0], "fsdp", dim), P("fsdp"), shards)
+    ours = on_devices(size, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
     assert_close(ours(x), x.sum(axis=0))
 
 
-def test_gathering_is_undone_by_scattering_the_gradient():
+def test_the_gradient_of_an_all_gather_is_reduce_scattered():
     """Each device uses the whole weight in its own way: the gradient of a shard is the sum over their uses."""
     rng = np.random.default_rng(0)
     w, factors = rng.standard_normal((3, 8), np.float32), rng.standard_normal((4, 3, 8), np.float32)
 
     def gradient(shard, factor):
-        return jax.grad(lambda shard: jnp.sum(factor[0] * gather(shard, "fsdp", 1) ** 2))(shard)
+        return jax.grad(lambda shard: jnp.sum(factor[0] * all_gather(shard, "fsdp", 1) ** 2))(shard)
 
     actual = on_devices(4, gradient, (P(None, "fsdp"), P("fsdp")), P(None, "fsdp"))(w, factors)
     assert_close(actual, 2 * w * factors.sum(axis=0))
 
 
-@pytest.mark.parametrize("bring", [whole, functools.partial(whole_in_turn, order=("a", "b"))], ids=["whole", "in turn"])
-def test_bfloat16_gradients_summed_in_float32_are_rounded_once(bring):
+@pytest.mark.parametrize(
+    "gather", [all_gather_params, functools.partial(all_gather_params_ordered, order=("a", "b"))],
+    ids=["any order", "ordered"],
+)  # fmt: skip
+def test_bfloat16_gradients_summed_in_float32_are_rounded_once(gather):
     """Of whole numbers below 256, which bfloat16 holds and float32 sums exactly; nor does it hold their sums."""
     parts = {name: np.random.default_rng(0).integers(129, 256, (8, 16, 4)).astype(np.float32) for name in ("a", "b")}
     axes = dict.fromkeys(parts, ("embed", "mlp"))
 
-    def gradient(parts, sum_dtype):
+    def gradient(parts, reduce_dtype):
         parts = jax.tree.map(lambda part: part[0].astype(jnp.bfloat16), parts)
         shards = jax.tree.map(lambda part: jnp.zeros((2, 4), jnp.bfloat16), parts)
-        with nnx.logical_axis_rules(on_device()), summed_in(sum_dtype):
-            return jax.vjp(lambda shards: bring(shards, axes, jnp.bfloat16), shards)[1](parts)[0]
+        with nnx.logical_axis_rules(shard_map_rules()), grad_reduce_dtype(reduce_dtype):
+            return jax.vjp(lambda shards: gather(shards, axes, jnp.bfloat16), shards)[1](parts)[0]
 
-    def summed(sum_dtype):
-        ours = on_devices(8, functools.partial(gradient, sum_dtype=sum_dtype), (P("fsdp"),), P("fsdp"))(parts)
+    def summed(reduce_dtype):
+        ours = on_devices(8, functools.partial(gradient, reduce_dtype=reduce_dtype), (P("fsdp"),), P("fsdp"))(parts)
         assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(ours))
         return ours
 
@@ -74,24 +83,24 @@ def test_bfloat16_gradients_summed_in_float32_are_rounded_once(bring):
     assert not all(np.array_equal(ours, exact[name]) for name, ours in summed(None).items())
 
 
-def test_only_what_lies_in_shards_is_gathered_and_cast():
+def test_only_sharded_weights_are_gathered_and_cast():
     weights = {"split": np.ones((4, 3)), "scale": np.ones(8, np.float32)}
     axes = {"split": ("embed", "mlp"), "scale": ("norm",)}
 
-    def opened(weights):
-        return whole(weights, axes, jnp.bfloat16)
+    def gathered(weights):
+        return all_gather_params(weights, axes, jnp.bfloat16)
 
     specs = {"split": P("fsdp"), "scale": P()}
-    copied = dict.fromkeys(specs, P())
-    inside = on_devices(4, opened, (specs,), copied)(weights)
+    replicated = dict.fromkeys(specs, P())
+    inside = on_devices(4, gathered, (specs,), replicated)(weights)
     assert {name: (x.shape, x.dtype) for name, x in inside.items()} == {
         "split": ((4, 3), jnp.bfloat16),
         "scale": ((8,), jnp.float32),
     }
-    assert opened(weights) is weights  # outside, the compiler moves them
+    assert gathered(weights) is weights  # outside, the compiler gathers them
 
 
-def test_an_activation_within_shards_has_no_layout_to_fix():
+def test_an_activation_inside_a_shard_map_has_no_layout_to_constrain():
     x = np.ones((4, 6, 2), np.float32)
     part = on_devices(4, lambda x: constrain(x, "batch", "length", "act_embed"), P("fsdp"), P("fsdp"))(x)
     assert_close(part, x)
@@ -103,7 +112,7 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantiza
     x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((4, 3, 5), (5, 2, 7), (4, 3, 2, 7)))
 
     def pulled(x, w, dy):
-        return jax.vjp(functools.partial(project, "BTD,DNH->BTNH", quantization=quantization), x, w)[1](dy)
+        return jax.vjp(functools.partial(einsum, "BTD,DNH->BTNH", quantization=quantization), x, w)[1](dy)
 
     rows = P(None, "fsdp")
     inside = on_devices(3, lambda x, w, dy: (pulled(x, w, dy)[0], jax.lax.psum(pulled(x, w, dy)[1], "fsdp")),
@@ -111,11 +120,11 @@ def test_a_product_has_the_same_gradients_where_the_weights_comes_first(quantiza
     assert_close(inside(x, w, dy), pulled(x, w, dy))
 
 
-def test_rules_for_weights_in_shards_and_for_whole_ones():
-    rules = dict(without(BATCH_AXES))
+def test_rules_for_sharded_and_for_gathered_weights():
+    rules = dict(rules_without(BATCH_AXES))
     assert rules["embed"] == ("fsdp", "context", "expert") and rules["batch"] == () and rules["mlp"] == "model"
-    rules = dict(on_device())
+    rules = dict(shard_map_rules())
     assert rules["embed"] == ("fsdp", "context", "expert") and rules["vocab"] == "model"
     assert rules["batch"] is rules["mlp"] is rules["heads"] is rules["kv_heads"] is None
-    rules = dict(on_device(weights_whole=True))
+    rules = dict(shard_map_rules(gathered_params=True))
     assert rules["embed"] is rules["vocab"] is rules["mlp"] is None and rules["stream"] == "model"

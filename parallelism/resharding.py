@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves live arrays from their mesh to another one of the same devices, without a file and without the host."""
+"""Reshard live arrays to another mesh of the same devices, without a file and without the host."""
 
 import math
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# From this size on layers are moved one by one: between some layouts the TPU compiler gathers all that it is given, as
-# from fsdp=16 to data=2, fsdp=4, model=2, and on the way back twice.
+# From this size on layers are resharded one by one. Between some layouts the TPU compiler all-gathers the full array,
+# for example from fsdp=16 to data=2, fsdp=4, model=2; on the way back even twice.
 LARGE_BYTES = 2**26
 
 
-def reshape(tree, layouts):
-    """Return the arrays of `tree` as `layouts` says; the old ones are deleted.
+def reshard(tree, layouts):
+    """Return the arrays of `tree` with the shardings of `layouts`; the old arrays are deleted.
 
-    One array is moved after the other, and its old shards freed before the next one's turn. So beside the state a
-    device holds the new shards of one array at most, twice where devices change their order, and what the compiler
-    gathers to make them, of stacked layers one or two. No value changes. In several processes each calls it, with the
-    same trees: `tree` of arrays with NamedShardings, any types, not used again; `layouts` like it, of anything with a
-    `sharding` on a mesh of the same devices, in any order.
+    Arrays are resharded one after the other, and the old shards are freed before the next array. So a device needs
+    extra memory for the new shards of one array, twice if devices change their order, and for the temporary arrays of
+    the compiler, which for stacked layers are one or two layers. Values do not change. Every process must call it with
+    the same trees.
+
+    Args:
+      tree: arrays with NamedShardings; donated.
+      layouts: tree like it, of anything with a `sharding` on a mesh of the same devices, in any order.
     """
     return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
 
 
-def bytes_moved(tree, layouts) -> tuple[int, int]:
-    """Return the bytes that are new to the device that gets most, and to all: of their shards what they held not yet.
+def bytes_received(tree, layouts) -> tuple[int, int]:
+    """Return the bytes that devices do not hold yet: the most of any device, and the sum over devices.
 
-    It is the least that can be sent; the compiler may send more. `tree` may be of shapes with a `sharding`.
+    This is a lower bound; the compiler may send more. `tree` may have abstract arrays with a `sharding`.
     """
     sent: dict[jax.Device, int] = {}
     for array, layout in zip(jax.tree.leaves(tree), jax.tree.leaves(layouts), strict=True):
@@ -40,8 +43,8 @@ def bytes_moved(tree, layouts) -> tuple[int, int]:
 def _moved(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     if array.sharding == sharding:
         return array
-    # First to the new shape of the mesh on devices in the old order, which jit leaves as it is; what is left is whole
-    # shards that change places, where there is another order.
+    # First reshard to the new mesh shape with devices in the old order, which jit requires. Then, if the order differs,
+    # complete shards move to other devices.
     old, new = array.sharding.mesh, sharding.mesh
     mesh = Mesh(old.devices.reshape(new.devices.shape), new.axis_names, axis_types=new.axis_types)
     between = NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
@@ -54,13 +57,13 @@ def _moved(array: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def _in_parts(array: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether a large array can be moved part by part along its first dimension, which neither layout splits."""
-    whole = array.ndim > 1 and not any((*of.spec, None)[0] for of in (array.sharding, sharding))
-    return whole and array.nbytes >= LARGE_BYTES
+    """Return whether to reshard a large array by parts of its first dimension, which neither layout shards."""
+    unsharded = array.ndim > 1 and not any((*of.spec, None)[0] for of in (array.sharding, sharding))
+    return unsharded and array.nbytes >= LARGE_BYTES
 
 
 def _laid(array: jax.Array, part: NamedSharding | None) -> jax.Array:
-    """Return the array, for jit to lay out; `part`: how each part along the first dimension will lie."""
+    """Return the array under jit, which reshards it; `part`: the sharding of each part of the first dimension."""
     array = jax.device_put(array, jax.memory.Space.Device)
     if part is None:
         return array
@@ -68,6 +71,6 @@ def _laid(array: jax.Array, part: NamedSharding | None) -> jax.Array:
 
 
 def _numbers(one: tuple[slice, ...], other: tuple[slice, ...], shape: tuple[int, ...]) -> int:
-    """Return how many numbers of an array two parts of it have in common."""
+    """Return the number of elements that two index ranges of an array share."""
     bounds = (zip(a.indices(size), b.indices(size), strict=True) for a, b, size in zip(one, other, shape, strict=True))
     return math.prod(max(0, min(ends) - max(starts)) for starts, ends, _ in bounds)

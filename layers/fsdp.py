@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fully sharded parameters: all-gather each layer's weights before use, reduce-scatter their gradients.
+
+These functions act inside a `jax.shard_map` over the whole mesh, where every device computes for its own rows of the
+batch (training/shards.py). Anywhere else they change nothing: the compiler inserts the collectives.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes
+
+GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
+_reduce_dtype = contextvars.ContextVar("reduce_dtype", default=None)
+
+
+@contextlib.contextmanager
+def grad_reduce_dtype(dtype):
+    """Reduce-scatter gradients of gathered weights in this type; None: in the type that a weight is used in."""
+    token = _reduce_dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _reduce_dtype.reset(token)
+
+
+def all_gather_params(weights, axes, dtype):
+    """Return a tree of weights whose sharded leaves are cast to `dtype` and all-gathered.
+
+    Args:
+      weights: tree of arrays.
+      axes: tree like it, of the names of each array's dimensions.
+      dtype: type of the gathered weights. Their gradients are reduced in it too, unless `grad_reduce_dtype` is set.
+    """
+    if not inside_shard_map():
+        return weights
+    return jax.tree.map(lambda weight, names: _all_gather_param(weight, names, dtype), weights, axes)
+
+
+def all_gather_params_ordered(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> dict:
+    """All-gather the weights of several layers; in the backward pass, reduce-scatter the last layer's gradients first.
+
+    Without this order the TPU compiler reduces all gradients at the end, when no computation is left to overlap with.
+
+    Args:
+      order: names in `weights` of layers, in order of use.
+    """
+    reduce_dtype = _reduce_dtype.get()
+
+    @jax.custom_vjp
+    def gathered(shards):
+        return all_gather_params(shards, axes, dtype)
+
+    def backward(_, gradients):
+        reduced, after = dict(gradients), []
+        for layer in reversed(order):
+            in_order = functools.partial(_reduce_scatter_grad, reduce_dtype=reduce_dtype, after=after)
+            reduced[layer] = jax.tree.map(in_order, gradients[layer], axes[layer])
+            after = jax.tree.leaves(reduced[layer])
+        return (reduced,)
+
+    gathered.defvjp(lambda shards: (gathered(shards), None), backward)
+    return gathered(weights) if inside_shard_map() else weights
+
+
+def all_gather_reduce_first(x: jax.Array, weight: jax.Array, axes: tuple, dtype) -> tuple[jax.Array, jax.Array]:
+    """Return `x` and the all-gathered weight; the backward pass reduces the weight's gradient before that of `x`.
+
+    Without this order the TPU compiler reduces the head's gradient at the end, and holds the full gradient in memory
+    during the backward pass of all layers.
+    """
+    if not inside_shard_map():
+        return x, weight
+    x, weight = _reduce_first(x, weight)
+    return x, all_gather_params(weight, axes, dtype)
+
+
+@jax.custom_vjp
+def _reduce_first(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, weight
+
+
+_reduce_first.defvjp(
+    lambda x, weight: ((x, weight), None), lambda _, gradients: jax.lax.optimization_barrier(gradients)
+)
+
+
+def _all_gather_param(weight: jax.Array, names: tuple, dtype) -> jax.Array:
+    for dim, axis in sharded_dims(names):
+        weight = checkpoint_name(all_gather(weight.astype(dtype), axis, dim, _reduce_dtype.get()), GATHERED_PARAM)
+    return weight
+
+
+def _reduce_scatter_grad(gradient: jax.Array, names: tuple, reduce_dtype, after: Sequence[jax.Array]) -> jax.Array:
+    for dim, axis in reversed(sharded_dims(names)):
+        gradient = ring_reduce_scatter(gradient, axis, dim, reduce_dtype, after)
+    return gradient
+
+
+def sharded_dims(names: tuple) -> list[tuple[int, str]]:
+    """Return (dimension, mesh axis) pairs in the order of all-gathers.
+
+    If several mesh axes shard one dimension, the last axis has the finest shards and is gathered first.
+    """
+    pairs = [(dim, axis) for dim, axes in enumerate(mesh_axes(names)) for axis in reversed(as_axis_tuple(axes))]
+    return [(dim, axis) for dim, axis in pairs if jax.lax.axis_size(axis) > 1]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.Array:
+    """All-gather the shards of a mesh axis along `dim`; the gradient is reduce-scattered."""
+    return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def reduce_scatter(x: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.Array:
+    """Reduce-scatter `x` over a mesh axis along `dim`; the gradient is all-gathered.
+
+    The result has the type of `x`. The sum is computed in `reduce_dtype`; None: in the type of `x`.
+    """
+    return ring_reduce_scatter(x, axis, dim, reduce_dtype)
+
+
+all_gather.defvjp(
+    lambda shard, *how: (all_gather(shard, *how), None),
+    lambda axis, dim, reduce_dtype, _, gradient: (reduce_scatter(gradient, axis, dim, reduce_dtype),),
+)
+reduce_scatter.defvjp(
+    lambda x, *how: (reduce_scatter(x, *how), None),
+    lambda axis, dim, reduce_dtype, _, gradient: (all_gather(gradient, axis, dim, reduce_dtype),),
+)
+
+
+def ring_reduce_scatter(
+    x: jax.Array, axis: str, dim: int, reduce_dtype, after: Sequence[jax.Array] = ()
+) -> jax.Array:  # fmt: skip
+    """Reduce-scatter `x` by collective permutes along a ring, which start when the arrays of `after` are ready.
+
+    `psum_scatter` computes the same. The TPU compiler lowers it to an all-reduce, which moves twice the bytes and
+    overlaps with no computation. Half of the neighbours send their parts in one direction and half in the other, so no
+    sum takes more than size / 2 hops, and each hop waits for the previous one. With an even size, the opposite device
+    sends half of its part in each direction.
+    """
+    size, index = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
+    shard = x.shape[dim] // size
+    across, near = size // 2, (size - 1) // 2
+    x, *_ = jax.lax.optimization_barrier((x, *after))
+    dtype = reduce_dtype or x.dtype
+
+    def part_of(device, start: int = 0, stop: int = shard) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, stop - start, dim).astype(dtype)
+
+    def from_side(step: int, start: int, stop: int) -> jax.Array | int:
+        to_next = [(i, (i + step) % size) for i in range(size)]
+        partial_sum = 0
+        if across > near:
+            half = jax.lax.ppermute(part_of(index + step * across, start, stop), axis, to_next)
+            padding = [(start, shard - stop, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+            partial_sum = jax.lax.pad(half, jnp.zeros((), dtype), padding)
+        for hop in range(near, 0, -1):
+            partial_sum = jax.lax.ppermute(partial_sum + part_of(index + step * hop), axis, to_next)
+        return partial_sum
+
+    return (part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)).astype(x.dtype)
