@@ -60,7 +60,7 @@ def test_every_function_of_the_rooms_is_checked_nested_ones_too_and_no_other():
 
 
 def test_a_docstring_and_the_lines_of_an_error_stay_where_they_were():
-    assert decoder_lm.windows.__doc__.startswith("Return the sliding windows")
+    assert decoder_lm.windows.__doc__.startswith("Return the sliding window of each")
     with pytest.raises(ZeroDivisionError) as caught:
         planted("1 / 0")(jnp.ones((1, 1, 1)))
     assert caught.traceback[-1].lineno == 1
