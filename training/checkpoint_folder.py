@@ -74,7 +74,7 @@ class Folder:
         )
 
     def existing(self) -> list[str]:
-        """Return the names of all checkpoints and damaged ones; a run must not start from step 0 if there are any."""
+        """Return the names of all checkpoints, even damaged ones; a run must not start from step 0 if there are any."""
         folders = [path.name for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
         return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
 

@@ -216,7 +216,7 @@ def kind(axes: tuple[str, ...]) -> str:
 
 
 def is_usual(axes: tuple[str, ...]) -> bool:
-    """Return whether a parameter is updated and averaged in the usual way."""
+    """Return whether a parameter is updated, averaged and decayed in the usual way."""
     return kind(axes) not in (TABLE, CONSTANT, BALANCE)
 
 

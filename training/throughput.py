@@ -17,7 +17,7 @@ GIB = 2**30
 def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
     """Return FLOP/s of a square matrix product on the default device, from bfloat16 if supported, to float32.
 
-    Other programs may use this CPU during the measurement, so only the CPU time of this process counts there.
+    Other programs may use this CPU during the measurement, so time in which this process did not run is excluded.
     """
     fast = jax.default_backend() != "cpu" or has_native_bfloat16()
     a = jnp.ones((size, size), jnp.bfloat16 if fast else jnp.float32)
