@@ -81,7 +81,7 @@ def with_documents(config) -> corpora.Corpus:
 def document_losses(run: assembly.Run, params, corpus, section: dict, step: int, examples) -> dict:
     """Return {(row, segment): loss in nats per token} of every document in a step's batch, each evaluated alone.
 
-    The loss is NaN if no token of the document has a loss weight.
+    The loss is NaN if all tokens of the document have weight 0.
     """
     mixture = corpus.train.recorded(section["mixture"], section["skips"])
     batch = mixture.read(ledger.taken(section, step), section["sequence_length"], section["seed"])

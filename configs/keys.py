@@ -79,7 +79,7 @@ def _refuse_empty(typed: dict, current: dict) -> None:
 
 
 def similar(name: str, candidates) -> list[str]:
-    """Return a list of the candidate whose initials are `name` (wsd), else of the most similar one; [] if none is."""
+    """Return [candidate] for the one with the initials `name` (wsd), else for the most similar one; [] if none is."""
     candidates = list(map(str, candidates))
     by_initials = [candidate for candidate in candidates if _initials(candidate) == name]
     return by_initials[:1] or difflib.get_close_matches(name, candidates, n=1)

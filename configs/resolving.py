@@ -14,9 +14,7 @@ from configs.base import MESH_AXES, ConfigError, shown
 from configs.keys import assign, did_you_mean, flat, parse_typed, similar
 
 EXPERT_CHIPS = 8  # largest mesh.expert of a preset; an all-to-all over more chips takes more hops
-WHOLE_EXPERTS_BYTES = (
-    2**28
-)  # of a layer's experts in bfloat16; up to this size they are all-gathered like other weights
+WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are all-gathered like weights
 LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
 EARLIER_AXES = ("data", "model", "fsdp")  # for three numbers in TPU_MESH_CONFIG, as in Torus' predecessor
 

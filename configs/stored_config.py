@@ -33,7 +33,7 @@ FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
-RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a stored recipe there is an error
+RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
 LENGTHS = ("train.sequence_length", "model.max_length")  # also FREE_TO_READ, if no weight depends on the length
 OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # keys that belong to a model's weights
 

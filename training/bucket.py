@@ -10,7 +10,7 @@ import tempfile
 from configs.base import ConfigError
 
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is the newer one
-COPIED = (  # also copied from the bucket, to a host without them
+COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
 )  # fmt: skip

@@ -28,8 +28,8 @@ FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python
 RECORD, ZARRAY = "record.json", ".zarray"
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
-# Replicas of an array each write a part of it if the part has at least so many bytes. Otherwise one replica writes it
-# all, so that no slice has to be compiled.
+# Each replica of an array writes a part of it if the parts have at least this many bytes. Otherwise one replica writes
+# all of it, so that no program has to be compiled to slice it.
 SMALLEST_PART = 1 << 20
 
 

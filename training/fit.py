@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the fewest microbatches that fit into a device's memory, by compiling the step for candidate numbers."""
+"""Finds the fewest microbatches that fit into a device's memory, by compiling the step for some of the divisors."""
 
 import bisect
 from collections.abc import Callable

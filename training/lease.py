@@ -87,7 +87,7 @@ class Lease:
     """A run's right to write to a folder of a bucket."""
 
     def __init__(self, url: str):
-        """`url`: gs://bucket/folder."""
+        """Prepare the lease of a bucket folder, without a request; `url` is gs://bucket/folder."""
         from google.cloud import storage  # imported only for buckets, because the import is slow
         from google.cloud.storage.retry import DEFAULT_RETRY
 

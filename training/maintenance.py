@@ -8,7 +8,7 @@ from collections.abc import Callable
 from parallelism import metadata
 
 ENDS = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}  # key of the metadata, value
-# A request blocks for so many seconds unless the value changes. A machine whose last request is more than an hour old
+# A request blocks for this many seconds unless the value changes. A machine whose last request is more than an hour old
 # gets no notice of maintenance.
 HANG_SECONDS = 60
 ANSWER_SECONDS = 10.0

@@ -117,7 +117,7 @@ class MetricsWriter:
                 file.truncate(size)
 
     def _write_event(self, kind: str, line: dict) -> None:
-        """Write the numbers of a line as scalars kind/name in one record; a record takes TensorFlow 0.5 ms."""
+        """Write the numbers of a line as scalars kind/name in one record, since each record takes 0.5 ms."""
         import tensorflow as tf  # only when there is something to write
 
         scalars = tf.compat.v1.Summary()

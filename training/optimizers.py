@@ -205,7 +205,7 @@ def _adam(config) -> optax.GradientTransformation:
 def kind(axes: tuple[str, ...]) -> str:
     """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases.
 
-    Return TABLE for a table whose rows a batch uses in part, CONSTANT for constants, BALANCE for routers' biases.
+    Return TABLE for tables, if a batch uses only some rows; CONSTANT for constants; BALANCE for routers' biases.
     """
     for special in (TABLE, CONSTANT, BALANCE):
         if special in axes:
@@ -221,7 +221,7 @@ def is_usual(axes: tuple[str, ...]) -> bool:
 
 
 def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
-    """Return the dimensions of a matrix for Muon: `embed` is reduced; layers and experts are batch dimensions."""
+    """Return Muon's dimensions of a matrix: `embed` is one side; all others, except layers and experts, the other."""
     embed = next(dim for dim, name in enumerate(axes) if name in EMBED)
     others = [dim for dim, name in enumerate(axes) if dim != embed and name not in (STACKED, EXPERTS)]
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
