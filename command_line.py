@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: flags, the resolved configuration, the platform, and how it ends.
+"""The common part of all commands: flags, the resolved configuration, the platform and the exit status.
 
-A command imports this file first and calls `parse` before jax is imported: a mistake is answered at once, and
-the platform and the number of simulated devices are settled before anything touches a device.
+A command imports this file first and calls `parse` before jax is imported. So errors are reported immediately, and the
+platform and the number of simulated devices are set before any device is initialized.
 
-Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite; 75 interrupted, run again to go
-on; 1 anything else. Every other than 0 ends with one line on stderr.
+Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite; 75 interrupted, run again to resume;
+1 anything else. Every status except 0 comes with one last line on stderr.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
-STARTED = time.monotonic()  # of this process, but for a part of a second
+STARTED = time.monotonic()  # start of this process, up to a fraction of a second
 FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
@@ -45,7 +45,7 @@ INTERRUPTED = 75
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
 OF_ONE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ between the hosts of a run
 LAST_WORD_SECONDS = 5.0
-BLAME_SECONDS = 5.0  # for the hub to notice who died, when a collective of this process failed because of it
+BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
 
 flags.DEFINE_string(
     "config",
@@ -63,11 +63,13 @@ flags.DEFINE_integer(
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What was asked for: a validated configuration on a settled platform.
+    """A parsed command: a validated configuration, and the platform it runs on.
 
-    Where --workdir is in a bucket, `workdir` is its local copy. `group` is None for a process alone; `num_devices` are
-    those of all processes, None where only jax knows; `scaled_down` maps each key that a simulation shrank to (old,
-    new), None where nothing is simulated.
+    Attributes:
+      workdir: local folder of the run; if --workdir is in a `bucket`, its local copy.
+      group: None for a single process.
+      num_devices: of all processes; None if only jax knows.
+      scaled_down: {key: (old, new)} of the sizes that a simulation changed; None without a simulation.
     """
 
     loaded: Loaded
@@ -80,21 +82,21 @@ class Command:
 
     @property
     def config(self):
-        """The configuration with everything applied."""
+        """The resolved configuration."""
         return self.loaded.config
 
     @property
     def address(self) -> str | pathlib.Path:
-        """Where the run's checkpoints are."""
+        """The folder or bucket folder of the run's checkpoints."""
         return self.bucket.url if self.bucket else self.workdir
 
     @property
     def origin(self) -> dict:
-        """What run.json of the run is to have."""
+        """The content for the run's run.json."""
         return self.loaded.origin | {"command": sys.argv}
 
     def banner(self) -> list[str]:
-        """Return the lines that say what is not read, what is simulated, and what that shrank."""
+        """Return lines about ignored variables, the simulation, and the sizes that it changed."""
         notes = [*self.loaded.notes, *startup.notes(os.environ, self.config.model.dtype)]
         if self.scaled_down is None:
             return notes
@@ -111,11 +113,11 @@ class Command:
 
 
 def parse_flags(description: str) -> dict[str, str]:
-    """Parse sys.argv by absl; return the `--config.key=value` overrides as typed. Installs the exit hooks."""
+    """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks."""
     sys.excepthook = _end_with_one_line
     threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = functools.partial(_end_if_interrupted, sys.unraisablehook)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, until a loop takes it over
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
     overrides, rest = split_overrides(sys.argv)
     if {"-h", "--help", "-help"} & set(rest):
         _print_help(description)
@@ -137,12 +139,12 @@ def parse_flags(description: str) -> dict[str, str]:
 def parse(
     description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False
 ) -> Command:
-    """Parse the command line and settle configuration and platform; any mistake ends the process with status 2.
+    """Parse the command line, resolve the configuration and set the platform; any error ends the process with status 2.
 
     Args:
       description: for --help.
-      use: what the command does with the run in its workdir, given the flags: TRAIN, READ or IGNORE.
-      one_device: whether the command uses one device, however many there are.
+      use: flags -> TRAIN, READ or IGNORE, the use of the run in the workdir.
+      one_device: whether the command uses only one device.
     """
     loaded = parse_configuration(description, use=use)
     if one_device and FLAGS["topology"].present:
@@ -159,24 +161,24 @@ def parse(
         num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
         num_devices = 1 if one_device else num_devices
         validation.resolve_mesh(loaded.config, num_devices, loaded)
-        if simulated:  # a run that is continued has the sizes that it was started with
+        if simulated:  # a resumed run keeps its sizes
             scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
         validation.validate(loaded.config, num_devices, loaded)
-    else:  # the devices are counted when jax has found them
+    else:  # `join` initializes jax, which then knows the number of devices
         validation.check_keys(loaded.config)
     return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
 
 
 def join(command: Command, *, shares_folder: bool = True) -> None:
-    """Join the other processes of the run, if it has any, before any device is touched, and then touch them.
+    """Join the other processes of the run, if any, and then initialize the devices.
 
     Args:
-      shares_folder: whether the workdir, where it is a local one, is the same folder on all hosts.
+      shares_folder: whether a local workdir is the same folder on all hosts.
 
     Raises:
-      RunError: not all came within --join_seconds.
-      ConfigError: they are not all the same in configuration, code, libraries or variables; the secret of the run
-        cannot be read or written; jax does not compute on the attached accelerator.
+      RunError: not all processes joined within --join_seconds.
+      ConfigError: processes differ in configuration, code, libraries or variables; the secret of the run cannot be read
+        or written; or jax does not use the attached accelerator.
     """
     if command.group is not None:
         startup.drop_native_stdout()
@@ -189,7 +191,7 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
 
 
 def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], str]) -> Loaded:
-    """Return the configuration that the command line asks for; with --print_config print it and end."""
+    """Return the configuration of the command line; with --print_config, print it and exit."""
     overrides = parse_flags(description)
     loaded = _load(overrides, use(FLAGS))
     if FLAGS.print_config:
@@ -200,7 +202,7 @@ def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], s
 
 
 def _load(overrides: dict[str, str], use: str) -> Loaded:
-    """Return the configuration of the run in the workdir, or of a recipe if there is none that `use` asks for."""
+    """Return the configuration of the run in the workdir, or of a recipe if there is none or `use` is IGNORE."""
     if use != IGNORE:
         workdir, bucket = _workdir()
         if bucket:
@@ -218,13 +220,13 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
 
 
 def _same(recipe: str, workdir: pathlib.Path) -> bool:
-    """Return whether what --config names is the very folder of the run."""
+    """Return whether --config names the folder of the run."""
     path = pathlib.Path(recipe).expanduser()
     return path.is_dir() and workdir.is_dir() and path.samefile(workdir)
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Separate `--config.a.b=value` and `--config.a.b value` from the rest; a bare boolean key is true."""
+    """Separate `--config.a.b=value` and `--config.a.b value` from other arguments; a key without a value is "true"."""
     overrides, rest, arguments = {}, [], list(argv)
     while arguments:
         argument = arguments.pop(0)
@@ -240,13 +242,13 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def config_text(loaded: Loaded) -> str:
-    """Return a line for each key with its value and where that is from."""
+    """Return a line for each key with its value and its origin."""
     values = flat(loaded.config).items()
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
 def check_file_to_write(flag: str) -> None:
-    """Raise ConfigError where the file that a flag names cannot be written, before what is to be in it is made."""
+    """Raise ConfigError if the file that a flag names cannot be written; call this before its content is computed."""
     path = pathlib.Path(FLAGS[flag].value).expanduser()
     if FLAGS[flag].value and not path.parent.is_dir():
         raise ConfigError(f"--{flag}={path}: there is no folder {path.parent}")
@@ -255,17 +257,17 @@ def check_file_to_write(flag: str) -> None:
 
 
 def log_to(workdir: pathlib.Path) -> None:
-    """From now on write messages and tracebacks to `workdir`/logs/train_worker_<process>.out."""
+    """Write messages and tracebacks to `workdir`/logs/train_worker_<process>.out from now on."""
     handler = logging.FileHandler(processes.log_file(workdir), delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
-    logging.raiseExceptions = False  # on a full disk lines are lost, and the run goes on
+    logging.raiseExceptions = False  # on a full disk, lines are lost and the run continues
     LOG.propagate = False
     LOG.setLevel(logging.INFO)
 
 
 def _workdir() -> tuple[pathlib.Path, Bucket | None]:
-    """Return the local folder of the run, and the bucket that it is a copy of, if it is one."""
+    """Return the local folder of the run, and the bucket that it is a copy of, or None."""
     if bucket := open_bucket(FLAGS.workdir, cache_path("")):
         return bucket.folder, bucket
     if "://" in FLAGS.workdir:
@@ -275,17 +277,17 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     try:
         workdir = pathlib.Path(name).expanduser()
         workdir.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # too long a name, no such user
+    except (OSError, RuntimeError, ValueError) as error:  # the name is too long, or the user unknown
         raise ConfigError(f"--workdir={shown(name)}: {' '.join(str(error).split())[:200]}") from None
     return workdir, None
 
 
 def recipe(overrides: dict[str, str]) -> str:
-    """Return the recipe of a new run: the one that is asked for, else the run that it begins from, else tiny."""
+    """Return the recipe of a new run: --config if given, else the run of train.init_from, else tiny."""
     source = overrides.get("train.init_from", "")
     if FLAGS["config"].present:
         return FLAGS.config
-    if not source:  # the workspace's own, though the present folder may have a file of that name
+    if not source:  # the workspace's recipe, even if the current folder has such a file
         return loading.of_workspace(FLAGS.config)
     if source.endswith(".py"):
         return source
@@ -299,7 +301,7 @@ def _own_flags() -> list[flags.Flag]:
 
 
 def _similar_options(name: str) -> list[str]:
-    """Return what may have been meant by a flag that is none: keys of that name, else a flag like it, else keys."""
+    """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
     keys, close = similar_keys(name, flat(base.get_config())), similar(name, [flag.name for flag in _own_flags()])
     known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
@@ -314,7 +316,7 @@ def _print_help(description: str) -> None:
 
 
 def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
-    """The last line on stderr says what and where; the traceback goes to the log, or before it without one."""
+    """End the process with one last line on stderr that describes the error; log the traceback of unexpected errors."""
     for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
         signal.signal(number, signal.SIG_IGN)
     message = " ".join(str(error).split()) or kind.__name__
@@ -329,8 +331,8 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
             line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
             LOG.error("ended by", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):
-                time.sleep(BLAME_SECONDS)  # where another's death is the cause, its notice ends this process meanwhile
-    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all were asked and have saved
+                time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
+    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
         processes.leave()
     else:
         processes.fail(line, status)
@@ -338,14 +340,14 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
 
 
 def _end_if_interrupted(usual: Callable, unraisable) -> None:
-    """A signal may come while a callback runs whose exceptions Python ignores, such as a garbage collector's."""
+    """End the process if a signal arrived in a callback whose exceptions Python ignores, as in garbage collection."""
     if unraisable.exc_type is KeyboardInterrupt:
         _end_with_one_line(KeyboardInterrupt, KeyboardInterrupt(), None)
     usual(unraisable)
 
 
 def _end_with_the_others(line: str, status: int) -> None:
-    """Another process has died or failed: keep where this one was, and end as the other did."""
+    """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
     processes.settle()
     with contextlib.suppress(OSError):  # a full disk
         for file in _log_files():
@@ -357,21 +359,21 @@ def _end_with_the_others(line: str, status: int) -> None:
 
 
 def _end(line: str, status: int) -> None:
-    _ending.acquire()  # for good: one line is the last
+    _ending.acquire()  # never released, so that only one line is the last
     speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
     speaker.start()
-    speaker.join(LAST_WORD_SECONDS)  # nobody may read the pipe
-    os._exit(status)  # without waiting for threads that the failure may have left hanging
+    speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
+    os._exit(status)  # does not wait for threads that may hang after the failure
 
 
 def _say_last(line: str) -> None:
     for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that is gone, a stream that is closed
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed pipe or a closed stream
             say()
 
 
 def _log_files() -> list[pathlib.Path]:
-    """Return the files of the log, in folders that are there."""
+    """Return the files of the log; create missing folders."""
     files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)

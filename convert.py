@@ -8,10 +8,10 @@ python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=con
 python convert.py export --workdir=runs/mine --trm=FILE.safetensors
 python convert.py logits --workdir=runs/mine --tokens=IN.npy --out=OUT.npy
 
-What is imported train.py --workdir=runs/mine goes on from (of a TRM with the same --config), and generate.py and
-train.py --evaluate_only use as it is. What is exported are the parameters that are evaluated; an export to Hugging
-Face's format is there only if a second reader of it computes the same logits. `logits` takes int32 [batch, length],
-each row a document, and writes float32 [batch, length, vocabulary].
+`train.py --workdir=runs/mine` trains an imported model further (a TRM needs the same --config). generate.py and
+`train.py --evaluate_only` can use it directly. An export has the parameters that are evaluated. An export to Hugging
+Face's format is only written if a second reader computes the same logits from it. `logits` reads int32
+[batch, length], each row a document, and writes float32 [batch, length, vocabulary].
 """
 
 import sys
@@ -30,7 +30,7 @@ VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("t
 
 
 def use_of_run(parsed, verb: str) -> str:
-    """Return what is done with the run in --workdir; ConfigError for no verb, or flags of another."""
+    """Return the use of the run in --workdir; ConfigError for an unknown verb or the flags of another verb."""
     if verb not in VERBS:
         raise ConfigError(f"convert.py {verb or '...'}: import, export or logits? Name one of them first, see --help")
     unread = [flag for flags in VERBS.values() for flag in flags if flag not in VERBS[verb]]
@@ -65,7 +65,7 @@ from training.retention import Retention
 
 
 def main(command: command_line.Command, verb: str) -> None:
-    """Import, export or compute logits, on one device, and say what was done."""
+    """Import, export or compute logits on one device, and print the result."""
     flags = command_line.FLAGS
     formats = [name for name in ("hf", "trm", "peft") if flags[name].value]
     if verb == "logits":
@@ -84,7 +84,7 @@ def main(command: command_line.Command, verb: str) -> None:
 
 
 def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
-    """Make a model in Hugging Face's format, in a folder or on the hub, a run."""
+    """Import a model in Hugging Face's format, from a folder or the hub, as a run."""
     if typed := list(command.loaded.typed):
         raise ConfigError(
             f"--config.{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
@@ -114,12 +114,12 @@ def export_adapters(command: command_line.Command, folder: pathlib.Path) -> None
 
 
 def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
-    """Make weights of the Tiny Recursive Model's public reference the checkpoint of step 0 of a new run.
+    """Import weights of the Tiny Recursive Model's public reference as the checkpoint of step 0 of a new run.
 
-    Nothing is written unless they fit. Moments and all else are as at the start of a run; the average is the weights.
+    Nothing is written unless they fit. The average is a copy of the weights; the rest of the state is the initial one.
 
     Raises:
-      WeightsError: the file cannot be read, or has not the weights of the configured model.
+      WeightsError: the file cannot be read, or does not have the weights of the configured model.
       CheckpointError: the folder has a checkpoint, or cannot be used.
     """
     config, workdir = command.config, command.workdir
@@ -138,10 +138,10 @@ def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
 
 
 def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
-    """Write the evaluated parameters of a run's newest checkpoint, as the reference names them.
+    """Write the evaluated parameters of a run's newest checkpoint under the names of the reference.
 
     Raises:
-      ConfigError: there is such a file, or no folder for it.
+      ConfigError: the file exists, or its folder does not.
       WeightsError: the model has weights that the reference does not know.
       CheckpointError: the run has no checkpoint.
     """
@@ -164,7 +164,7 @@ CONVERSIONS = {
 
 
 def check_trm(config) -> None:
-    """Raise ConfigError for a configuration of another model than the reference's."""
+    """Raise ConfigError if the configuration is not of a Tiny Recursive Model."""
     if config.model.name != "trm":
         raise ConfigError(
             f"model.name={config.model.name} is not the model that the reference has; "
@@ -181,7 +181,7 @@ def refuse_others(command: command_line.Command) -> None:
 
 
 def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file: pathlib.Path) -> None:
-    """Write the logits of the evaluated parameters of a run's newest checkpoint to a file that is whole or absent."""
+    """Write the logits of the evaluated parameters of a run's newest checkpoint to a file, atomically."""
     refuse_others(command)
     if not command_line.FLAGS.tokens or not command_line.FLAGS.out:
         raise ConfigError("convert.py logits needs --tokens=IN.npy and --out=OUT.npy")
@@ -198,20 +198,20 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
 
 
 def refuse_file(flag: str, file: pathlib.Path) -> None:
-    """Raise ConfigError where a file to be written is there, or has no folder."""
+    """Raise ConfigError if an output file exists, or its folder does not."""
     if file.exists():
         raise ConfigError(f"--{flag}={file} exists; name another file, or remove it")
     command_line.check_file_to_write(flag)
 
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:
-    """Raise CheckpointError where a run has saved anything."""
+    """Raise CheckpointError if there are checkpoints."""
     if there := checkpoints.files.existing():
         raise CheckpointError(f"{checkpoints.address} has checkpoint {there[0]} already; name another --workdir")
 
 
 def record_of_start(config, workdir: pathlib.Path) -> dict:
-    """Return the record of a checkpoint that was not trained, on whatever corpus will be taken."""
+    """Return the record of an untrained checkpoint of step 0, which fits any corpus."""
     goodput = Goodput(Clock(time.monotonic()), workdir / "workers" / "0.json", None)
     return {
         "step": 0, "examples": 0, "config": flat(config), "corpus": None, "mixture": [], "skips": [], "losses": {},

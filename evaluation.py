@@ -27,9 +27,9 @@ from training.workdir import write_atomically
 
 HEADLINE = "pass@2"
 POOLED = "pooled/"
-OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: read, and taken for a prompt
+OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
 SAMPLE_TEMPERATURE = 0.7
-SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # lines and characters that are shown of a sample
+SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and characters per line
 
 
 def evaluate_heldout(

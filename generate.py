@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sample from a trained model: python generate.py --workdir=runs/tiny --prompt="def " --max_tokens=64
 
-Several --prompt make a batch. --temperature=0 takes the likeliest token each time. --message="Hello" asks a model that
-was trained on conversations for an answer; each of several --message begins a conversation of its own. A recursive
+Several --prompt make a batch. --temperature=0 takes the most likely token each time. --message="Hello" asks a model
+that was trained on conversations for an answer; each --message is a separate conversation. A recursive
 model solves a puzzle instead: python generate.py --workdir=runs/sudoku
 --puzzle=puzzle.txt [--html=steps.html]
 """
@@ -43,7 +43,7 @@ OF_PUZZLES = ("puzzle", "html", "supervision_steps")
 
 
 def main(command: command_line.Command) -> None:
-    """Print what the model makes of what it is given; runs on one device."""
+    """Print continuations, answers or the solution of a puzzle; runs on one device."""
     flags, config = command_line.FLAGS, command.config
     check_kind(flags, config, command.address)
     if config.train.objective == "recursive":
@@ -53,9 +53,9 @@ def main(command: command_line.Command) -> None:
 
 
 def continue_prompts(flags, config, address) -> None:
-    """Print each prompt with its continuation, or the answer to each message; say on stderr by which checkpoint."""
+    """Print each prompt with its continuation, or the answer to each message; print the checkpoint to stderr."""
     check_prompts(flags)
-    tokenizer = tokenizer_of(address, config)  # mistakes are told before weights are restored, which takes a while
+    tokenizer = tokenizer_of(address, config)  # report errors before the slow restore of the weights
     if flags.message:
         check_answers(config, tokenizer, address)
     trained = TrainedRun(address, config)
@@ -66,7 +66,7 @@ def continue_prompts(flags, config, address) -> None:
 
 
 def solve_puzzle(flags, config, address) -> None:
-    """Print what the model answers to a puzzle at each step of supervision, and draw it where --html asks for that."""
+    """Print the model's answer to a puzzle at each supervision step, and draw the steps if --html is given."""
     command_line.check_file_to_write("html")
     puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
     solving.check_fits(puzzle, config)
@@ -91,7 +91,7 @@ def solve_puzzle(flags, config, address) -> None:
 
 
 def check_kind(flags, config, address) -> None:
-    """Raise ConfigError for flags that are of another kind of model than the run's."""
+    """Raise ConfigError for flags that belong to another kind of model than the run's."""
     solves = config.train.objective == "recursive"
     given = [name for name in (OF_TEXT if solves else OF_PUZZLES) if flags[name].present]
     if given and solves:
@@ -103,9 +103,9 @@ def check_kind(flags, config, address) -> None:
 
 
 def check_prompts(flags) -> None:
-    """Raise ConfigError for a prompt that is no text or beside a message, or what is no number and should be."""
+    """Raise ConfigError for text that is not UTF-8, for prompts together with messages, or for a NaN."""
     for name in ("temperature", "top_p"):
-        if math.isnan(flags[name].value):  # which absl finds in every range
+        if math.isnan(flags[name].value):  # absl accepts NaN in every range
             raise ConfigError(f"--{name}=nan is no number")
     if flags.message and flags["prompt"].present:
         raise ConfigError("--prompt is a text to go on with, and --message one to answer; give one of them")

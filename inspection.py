@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What train.py answers about a run without training: are its checkpoints good, and what did a step train on?"""
+"""Inspects a run without training, for train.py: the validity of its checkpoints, and the documents of a step."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ from training.retention import Retention
 
 
 def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
-    """Return a line for each checkpoint of a run, with a verdict and why it would be kept, and whether all are good."""
+    """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid."""
     with Checkpoints(address) as checkpoints:
         problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
@@ -38,11 +38,11 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
 
 
 def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]:
-    """Return what a step of a run was trained on, as a table of documents.
+    """Return a table of the documents that a step of a run was trained on.
 
-    Each has its loss under the newest good checkpoint, if there is one, the highest first: a document that does not
-    belong to the others stands at the top. Puzzles and pairs of answers, each a row, are named without their losses.
-    Raises DataError where the run has not made this step, or its documents are not there any more.
+    Each document has its loss under the newest valid checkpoint, if there is one. The highest loss comes first, so that
+    an unusual document is at the top. Puzzles and pairs of answers, one per row, have no losses. Raises DataError if
+    the run has not reached this step, or if its documents no longer exist.
     """
     corpus = with_documents(config)
     section = ledger.section_of(workdir, step, last_step(workdir))
@@ -62,7 +62,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
 
 
 def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
-    """Return what some steps of a run were trained on, as tables."""
+    """Return tables of the documents that these steps of a run were trained on."""
     corpus, lines = with_documents(config), []
     for step in steps:
         section = ledger.section_of(workdir, step, steps.stop)
@@ -71,7 +71,7 @@ def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
 
 
 def with_documents(config) -> corpora.Corpus:
-    """Return the corpus of a run, its documents by name."""
+    """Return the corpus of a run, with the names of its documents."""
     return corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=False, announce=lambda line: None,
         with_documents=True,
@@ -79,9 +79,9 @@ def with_documents(config) -> corpora.Corpus:
 
 
 def document_losses(run: assembly.Run, params, corpus, section: dict, step: int, examples) -> dict:
-    """Return {(row, segment): loss in nats a token} of every document in a step's batch, each evaluated by itself.
+    """Return {(row, segment): loss in nats per token} of every document in a step's batch, each evaluated alone.
 
-    Where no token of it counts, that is no number.
+    The loss is NaN if all tokens of the document have weight 0.
     """
     mixture = corpus.train.recorded(section["mixture"], section["skips"])
     batch = mixture.read(ledger.taken(section, step), section["sequence_length"], section["seed"])
@@ -102,7 +102,7 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """Return the last step that metrics.jsonl of a run tells anything of; 0 where it tells of none."""
+    """Return the last step in metrics.jsonl of a run; 0 if it has none."""
     path = workdir / "metrics.jsonl"
     lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
     return max((line.get("step", 0) for line in lines), default=0)

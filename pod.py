@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 @dataclasses.dataclass(frozen=True)
 class Subcommand:
-    """One of them; `function` is module.name in pods/, `takes` what follows: nothing, paths, or a command after --."""
+    """A subcommand; `function` is module.name in pods/, and `takes` its arguments: nothing, paths or a command."""
 
     group: str
     function: str
@@ -67,7 +67,7 @@ ALIASES = dict.fromkeys(("launch_pretrain_hf_optimized", "launch_pretrain_optimi
 
 
 def main(arguments: list[str]) -> int:
-    """Do what was typed; return the exit status."""
+    """Run the subcommand of the command line; return the exit status."""
     typed, dashes, command = arguments, False, []
     if "--" in arguments:
         at = arguments.index("--")
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
 
 
 def what_follows(name: str, positional: list[str], dashes: bool, command: list[str]) -> list[str]:
-    """Return the paths or the command that a subcommand takes; PodError for more."""
+    """Return the paths or the command that a subcommand takes; PodError for other arguments."""
     takes = SUBCOMMANDS[name].takes
     if takes == "paths":
         return positional + command
@@ -105,7 +105,7 @@ def what_follows(name: str, positional: list[str], dashes: bool, command: list[s
 
 
 def help_text(settings: table.Settings) -> str:
-    """Return the subcommands by groups, and every variable with its value now and where that is from."""
+    """Return the subcommands by group, and every variable with its value and origin."""
     lines = [__doc__.strip()]
     for group in dict.fromkeys(subcommand.group for subcommand in SUBCOMMANDS.values()):
         lines += ["", f"{group}:"]
@@ -115,7 +115,7 @@ def help_text(settings: table.Settings) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Do what was typed and return the exit status; what cannot be done is one line on stderr."""
+    """Run the subcommand and return the exit status; print an expected error as one line on stderr."""
     try:
         return main(arguments)
     except (PodError, ConfigError) as error:
@@ -128,7 +128,7 @@ def run(arguments: list[str]) -> int:
 
 
 def end_with_one_line(kind: type, error: BaseException, trace) -> None:
-    """Print an error of ours after its traceback, with its place in one last line."""
+    """Print the traceback of an unexpected error, then one last line with the error and its place."""
     traceback.print_exception(kind, error, trace)
     frame = traceback.extract_tb(trace)[-1]
     place = f"{pathlib.Path(frame.filename).name}:{frame.lineno}"
@@ -137,5 +137,5 @@ def end_with_one_line(kind: type, error: BaseException, trace) -> None:
 
 if __name__ == "__main__":
     sys.excepthook = end_with_one_line
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what runs in the foreground, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a foreground command like Ctrl-C
     sys.exit(run(sys.argv[1:]))

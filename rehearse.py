@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rehearse a step before renting: python rehearse.py --config=configs/llama2_7b.py --topology=v4-32
 
-Compiles train.py's own step for the topology on this machine, by the compiler that the topology would use, and tells
-whether it fits, how fast it would be, where the time goes, what it costs and what to change.
+Compiles train.py's own step for the topology on this machine, with the compiler of the topology. Reports whether it
+fits, its expected speed, where the time goes, its cost, and changes that would help.
 """
 
 import sys
@@ -11,7 +11,7 @@ import command_line
 from command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
-MOST_DIMS = 6  # of a tensor, each of which every axis of the mesh may split
+MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
 MOST_PROCESSES = 1_000
 ROLES = ("weights", "gradients", "optimizer", "activations")
 flags.DEFINE_string("json", "", "write the report to this file as JSON")
@@ -51,7 +51,7 @@ from training import fit
 
 
 def main(loaded: Loaded) -> None:
-    """Do what the flags ask for."""
+    """Run the rehearsal, search or comparison that the flags select."""
     check_flags(loaded)
     cache = cache_folder(loaded.config.data.cache_dir) / "rehearsals"
     display = report.Display(Compiler(cache, FLAGS.processes or max(1, os.cpu_count() // 2)))
@@ -76,7 +76,7 @@ def main(loaded: Loaded) -> None:
 
 
 def fit_batch(config, topology: topologies.Topology, display) -> None:
-    """Put as few microbatches into a configuration as a chip's memory allows, where `batch.fit` says so."""
+    """With batch.fit=auto, set the fewest microbatches that fit into a chip's memory."""
     limit = config.batch.memory_gib or math.inf
 
     def fits(candidate) -> bool:
@@ -90,13 +90,13 @@ def fit_batch(config, topology: topologies.Topology, display) -> None:
 
 
 def load_for(name: str) -> Loaded:
-    """Return the configuration of the command line for another topology."""
+    """Return the configuration of the command line for the topology `name`."""
     overrides, _ = command_line.split_overrides(sys.argv)
     return loading.load(command_line.recipe(overrides), name, overrides)
 
 
 def check_flags(loaded: Loaded) -> None:
-    """Raise ConfigError for what cannot be rehearsed, before anything is compiled."""
+    """Raise ConfigError for invalid flags, before anything is compiled."""
     if FLAGS.workdir:
         raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding") if FLAGS[name].value]
@@ -120,7 +120,7 @@ def check_flags(loaded: Loaded) -> None:
 
 
 def check_tensor() -> None:
-    """Raise ConfigError where the sizes of a tensor are none, or its role is given without them."""
+    """Raise ConfigError if the sizes of the tensor are invalid, or if --role is given without them."""
     said = FLAGS.advise_sharding
     if not said and (FLAGS["advise_sharding"].present or FLAGS["role"].present):
         raise ConfigError("--advise_sharding and --role want the sizes of a tensor: --advise_sharding=4096,11008")
@@ -133,7 +133,7 @@ def check_tensor() -> None:
 
 
 def priced(name: str) -> topologies.Topology:
-    """Return a topology, its price that of --price where given."""
+    """Return a topology, with the price of --price if given."""
     topology = topologies.get(name)
     check_compiler(topology)
     return topology if FLAGS.price is None else dataclasses.replace(topology, price_per_chip_hour=FLAGS.price)
@@ -150,7 +150,7 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
 
 
 def write(figures: dict, compiled) -> None:
-    """Write the files that were asked for, each whole."""
+    """Write the files of --json, --html and --hlo, each atomically."""
     if FLAGS.json:
         report.write_file(FLAGS.json, json.dumps(figures, indent=1, allow_nan=False))
     if FLAGS.html:
@@ -164,7 +164,7 @@ def write(figures: dict, compiled) -> None:
 
 
 def show(result: dict, display) -> None:
-    """Print a table, and write it where --json was given."""
+    """Print a table, and write it to the file of --json if given."""
     display.table(result)
     if FLAGS.json:
         report.write_file(FLAGS.json, json.dumps(result, indent=1, allow_nan=False))

@@ -319,10 +319,9 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 
 
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
-    """Put what tokens or epochs come to into `train.steps` and `train.eval_every`; return (steps done, last step).
+    """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
 
-    All tokens are read, by a last step that may read more; of epochs there are whole batches. A step of a ramp counts
-    with what its batch has.
+    Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
     """
     train, evaluation = config.train, config.evaluation
     start, done, increases = position_of(record)
@@ -341,7 +340,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
 
 
 def main(command: command_line.Command) -> None:
-    """Settle what only the devices know, say where we are, and train or evaluate."""
+    """Join the other processes, validate the configuration for the devices, and train, evaluate or inspect."""
     config, flags = command.config, command_line.FLAGS
     faults = parse_faults(flags.faults)
     command_line.join(command)
@@ -356,7 +355,7 @@ def main(command: command_line.Command) -> None:
     elif flags.explain_step is not None:
         print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
     elif flags.evaluate_only:
-        if config.data.source == preference.SOURCE:  # what is stored is taken for a language model
+        if config.data.source == preference.SOURCE:  # a stored configuration is loaded as a language model
             config.train.objective = "dpo"
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
@@ -374,7 +373,7 @@ def main(command: command_line.Command) -> None:
 
 
 def device_lines(config) -> list[str]:
-    """Return what this process sees."""
+    """Return lines about the devices, the processes and the mesh."""
     axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
     return [
         f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model, opened to be used from Python; docs/python.md shows it.
+"""Opens a trained model for use from Python; see docs/python.md.
 
 from trained_run import open_run
 run = open_run("runs/tiny")
@@ -27,11 +27,11 @@ from training.other_run import newest_checkpoint, restore_eval_params
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
-    """Return the run in a folder, its newest good checkpoint on the first device.
+    """Return the run in a folder, with its newest valid checkpoint on the first device.
 
     Raises:
       ConfigError: there is no run in the folder, or its configuration is damaged.
-      CheckpointError: it has no good checkpoint.
+      CheckpointError: it has no valid checkpoint.
     """
     folder = pathlib.Path(workdir).expanduser()
     loaded = stored_config.load_to_read(folder, {})
@@ -47,18 +47,18 @@ def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
 
 
 class TrainedRun:
-    """A run's model with the parameters that are evaluated, on one device.
+    """A run's model with the parameters for evaluation, on one device.
 
     Attributes:
-      address: of the run's folder, here or in a bucket.
+      address: of the run's folder, local or in a bucket.
       config: of the run.
-      step: of the checkpoint; the run was to have `config.train.steps`.
+      step: of the checkpoint; a finished run has `config.train.steps`.
       run: see `assembly.Run`.
       params: tree of parameters.
     """
 
     def __init__(self, address, config):
-        """Restore the newest good checkpoint of a run that has this validated configuration."""
+        """Restore the newest valid checkpoint of a run with this validated configuration."""
         self.address, self.config = address, config
         self.run = assembly.assemble(config, devices=jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
@@ -71,7 +71,7 @@ class TrainedRun:
         return tokenizer_of(self.address, self.config)
 
     def describe(self) -> str:
-        """Return which checkpoint this is, and whether the run has finished."""
+        """Return a text with the run, the step, and whether the run has finished."""
         steps = self.config.train.steps
         if self.step == 0:
             return f"{self.address}, imported weights"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be consistent in the sizes of a model."""
+"""Checks that the sizes of a model are consistent."""
 
 import math
 
@@ -8,11 +8,11 @@ from ml_collections import ConfigDict
 from configs.base import ConfigError
 
 MOST_EXPERTS = 1_000_000  # of all layers
-MOST_UNROLLED = 64  # layers; what assembling them takes grows with the cube of their number, 15 s for 100
+MOST_UNROLLED = 64  # layers; the time to assemble them grows with the cube of their number, 15 s for 100
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError where the sizes of a model, and of a recursive one its length, do not go together."""
+    """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
     model = config.model
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(
@@ -64,7 +64,7 @@ def _check_recursion(model: ConfigDict, length: int) -> None:
 
 
 def divisible(key: str, value: int, by: str, unit: int, otherwise: str = "") -> None:
-    """Raise ConfigError where the value of a key is not a multiple of another's, with what would do."""
+    """Raise ConfigError if the value of a key is not a multiple of `unit`; the message suggests valid values."""
     if value % unit:
         raise ConfigError(
             f"{key}={value} is not a multiple of {by}={unit}; use {multiples_text(value, unit)}{otherwise}"
@@ -72,7 +72,7 @@ def divisible(key: str, value: int, by: str, unit: int, otherwise: str = "") -> 
 
 
 def multiples_text(value: int, unit: int) -> str:
-    """Return the multiples of a unit next to a value, in words."""
+    """Return the multiples of a unit that are nearest to a value, in words."""
     below = value // unit * unit
     return f"{below} or {below + unit}" if below else f"{unit}"
 
@@ -84,6 +84,6 @@ def divisors_text(value: int, near: int) -> str:
 
 
 def divisors(value: int) -> list[int]:
-    """Return the divisors of a number in ascending order, in time that grows with its root."""
+    """Return the divisors of a number in ascending order, in O(sqrt(value)) time."""
     small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
     return sorted({*small, *(value // divisor for divisor in small)})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well does a 0.9 M-parameter model predict bytes? nanoGPT's CPU recipe: 4 layers, 4 heads, 128 wide,
-context 64, batch 12, 2,000 steps, no dropout; its published held-out loss is 1.88 nats a character
-(on tiny Shakespeare; bring your own text).
+context 64, batch 12, 2,000 steps, no dropout. Its published held-out loss is 1.88 nats per character on tiny
+Shakespeare, which is not included: name your own text.
 
 Expected: benchmarks/RESULTS.md. Cost: about two minutes on two CPU cores.
 Command: python train.py --config=configs/char.py --config.data.path=my_text.txt

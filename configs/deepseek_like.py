@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder of the sizes of DeepSeek-V2-Lite (arXiv:2405.04434, appendix B) with the router of DeepSeek-V3
-(arXiv:2412.19437): 27 layers, 2048 wide, 64 experts of which a token goes through 6, and 2 shared ones.
+(arXiv:2412.19437): 27 layers, 2048 wide, 64 experts, 6 of them per token, and 2 shared experts.
 
-Attention is multi-head, not their latent attention, which is not offered; and the first layer has experts too.
+Attention is multi-head, since DeepSeek's latent attention is not implemented. The first layer has experts too.
 Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 1.4 days, 8.8 of 95 GiB a chip; on v4-64
 4.1 days, 15.4 of 32 GiB.
 Command: make train CONFIG=configs/deepseek_like.py TOPOLOGY=v5p-128

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of another run adapters may be for."""
+"""The weights that adapters may be trained for."""
 
 from ml_collections import ConfigDict
 
@@ -15,7 +15,7 @@ def targets(text: str) -> tuple[str, ...]:
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError for names of weights that have no adapters."""
+    """Raise ConfigError if `lora.targets` names a weight that cannot have adapters, or names one twice."""
     if not config.lora.rank:
         return
     names, experts = targets(config.lora.targets), config.model.num_experts

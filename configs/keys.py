@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys by their dotted names: their values, what is typed for them, and what may have been meant."""
+"""Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
 import difflib
 
@@ -8,23 +8,23 @@ from ml_collections import ConfigDict
 from configs import base
 from configs.base import ConfigError, shown
 
-DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # that editors put in place of hyphens
-DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # what a run reads
-NAMES_ELSEWHERE = {  # what other programs call some keys
+DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # editors replace hyphens by these
+DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # keys that name data
+NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
     "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
     "d_model": "model.embed_dim", "hidden_size": "model.embed_dim", "n_embd": "model.embed_dim",
     "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
 }  # fmt: skip
-ALTERNATIVES = (  # groups of keys of which one holds; a typed one puts the others out of force
+ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
 )
 
 
 def flat(config: ConfigDict) -> dict[str, object]:
-    """Return {"section.key": value} in alphabetical order, which is that of a ConfigDict."""
+    """Return {"section.key": value} in alphabetical order, like a ConfigDict."""
     return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
 
 
@@ -35,7 +35,7 @@ def assign(config: ConfigDict, key: str, value) -> None:
 
 
 def from_flat(values: dict[str, object]) -> ConfigDict:
-    """Return a configuration with these values of dotted keys, the others as in configs/base.py."""
+    """Return the configuration of configs/base.py with these values of dotted keys."""
     config = base.get_config()
     for key, value in values.items():
         assign(config, key, value)
@@ -43,13 +43,13 @@ def from_flat(values: dict[str, object]) -> ConfigDict:
 
 
 def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[str, object]:
-    """Return {key: value} of typed text, and of the alternatives that a typed key puts out of force.
+    """Return {key: value} of typed text, and of the alternatives that a typed key clears.
 
     Args:
       current: values of all keys before.
 
     Raises:
-      ConfigError: an unknown key, a value of the wrong type or none at all, or two alternatives.
+      ConfigError: a key is unknown, a value is empty or of the wrong type, or two alternatives are typed.
     """
     typed = {key: parse_value(key, text, current) for key, text in overrides.items()}
     _refuse_empty(typed, current)
@@ -57,7 +57,7 @@ def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[s
 
 
 def parse_value(key: str, text: str, current: dict[str, object]):
-    """Return `text` as the type of the key's default; ConfigError names the nearest key or the type."""
+    """Return `text` converted to the type of the key's default; ConfigError names the nearest key or the type."""
     if key not in current:
         near = did_you_mean([f"--config.{name}" for name in similar_keys(key, current)])
         raise ConfigError(f"--config.{shown(key)} is not a configuration key{near or '; configs/base.py has them all'}")
@@ -72,14 +72,14 @@ def parse_value(key: str, text: str, current: dict[str, object]):
 
 
 def _refuse_empty(typed: dict, current: dict) -> None:
-    """Raise ConfigError where what a run builds on is typed as nothing, and is nothing: a variable that is not set."""
+    """Raise ConfigError if data or train.init_from is typed as "" and was empty: a shell variable may be unset."""
     empty = [key for key in (*DATA_READ, "train.init_from") if typed.get(key) == current[key] == ""]
     if empty:
         raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
 
 
 def similar(name: str, candidates) -> list[str]:
-    """Return the candidate that `name` has the initials of (wsd), else the one most like it; none if none is."""
+    """Return [candidate] for the one with the initials `name` (wsd), else for the most similar one; [] if none is."""
     candidates = list(map(str, candidates))
     by_initials = [candidate for candidate in candidates if _initials(candidate) == name]
     return by_initials[:1] or difflib.get_close_matches(name, candidates, n=1)
@@ -90,21 +90,22 @@ def _initials(name: str) -> str:
 
 
 def did_you_mean(names: list[str]) -> str:
-    """Return the end of a message about a name that does not exist."""
+    """Return the end of a message about an unknown name; "" without suggestions."""
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
 def stray_argument(argument: str) -> str:
-    """Return the message about an argument that is not an option; one with a dash in place of hyphens is named."""
+    """Return the message about an argument that is not an option, with a hint if it begins with a typographic dash."""
     if argument.startswith(DASHES):
         return f"{argument!r} begins with a dash, not with hyphens; type --{argument.lstrip(''.join(DASHES) + '-')}"
     return f"stray argument {argument!r}; options are written --name=value"
 
 
 def similar_keys(name: str, keys) -> list[str]:
-    """Return the keys whose last part is that of `name`, or has it for initials (lr), else one that is like it.
+    """Return the keys whose last part equals that of `name` or has it as initials (lr), else the most similar key.
 
-    If some of them are of its section, only these; of a name from elsewhere the key that is meant by it.
+    If some of them are in the section of `name`, only these are returned. A name from another program returns the key
+    that it corresponds to.
     """
     section, _, last = name.rpartition(".")
     if last in NAMES_ELSEWHERE:
@@ -116,14 +117,14 @@ def similar_keys(name: str, keys) -> list[str]:
 
 
 def one_of(key: str, value: str, choices) -> None:
-    """Raise ConfigError where the value of a key is none of the choices."""
+    """Raise ConfigError if the value of a key is none of the choices."""
     if value not in choices:
         near = did_you_mean(similar(shown(value), choices))
         raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")
 
 
 def _put_out_of_force(typed: dict, current: dict) -> dict:
-    """Return what becomes of the alternatives to typed keys: nothing, 0 or ''."""
+    """Return the cleared values, 0 or '', of the alternatives to typed keys; ConfigError if two are typed."""
     emptied = {}
     for keys, both in ALTERNATIVES:
         given = [key for key in keys if typed.get(key)]

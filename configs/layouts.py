@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh that each step is computed on: `config.mesh`, and from some step on one that `layout.changes` names."""
+"""The mesh of each step: `config.mesh`, and after the steps in `layout.changes` the meshes given there."""
 
 import contextlib
 import functools
@@ -26,13 +26,13 @@ def stage_end(config: ConfigDict, step: int) -> int:
 
 
 def on_each_mesh(config: ConfigDict) -> dict[int, ConfigDict]:
-    """Return {step after which it is: copy of the configuration for that mesh alone}, the first after step 0."""
+    """Return {step: copy of the configuration for only the mesh that is used after it}; the first step is 0."""
     return {step: on_mesh(config, sizes) for step, sizes in meshes(config)}
 
 
 @contextlib.contextmanager
 def named(step: int):
-    """Say in a ConfigError of the block which change it is about, where that is not the first mesh, after step 0."""
+    """Add the step of the mesh change to a ConfigError of the block; for step 0 the error stays as it is."""
     try:
         yield
     except ConfigError as error:
@@ -40,7 +40,7 @@ def named(step: int):
 
 
 def on_mesh(config: ConfigDict, sizes: tuple[int, ...]) -> ConfigDict:
-    """Return a copy for one mesh alone, of these sizes of MESH_AXES."""
+    """Return a copy with a single mesh, with these sizes of MESH_AXES."""
     copy = config.copy_and_resolve_references()
     copy.mesh.update(dict(zip(MESH_AXES, sizes, strict=True)))
     copy.layout.changes = ""
@@ -53,7 +53,7 @@ def text(sizes: tuple[int, ...]) -> str:
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError where a mesh of `layout.changes` is not of as many devices as `config.mesh`, resolved."""
+    """Raise ConfigError if a mesh in `layout.changes` has another number of devices than the resolved `config.mesh`."""
     num_devices = math.prod(config.mesh.values())
     for step, sizes in changes(config.layout.changes):
         if math.prod(sizes) != num_devices:
@@ -64,16 +64,16 @@ def check(config: ConfigDict) -> None:
 
 
 def meshes(config: ConfigDict) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return (step after which it is, sizes of MESH_AXES) of each mesh of a run, by step."""
+    """Return (step after which it is used, sizes of MESH_AXES) of each mesh of a run, in order of steps."""
     return (0, tuple(config.mesh[axis] for axis in MESH_AXES)), *changes(config.layout.changes)
 
 
 @functools.cache
 def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return (step, sizes of MESH_AXES after it) of each change that `layout.changes` says.
+    """Return (step, sizes of MESH_AXES after it) of each change in `layout.changes`.
 
     Raises:
-      ConfigError: it is not as in EXAMPLE; says which part, and what would do.
+      ConfigError: the text is not in the format of EXAMPLE; the message names the part and a remedy.
     """
     found = tuple(_change(part.strip()) for part in said.split(";") if part.strip())
     for (before, _), (step, _) in itertools.pairwise(found):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recipe file, a topology, the environment and typed overrides to one configuration that knows its origins."""
+"""Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
 
 import importlib.util
 import pathlib
@@ -23,17 +23,17 @@ def load(
     overrides: dict[str, str],
     environment: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Loaded:
-    """Apply recipe, then topology, then environment, then overrides; the later ones win.
+    """Apply the recipe, then topology, environment and overrides; later ones take precedence.
 
     Args:
-      recipe_path: a Python file with `get_config()`, or the folder of a run, which stands for its model, its tokenizer
-        and the length that it was trained with.
+      recipe_path: a Python file with `get_config()`, or the folder of a run, which provides its model, tokenizer and
+        training length.
       topology_name: a preset of configs/topologies.py, or "" for the attached devices.
       overrides: text as typed, by dotted key.
-      environment: variables, of which TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
+      environment: variables; TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
 
     Raises:
-      ConfigError: a missing or broken recipe, an unknown topology or key, a value of the wrong type.
+      ConfigError: the recipe is missing or broken, a topology or key is unknown, or a value has the wrong type.
     """
     config, origins = run_recipe(recipe_path)
     name, values = pathlib.Path(recipe_path).stem, flat(config)
@@ -43,12 +43,12 @@ def load(
 
 
 def of_workspace(recipe: str) -> str:
-    """Return the path of a recipe of this workspace, which the present folder may have a file of the same name for."""
+    """Return the path of a recipe of this workspace, even if the current folder has a file of the same name."""
     return recipe if pathlib.Path.cwd() == ROOT else str(ROOT / recipe)
 
 
 def recipe_names() -> list[str]:
-    """Return the files of configs/ that have a get_config(), base among them, as in medium and trm/sudoku."""
+    """Return the names of the files in configs/ with a get_config(), such as base, medium and trm/sudoku."""
     folder = ROOT / "configs"
     found = [path for path in folder.rglob("*.py") if "\ndef get_config(" in path.read_text()]
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in found)
@@ -57,7 +57,7 @@ def recipe_names() -> list[str]:
 def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     """Execute a recipe file; return its configuration, and which recipe file set each key that differs from base.
 
-    Of a run's folder nothing is executed: it stands for the model that is stored there.
+    Nothing in a run's folder is executed; the folder provides the model that is stored there.
     """
     folder = pathlib.Path(path).expanduser()
     if stored_config.is_run(folder):
@@ -88,9 +88,9 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
-    """Return the file of each key that differs from base, or that a recipe set back; what it inherited is the other's.
+    """Return the file that set each key that differs from base, or that a recipe set back to the value of base.
 
-    A recipe is built on that one of the recipes it imports from which it differs least.
+    Inherited values have the origin of the parent recipe, which is the imported recipe with the fewest differences.
     """
     values = flat(recipe.get_config())
 

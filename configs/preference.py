@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What preferences are learned by."""
+"""Checks that preference data is trained on with the objective for it."""
 
 from ml_collections import ConfigDict
 
@@ -9,7 +9,7 @@ SOURCE = "preferences"  # of data.source
 
 
 def check_source(config: ConfigDict) -> None:
-    """Raise ConfigError where answers, of which only one is to be learned, would be learned alike."""
+    """Raise ConfigError if preference data is given to an objective that would train on both answers alike."""
     if config.data.source == SOURCE and config.train.objective != "dpo":
         raise ConfigError(
             f"data.source={SOURCE} does not go with train.objective={config.train.objective}; "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the global batch grows: its size and its learning rate after so many increases, and what that makes of a run.
+"""The ramp of the global batch: its size and its learning rate after each increase, and the number of steps of a run.
 
-After k increases a batch has batch.first * batch.increase_factor^k sequences, rounded down to whole microbatches on
-every shard, until it is train.global_batch. Rules of the learning rate: arXiv:1706.02677 (linear, for SGD),
+After k increases a batch has batch.first * batch.increase_factor^k sequences, rounded down to complete microbatches on
+every shard, and at most train.global_batch. Rules of the learning rate: arXiv:1706.02677 (linear, for SGD),
 arXiv:2205.10287 (sqrt, for Adam).
 """
 
@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 from configs import layouts
 from configs.base import batch_shards, supports_shard_map
 
-RATES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the rate goes with this power of the size
-ROUNDING = 1e-9  # a product that is whole but for its last bits is whole
+RATES = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the learning rate is proportional to this power of the size
+ROUNDING = 1e-9  # tolerance for products that are integers except for rounding errors
 
 
 def rows(config: ConfigDict, increases: int) -> int:
-    """Return the sequences of a global batch after so many increases."""
+    """Return the number of sequences of a global batch after this number of increases."""
     batch, most = config.batch, config.train.global_batch
     if batch.ramp == "none":
         return most
@@ -28,7 +28,7 @@ def rows(config: ConfigDict, increases: int) -> int:
 
 
 def of_size(config: ConfigDict, size: int) -> ConfigDict:
-    """Return a copy for batches of `size` sequences alone, its microbatches as large as those of the whole batch."""
+    """Return a copy with batches of `size` sequences and no ramp; its microbatches are as large as at the end."""
     copy = config.copy_and_resolve_references()
     copy.train.global_batch = size
     if config.train.gradient_accumulation > 1:
@@ -38,12 +38,12 @@ def of_size(config: ConfigDict, size: int) -> ConfigDict:
 
 
 def rate_factor(config: ConfigDict, size: int) -> float:
-    """Return by what the learning rate of batches of `size` sequences is multiplied: 1 for train.global_batch."""
+    """Return the factor of the learning rate for batches of `size` sequences; 1 for train.global_batch."""
     return (size / config.train.global_batch) ** RATES[config.batch.learning_rate]
 
 
 def stage_end(config: ConfigDict, step: int, increases: int) -> int:
-    """Return the last step whose batch is of one size with that of the next step after `step`."""
+    """Return the last step with the same batch size as the next step after `step`."""
     if rows(config, increases) == config.train.global_batch:
         return config.train.steps
     every = config.batch.increase_step
@@ -51,7 +51,7 @@ def stage_end(config: ConfigDict, step: int, increases: int) -> int:
 
 
 def num_steps(config: ConfigDict, examples: float, step: int, increases: int) -> float:
-    """Return how many steps after `step` take so many examples, the last of them perhaps in part."""
+    """Return the number of steps after `step` that consume `examples`; the last step may be a fraction."""
     every, most, done = config.batch.increase_step, config.train.global_batch, 0
     while (size := rows(config, increases)) < most:
         count = every - (step + done) % every
@@ -62,19 +62,19 @@ def num_steps(config: ConfigDict, examples: float, step: int, increases: int) ->
 
 
 def measures_noise(config: ConfigDict) -> bool:
-    """Whether the gradient noise scale is measured."""
+    """Return whether the gradient noise scale is measured."""
     return config.batch.noise_scale or config.batch.ramp == "noise_scale"
 
 
 def num_parts(config: ConfigDict) -> int:
-    """Return into how many parts, at least, the smallest batch falls whose gradients are known each by itself."""
+    """Return the least number of parts of the smallest batch whose gradients are computed separately."""
     microbatches = max(1, of_size(config, rows(config, 0)).train.gradient_accumulation)
     copies = config.mesh.dcn_data * config.mesh.data if supports_shard_map(config) else 1
     return microbatches * copies
 
 
 def line(config: ConfigDict) -> str:
-    """Return what to say of a ramp before step 1."""
+    """Return the line about the ramp that is shown before step 1."""
     batch = config.batch
     when = " where the noise scale is larger" if batch.ramp == "noise_scale" else ""
     return (
@@ -84,7 +84,7 @@ def line(config: ConfigDict) -> str:
 
 
 def _unit(config: ConfigDict) -> int:
-    """Return what sizes are a multiple of: a row, or a microbatch where there are some, on every shard of any mesh."""
+    """Return the unit of batch sizes: one row, or one microbatch if there are several, on every shard of any mesh."""
     microbatches = config.train.gradient_accumulation
     if microbatches > 1:
         return config.train.global_batch // microbatches

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values each key may have by itself; what several keys need of each other is in validation.py."""
+"""The values that each key may have; validation.py checks the rules between keys."""
 
 import ast
 import functools
@@ -37,7 +37,7 @@ CHOICES = {
     "train.sum_dtype": ("auto", "float32"),
     "checkpoint.restore": ("read", "broadcast"),
 }
-MODULES = {"model.name": "models", "train.objective": "objectives"}  # in these rooms
+MODULES = {"model.name": "models", "train.objective": "objectives"}  # folders of the modules
 FUNCTIONS = {"optimizer.name": "training/optimizers.py", "optimizer.schedule": "training/schedules.py"}
 POSITIVE = (
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.mlp_dim",
@@ -51,11 +51,11 @@ POSITIVE = (
 FRACTIONS = ("optimizer.final_fraction", "optimizer.cooldown_fraction", "supervision.exploration")
 MESH = tuple(f"mesh.{axis}" for axis in MESH_AXES)
 LESS_THAN_1 = ("optimizer.beta1", "optimizer.beta2", "optimizer.ema_decay", "model.dropout")
-RANGES = (  # what is right, the rule in words, and of which keys; the others, where they are numbers, are NOT_NEGATIVE
+RANGES = (  # a predicate, the rule in words, and its keys; other keys with numbers are NOT_NEGATIVE
     (lambda value: 0 < value < math.inf, "be greater than 0", POSITIVE),
     (lambda value: 1 <= value < math.inf, "be 1 or greater", ("model.rope_factor",)),
     (lambda value: 1 < value < math.inf, "be greater than 1", ("model.rope_theta",)),
-    # Of less a ramp would have more stages than can be counted through.
+    # With a smaller factor, a ramp would have too many stages to iterate over.
     (lambda value: 1.001 < value <= 1000, "be greater than 1.001 and at most 1000", ("batch.increase_factor",)),
     (lambda value: value == 0 or 1 < value < math.inf, "be greater than 1, or 0", ("model.local_rope_theta",)),
     (lambda value: 0 < value < 1, "lie between 0 and 1", ("data.holdout_fraction",)),
@@ -66,7 +66,7 @@ RANGES = (  # what is right, the rule in words, and of which keys; the others, w
 )
 RANGE_OF = {key: (is_right, rule) for is_right, rule, keys in RANGES for key in keys}
 NOT_NEGATIVE = (lambda value: 0 <= value < math.inf, "be 0 or greater")
-LARGEST = {  # far more than anybody trains; products of these still fit 64 bits, and loops over them end soon
+LARGEST = {  # far above realistic values; products of these still fit into 64 bits, and loops over them end soon
     "model.num_layers": 10_000, "model.embed_dim": 1_000_000, "model.num_heads": 100_000,
     "model.num_kv_heads": 100_000, "model.head_dim": 100_000, "model.mlp_dim": 10_000_000,
     "model.num_experts": 10_000, "model.experts_per_token": 1_000, "model.shared_experts": 1_000,
@@ -80,12 +80,12 @@ LARGEST = {  # far more than anybody trains; products of these still fit 64 bits
     "train.sequence_length": 1_000_000_000, "train.seed": 2**32 - 1, "evaluation.sample_tokens": 1_000_000,
     **dict.fromkeys(MESH, LARGEST_AXIS),
 }  # fmt: skip
-LARGEST_INT = 2**31 - 1  # of every other whole number
-MOST_EXAMPLES = 2**32  # of a run, which counts them in 32 bits
+LARGEST_INT = 2**31 - 1  # the limit of all other integers
+MOST_EXAMPLES = 2**32  # a run counts examples in 32 bits
 
 
 def check(values: dict[str, object]) -> None:
-    """Raise ConfigError for the first key, dotted, whose value is none of its choices or out of its range."""
+    """Raise ConfigError for the first dotted key whose value is none of its choices or out of range."""
     for key, choices in (CHOICES | _names()).items():
         one_of(key, values[key], choices)
     for key, value in values.items():
@@ -95,7 +95,7 @@ def check(values: dict[str, object]) -> None:
 
 
 def check_steps(steps: int, rows: int) -> None:
-    """Raise ConfigError where a run of so many steps of `rows` examples cannot be counted."""
+    """Raise ConfigError if a run of `steps` steps of `rows` examples has too many examples to count."""
     check_number("train.steps", steps)
     if steps * rows >= MOST_EXAMPLES:
         raise ConfigError(
@@ -105,7 +105,7 @@ def check_steps(steps: int, rows: int) -> None:
 
 
 def check_number(key: str, value: float) -> None:
-    """Raise ConfigError where a number is out of the range of its key."""
+    """Raise ConfigError if a number is out of the range of its key."""
     is_right, rule = RANGE_OF.get(key, NOT_NEGATIVE)
     most = LARGEST.get(key, LARGEST_INT if isinstance(value, int) else math.inf)
     if value > most:

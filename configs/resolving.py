@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to the one of a command: the mesh of a topology or of the environment, then typed keys."""
+"""Applies the mesh of a topology, the mesh of the environment and typed keys to a configuration."""
 
 import dataclasses
 import math
@@ -13,20 +13,23 @@ from configs import topologies
 from configs.base import MESH_AXES, ConfigError, shown
 from configs.keys import assign, did_you_mean, flat, parse_typed, similar
 
-EXPERT_CHIPS = 8  # of a preset, over which experts are split at most: an all-to-all over more travels farther
-WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; smaller ones are gathered as other weights are
+EXPERT_CHIPS = 8  # largest mesh.expert of a preset; an all-to-all over more chips takes more hops
+WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are all-gathered like weights
 LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
-EARLIER_AXES = ("data", "model", "fsdp")  # of three numbers in TPU_MESH_CONFIG, in the system that Torus took over from
+EARLIER_AXES = ("data", "model", "fsdp")  # for three numbers in TPU_MESH_CONFIG, as in Torus' predecessor
 
 
 @dataclasses.dataclass
 class Loaded:
     """A configuration and its history.
 
-    `recipe` is the name of the file `path`; `origins` gives for each dotted key that differs from configs/base.py what
-    set it last; `environment_mesh` is what TPU_MESH_CONFIG says, {axis: devices} in its order, {} where it is not set;
-    `origin` is what the run's run.json is to have; `notes` are lines that a user should see; `of_run` says whether the
-    values are those of a run.
+    Attributes:
+      recipe, path: name and path of the recipe, or of the run and its stored configuration.
+      origins: for each dotted key that differs from configs/base.py, the source that set it last.
+      environment_mesh: the mesh of TPU_MESH_CONFIG, {axis: devices} in its order; {} if it is not set.
+      origin: content for the run's run.json.
+      notes: lines to show to the user.
+      of_run: whether the values are those of a run.
     """
 
     config: ConfigDict
@@ -50,18 +53,18 @@ def resolve(
     overrides: dict[str, str],
     environment: Mapping[str, str],
 ) -> Loaded:
-    """Apply a topology, then the environment, then typed keys to a configuration; the later ones win.
+    """Apply a topology, then the environment, then typed keys to a configuration; later ones take precedence.
 
     Args:
       config: changed in place.
-      origins: what set each key that differs from configs/base.py.
+      origins: the source of each key that differs from configs/base.py; changed in place.
       name, path: of the recipe, or of the run and its stored configuration.
       topology_name: a preset of configs/topologies.py, or "" for the attached devices.
       overrides: text as typed, by dotted key.
-      environment: variables, of which TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
+      environment: variables; TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
 
     Raises:
-      ConfigError: an unknown topology or key, a value of the wrong type.
+      ConfigError: a topology or key is unknown, or a value has the wrong type.
     """
     topology = topologies.get(topology_name) if topology_name else None
     mesh, typed = environment_mesh(environment), parse_typed(overrides, flat(config))
@@ -80,7 +83,7 @@ def resolve(
 
 
 def _with_experts(mesh: dict[str, int], values: dict[str, object]) -> dict[str, int]:
-    """Return a preset's mesh, a part of its fsdp given to experts where these are too large to be brought whole."""
+    """Return a preset's mesh; if the experts are too large to all-gather, a part of fsdp becomes mesh.expert."""
     experts = values["model.num_experts"]
     size = 2 * 3 * experts * values["model.embed_dim"] * values["model.mlp_dim"]
     expert = math.gcd(experts, mesh["fsdp"], EXPERT_CHIPS) if size > WHOLE_EXPERTS_BYTES else 1
@@ -88,12 +91,12 @@ def _with_experts(mesh: dict[str, int], values: dict[str, object]) -> dict[str, 
 
 
 def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return {axis: devices} by TPU_MESH_CONFIG="4,4,2" and TPU_AXIS_NAMES="data,model,fsdp", in this order.
+    """Return {axis: devices} from TPU_MESH_CONFIG="4,4,2" and TPU_AXIS_NAMES="data,model,fsdp", in this order.
 
-    {} where TPU_MESH_CONFIG is not set; three numbers without names are EARLIER_AXES.
+    Returns {} if TPU_MESH_CONFIG is not set. Three numbers without names are the sizes of EARLIER_AXES.
 
     Raises:
-      ConfigError: sizes that are no whole numbers greater than 0, names that are not one mesh axis for each of them.
+      ConfigError: a size is not an integer greater than 0, or the names are not one mesh axis for each size.
     """
     sizes, names = (environment.get(name, "").strip() for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"))
     if not sizes and names:
@@ -116,7 +119,7 @@ def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
 
 
 def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[str, int]:
-    """Return {axis: devices} of text; ConfigError, which begins with what was said, where it is no mesh."""
+    """Return {axis: devices} from text; ConfigError if it is not a valid mesh. `said` begins the message."""
     sizes = [int(number) if re.fullmatch("[0-9]{1,20}", number) else 0 for number in numbers]
     wrong = [shown(number) for number, size in zip(numbers, sizes, strict=True) if not 1 <= size <= LARGEST_AXIS]
     unknown = [axis for axis in axes if axis not in MESH_AXES]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scales a recipe down so that a topology's mesh can be simulated on a machine without accelerator.
 
-Only sizes shrink, and each no further than the mesh divides; the mesh, the axes, the kinds of layers, remat,
-scan, optimizer, objective and data stay, and what the user typed wins. The length of the run counts as a size.
-The batch alone may grow: to one sequence a shard.
+Only sizes shrink, to values that the mesh still divides. The mesh, the axes, the kinds of layers, remat, scan,
+optimizer, objective and data stay. Typed values take precedence. The length of the run counts as a size. Only the batch
+may grow, to one sequence per shard.
 """
 
 import math
@@ -35,9 +35,9 @@ TARGETS = {  # largest value of each key in a simulation
     "train.save_every": 100,
     "evaluation.chunk_tokens": 16,
 }
-ROUNDED = ("train.global_batch", "batch.first")  # up to what the mesh divides, unless typed
+ROUNDED = ("train.global_batch", "batch.first")  # rounded up to a multiple that the mesh divides, unless typed
 OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
-OF_PUZZLES = {  # beside these, of a recursive model; the cells of a puzzle are as many as they are
+OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a puzzle cannot change
     "model.high_cycles": 2,
     "model.low_cycles": 2,
     "supervision.max_steps": 4,
@@ -48,10 +48,10 @@ OF_PUZZLES = {  # beside these, of a recursive model; the cells of a puzzle are 
 
 
 def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
-    """Shrink `config` in place; return {key: (old, new)} of what changed.
+    """Scale `config` down in place; return {key: (old, new)} of the changed keys.
 
     Raises:
-      ConfigError: a size of the recipe, or a typed one, that the mesh does not divide.
+      ConfigError: the mesh does not divide a size of the recipe, or a typed one.
     """
     before = flat(config)
     units = _units(config)
@@ -69,7 +69,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     for key, target in targets.items():
         unit = units.get(key, 1)
         if key not in typed and before[key]:  # 0 means derived or off
-            # Every key but the batch is already a multiple of its unit where the recipe fits the mesh.
+            # If the recipe fits the mesh, every key except the batch is already a multiple of its unit.
             assign(config, key, math.ceil(min(before[key], target) / unit) * unit)
     if "train.steps" not in typed and not ({"train.tokens", "train.epochs"} & typed.keys()):
         assign(config, "train.steps", min(before["train.steps"] or math.inf, TARGETS["train.steps"]))
@@ -82,13 +82,13 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
 
 
 def _units(config: ConfigDict) -> dict[str, int]:
-    """What each size must be a multiple of on every mesh of the run."""
+    """Return {key: the unit that the size must be a multiple of on every mesh of the run}."""
     of_meshes = [_units_on(on_mesh) for on_mesh in layouts.on_each_mesh(config).values()]
     return {key: math.lcm(*(units[key] for units in of_meshes)) for key in of_meshes[0]}
 
 
 def _units_on(config: ConfigDict) -> dict[str, int]:
-    """Given how the axis rules split each size on `config.mesh`, and the batch into microbatches."""
+    """Return `_units` for `config.mesh`, from the axis rules and the number of microbatches."""
     mesh, microbatches = config.mesh, max(1, config.train.gradient_accumulation)
     return {
         "model.num_heads": mesh.model,

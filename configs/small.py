@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base configuration as it stands: 6 layers, 512 wide, 28 M parameters.
+"""The base configuration without changes: 6 layers, 512 wide, 28 M parameters.
 
 Expected: not yet run to the end. Cost: about 16 M tokens, an hour or two on two CPU cores; rehearsed, 12 s of steps on
 v4-8, 5 s on v4-32 and on v4-64, which are too large for it.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration that a run keeps in its folder: it holds when the run is continued or used, then typed keys.
+"""The configuration that a run stores in its folder, which applies when the run is resumed or used.
 
-A run's folder is data. `config.json` has the value of every key, `run.json` the recipe that the run was started with;
-nothing in either is executed. docs/resume.md says which keys may change.
+`config.json` has the value of every key, and `run.json` the recipe that the run was started with. Both are data, and
+nothing in them is executed. Typed keys take precedence; docs/resume.md says which keys may change.
 """
 
 import pathlib
@@ -17,11 +17,11 @@ from configs.resolving import Loaded, resolve
 from files.json_reader import JsonError, Object, Scalar, read_json
 
 CONFIG, ORIGIN = "config.json", "run.json"
-OF_THE_HOST = (  # prefixes of keys that depend on the machine, and so are never taken from a run
+OF_THE_HOST = (  # prefixes of keys that depend on the machine, so they are never taken from a run
     "mesh.", "layout.", "logging.", "data.cache_dir", "data.readers", "data.prefetch", "checkpoint.staging",
     "checkpoint.restore",
 )  # fmt: skip
-MAY_CHANGE = (  # prefixes of keys that may be typed to continue a run
+MAY_CHANGE = (  # prefixes of keys that may be typed to resume a run
     *OF_THE_HOST, "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
     "data.",  # the digest of the corpus decides; the weights of a mixture may change
     "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
@@ -33,9 +33,9 @@ FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
     "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
     "train.global_batch", "batch.",
 )  # fmt: skip
-RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe in its place has to be typed
-LENGTHS = ("train.sequence_length", "model.max_length")  # likewise, if no weight depends on the length
-OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # what belongs to a model's weights
+RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
+LENGTHS = ("train.sequence_length", "model.max_length")  # also FREE_TO_READ, if no weight depends on the length
+OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # keys that belong to a model's weights
 
 
 class Origin(Object, total=False):
@@ -70,7 +70,7 @@ def run_folder(key: str, name: str, path: Callable = pathlib.Path):
 def trained_to(folder) -> int | None:
     """Return the step of the newest checkpoint that a run trained; None if there is none, or only imported weights.
 
-    Nothing is verified: that is done when the checkpoint is restored.
+    The checkpoint is not verified here, but when it is restored.
     """
     checkpoints = folder / "checkpoints"
     steps = (
@@ -118,7 +118,7 @@ def read_config(folder) -> dict[str, Scalar]:
 
 
 def check_types(values: Mapping[str, Scalar], source: str) -> None:
-    """Raise ConfigError where the value of a dotted key is of another type than its default; other keys may be."""
+    """Raise ConfigError if the value of a dotted key has another type than its default; unknown keys are ignored."""
     defaults = flat(base.get_config())
     for key in values.keys() & defaults.keys():
         value, kind = values[key], type(defaults[key])
@@ -130,17 +130,15 @@ def load_to_continue(
     folder, step: int | None, recipe: tuple[str, ConfigDict] | None, topology: str, overrides: dict[str, str],
     environment: Mapping[str, str],
 ) -> Loaded:  # fmt: skip
-    """Return the configuration with which a run is continued.
-
-    Its stored values hold, except for keys OF_THE_HOST; then typed keys.
+    """Return the configuration for resuming a run: stored values except keys OF_THE_HOST, then typed keys.
 
     Args:
       step: to which the run was trained, as `trained_to` returns it.
-      recipe: name and configuration of the recipe that was typed; it must be the one that the run was started with.
+      recipe: name and configuration of the typed recipe; it must be the one that the run was started with.
 
     Raises:
-      ConfigError: the stored configuration cannot be read, another recipe was typed, or a key that may not change; or
-        as `resolve`.
+      ConfigError: the stored configuration cannot be read, another recipe or a key that may not change was typed, or
+        `resolve` raises it.
     """
     stored, defaults = read_config(folder), flat(base.get_config())
     name, config = recipe or ("", base.get_config())
@@ -174,30 +172,30 @@ def no_tokenizer(name) -> str:
 def load_to_read(
     folder, overrides: dict[str, str], recipe: tuple[str, ConfigDict] | None = None, topology: str = ""
 ) -> Loaded:
-    """Return the configuration of a run that is evaluated, used or built on, on whatever devices there are.
+    """Return the configuration of a run for evaluation, inference or another run, on the devices of this machine.
 
     Raises:
-      ConfigError: there is no run in the folder; or as `load_to_continue`.
+      ConfigError: there is no run in the folder, or as for `load_to_continue`.
     """
     stored, defaults, config = read_config(folder), flat(base.get_config()), base.get_config()
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
     free = FREE_TO_READ + (LENGTHS if stored["model.name"] == "decoder_lm" else ())
-    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # of an import without one it has to be typed
+    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # an import without one needs a typed one
     fixed = [key for key in overrides if key in stored and (key in own or not key.startswith(free))]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
     values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
-    if stored["train.objective"] in base.OF_TWO_MODELS:  # the other model is needed to train only
+    if stored["train.objective"] in base.OF_TWO_MODELS:  # only training needs the other model
         values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     values |= {"lora.rank": 0}  # adapters are merged with the weights when they are read, see training/other_run.py
     if stored["data.tokenizer"] not in ("byte", ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
     typed = parse_typed(overrides, values)
-    if any(typed.get(key) for key in DATA_READ):  # other data take the place of the run's own
+    if any(typed.get(key) for key in DATA_READ):  # other data replace the run's own
         values |= dict.fromkeys(DATA_READ, "")
-    # A run that is evaluated on longer sequences than it was trained on has room for them.
+    # Allow evaluation on longer sequences than the run was trained on.
     values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in values.items():
         assign(config, key, value)
@@ -208,9 +206,9 @@ def load_to_read(
 
 
 def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
-    """Return the recipe that a run's folder stands for, and where each key of it is from.
+    """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
 
-    It has the model and what belongs to its weights; all else is as in configs/base.py.
+    It has the keys of the model and those that belong to its weights; all others are as in configs/base.py.
     """
     stored, config = flat(load_to_read(folder, {}).config), base.get_config()
     kept = {key: value for key, value in stored.items() if key.startswith("model.") or key in OF_A_MODEL}
@@ -221,7 +219,7 @@ def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def changes(before: dict, now: dict) -> list[str]:
-    """Return "key old -> new" for each key that a run is continued with a new value of, those of the host aside."""
+    """Return "key old -> new" for each key that changes when a run is resumed, except keys OF_THE_HOST."""
     return [
         f"{key} {before[key]} -> {value}"
         for key, value in now.items()
@@ -230,10 +228,10 @@ def changes(before: dict, now: dict) -> list[str]:
 
 
 def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> list[str]:
-    """Return notes on values of a recipe that do not hold since the run has others.
+    """Return notes on values of a recipe that are ignored because the run has other values.
 
     Raises:
-      ConfigError: it is another recipe than the one that the run was started with.
+      ConfigError: the recipe is not the one that the run was started with.
     """
     then = _origin(folder).get("recipe_config") or read_config(folder)
     differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
@@ -262,9 +260,9 @@ def _origin(folder) -> Origin:
 
 
 def _own_tokenizer(folder, stored: dict) -> dict[str, str]:
-    """Return the path of the tokenizer in a run's folder, if it has the one that its configuration names by a path.
+    """Return {"data.tokenizer": path in the run's folder} if the tokenizer that its configuration names is there.
 
-    The folder may have been moved or copied since the path was stored.
+    The folder may have been moved or copied since the path was stored. Returns {} otherwise.
     """
     own = folder / pathlib.PurePath(stored["data.tokenizer"]).name
     return (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one key needs of another, and which keys one puts out of force: a table for either."""
+"""Rules between keys, in two tables: values of one key that need values of another, and keys that are not read."""
 
 from configs.base import ConfigError, get_config
 from configs.keys import flat
@@ -8,7 +8,7 @@ from configs.resolving import Loaded
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
-NEEDS = (  # a key, the values (or ANY) with which it needs another key to have one of these (or ANY), and why
+NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
     ("model.num_experts", ANY, "model.activation", ("silu",), ""),
     ("model.num_experts", ANY, "model.quantization", ("none",), ""),
@@ -52,7 +52,7 @@ NEEDS = (  # a key, the values (or ANY) with which it needs another key to have 
     ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
 )
 
-OUT_OF_FORCE = (  # a key, its value with which others are not read, and these
+OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
     ("model.num_experts", 0, (
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
         "optimizer.bias_step", "train.balance_loss", "train.router_z_loss",
@@ -71,7 +71,7 @@ OUT_OF_FORCE = (  # a key, its value with which others are not read, and these
 
 
 def check(values: dict[str, object], *, of_mesh: bool) -> None:
-    """Raise ConfigError for the first need that is not met, of the sizes of a resolved mesh or of all other keys."""
+    """Raise ConfigError for the first violated rule of NEEDS: with `of_mesh` those on mesh axes, else all others."""
     for key, with_values, other, wanted, why in NEEDS:
         needed = other.startswith("mesh.") == of_mesh and _is(values[key], with_values)
         if needed and not _is(values[other], wanted):
@@ -82,7 +82,7 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
 
 
 def check_typed(loaded: Loaded) -> None:
-    """Raise ConfigError for the first typed key that is not read; what a recipe says, or a default, may stand."""
+    """Raise ConfigError for the first typed key that is not read; values of recipes and defaults are allowed."""
     values, defaults = flat(loaded.config), flat(get_config())
     for owner, idle, keys in OUT_OF_FORCE:
         for key in keys if values[owner] == idle else ():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware presets: what a slice is made of, and the mesh it is best at by default.
+"""Hardware presets: the chips, hosts, speeds and default mesh of a slice.
 
-TPU v4-N and v5p-N count TensorCores, two a chip; v5e-N and v6e-N count chips. Compute, memory and links:
-the "System architecture" pages of the Cloud TPU documentation (v4, v5e, v5p, v6e) and NVIDIA's H100 and
-H200 data sheets (dense bfloat16, int8 and fp8); to the host's memory: jax-ml.github.io/scaling-book/tpus, which has
-15 GB/s for TPUs but v6e's 32. A CPU has no peak: training/throughput.py measures it.
+TPU v4-N and v5p-N count TensorCores, two per chip; v5e-N and v6e-N count chips. Sources of compute, memory and links
+are the "System architecture" pages of the Cloud TPU documentation (v4, v5e, v5p, v6e) and NVIDIA's H100 and H200 data
+sheets (dense bfloat16, int8 and fp8). The bandwidth to the host's memory is from jax-ml.github.io/scaling-book/tpus:
+15 GB/s for TPUs, and 32 GB/s for v6e. A CPU has no peak here; training/throughput.py measures it.
 """
 
 import dataclasses
@@ -16,22 +16,22 @@ from configs.keys import did_you_mean, similar
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
-# From jaxlib 0.11.1 on XLA has a mode of pipelining for each collective, where it had an option to turn it on.
+# Since jaxlib 0.11.1, XLA has a pipelining mode for each collective instead of a boolean option.
 if tuple(map(int, re.findall(r"\d+", metadata.version("jaxlib"))[:3])) < (0, 11, 1):
     PIPELINE, ON = "xla_gpu_enable_pipelined_", True
 else:
     PIPELINE, ON = "xla_gpu_pipeline_", "COLLECTIVE_PIPELINING_MODE_ON"
-COMPILER_OPTIONS = {  # by accelerator; nothing that the compiler does anyway
+COMPILER_OPTIONS = {  # by accelerator, without options that the compiler enables by default
     "cpu": {},
-    # As NVIDIA advises; each changes a program for eight H100s, and neither was measured. The latency-hiding scheduler,
-    # which is advised first, is on by itself: with its option programs stay the same.
+    # Recommended by NVIDIA. Each option changes a program for eight H100s; neither was measured. The latency-hiding
+    # scheduler, their first recommendation, is on by default: its option does not change programs.
     "gpu": {
-        PIPELINE + "all_gather": ON,  # in a scan, a layer's weights come while the one before computes
-        PIPELINE + "all_reduce": ON,  # and its sums are made while the one after does
+        PIPELINE + "all_gather": ON,  # in a scan, all-gather a layer's weights while the previous layer computes
+        PIPELINE + "all_reduce": ON,  # and all-reduce its sums while the following layer computes
     },
     "tpu": {
-        "xla_enable_async_all_gather": "true",  # beside products
-        # Never cut matrix products into rings of permutes: by its own schedules slower, or on v5p no different.
+        "xla_enable_async_all_gather": "true",  # overlaps with matrix products
+        # Never split matrix products into rings of collective permutes: XLA's schedules are slower, on v5p equal.
         "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
     },
 }
@@ -53,7 +53,7 @@ class Topology:
     clock_hz: float | None = None  # of the matrix units: peak / (2 * units * their side squared)
     dcn_bandwidth: float | None = None  # a chip's share of its host's network, to other slices
     host_bandwidth: float | None = None  # to the host's memory, and as much from it at the same time
-    compiler_name: str = ""  # what the TPU compiler calls the slice
+    compiler_name: str = ""  # the TPU compiler's name of the slice
     slices: int = 1  # joined by the data-centre network
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     price_per_chip_hour: float | None = None
@@ -107,10 +107,10 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
 
 
 def get(name: str) -> Topology:
-    """Return the preset called `name`, of TPUs also so many of it: 2xv4-32.
+    """Return the preset called `name`; for TPUs, also several slices, such as 2xv4-32.
 
     Raises:
-      ConfigError: there is none; names the nearest.
+      ConfigError: there is none; the message names the nearest.
     """
     if (several := SEVERAL.fullmatch(name)) and several["slice"] in SLICES:
         one, count = get(several["slice"]), int(several["count"])
@@ -128,5 +128,5 @@ def get(name: str) -> Topology:
 
 
 def of_size(like: Topology, chips: int) -> str:
-    """Return the name of the preset that has so many of the same chips; "" where there is none."""
+    """Return the name of the preset with `chips` chips of the same kind as `like`; "" if there is none."""
     return next((name for name, (chip, count, *_) in SLICES.items() if (chip, count) == (like.chip, chips)), "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a configuration consistent; checked before any device or file is touched."""
+"""Checks that a configuration is consistent, before any device is initialized or any file is opened."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from configs.resolving import Loaded
 
 
 def validate(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
-    """Raise ConfigError with the key, its value, the rule and what would work; resolve a mesh axis of -1."""
+    """Raise ConfigError with the key, its value, the rule and a remedy; resolve a mesh axis of -1 in place."""
     check_keys(config)
     resolve_mesh(config, num_devices, loaded)
     for step, on_mesh in layouts.on_each_mesh(config).items():
@@ -32,7 +32,7 @@ def _check_mesh(config: ConfigDict) -> None:
 
 
 def check_keys(config: ConfigDict) -> None:
-    """Raise ConfigError for what is wrong whatever the devices."""
+    """Raise ConfigError for errors that do not depend on the devices."""
     values = flat(config)
     ranges.check(values)
     lengths = ("train.steps", "train.tokens", "train.epochs")
@@ -51,7 +51,7 @@ def check_keys(config: ConfigDict) -> None:
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
-    """Return a copy of a configuration with other values of some dotted keys; None where it is not consistent."""
+    """Return a copy of a configuration with other values of some dotted keys; None if it is inconsistent."""
     copy = config.copy_and_resolve_references()
     for key, value in keys.items():
         assign(copy, key, value)
@@ -72,12 +72,12 @@ def _check_axis_order(order: str) -> None:
 
 
 def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
-    """Replace the -1 in config.mesh by what the other axes leave; its product must be the device count.
+    """Replace a -1 in config.mesh by the remaining factor of the device count.
 
-    So must those of the meshes that layout.changes names.
+    Raises ConfigError if the product of config.mesh, or of a mesh in layout.changes, is not the device count.
 
     Args:
-      loaded: where the configuration is from, for an error to say so.
+      loaded: the configuration with its origins, for the error message.
     """
     mesh = config.mesh
     free = [axis for axis, size in mesh.items() if size == -1]
@@ -109,7 +109,7 @@ def _are(count: int) -> str:
 
 
 def _environment_misfit(loaded: Loaded, num_devices: int) -> str:
-    """Say what TPU_MESH_CONFIG needs, which slice has as much, and what would fit these devices."""
+    """Return the message that TPU_MESH_CONFIG does not fit, with a slice that it fits and a mesh for these devices."""
     sizes, topology, reasons = tuple(loaded.environment_mesh.values()), loaded.topology, []
     wanted, needed, fits = _shape_text(sizes), math.prod(sizes), _shape_text(nearest_shape(sizes, num_devices))
     if topology and topology.chips == num_devices:
@@ -127,9 +127,10 @@ def _environment_misfit(loaded: Loaded, num_devices: int) -> str:
 
 
 def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
-    """Return the mesh of so many devices that is most like `sizes`.
+    """Return the mesh of `num_devices` devices that is most similar to `sizes`.
 
-    Axes above 1 stay so where they can; then the factors by which sizes change are small, and of the last axes.
+    First, as few axes as possible change between 1 and more. Then the factors of the changes are small, and changes are
+    on the last axes.
     """
 
     def unlike(shape: tuple[int, ...]) -> tuple:
@@ -141,7 +142,7 @@ def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
 
 
 def _shapes(num_devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Yield every mesh of so many devices, the first sizes in ascending order."""
+    """Yield every mesh of `num_devices` devices, in ascending order of the first sizes."""
     if axes == 1:
         yield (num_devices,)
         return
@@ -174,7 +175,7 @@ def _check_batch(config: ConfigDict) -> None:
 
 
 def _check_parts(config: ConfigDict) -> None:
-    """Check what is divided beside the batch: experts over the mesh, held-out sequences into parts."""
+    """Check the other divisions: experts over the mesh, and held-out sequences into chunks."""
     chunk, length, mesh = config.evaluation.chunk_tokens, config.train.sequence_length, config.mesh
     divisible("model.num_experts", config.model.num_experts, "mesh.expert * mesh.model", mesh.expert * mesh.model)
     if chunk and length % chunk:

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read arrays that this process did not write: NumPy files, mapped into memory, so that a false size takes none."""
+"""Read arrays from untrusted NumPy files by memory mapping, so that a false size in a header takes no memory."""
 
 import pathlib
 import tokenize
 
 import numpy as np
 
-# What numpy raises of a header that is none: it reads the text in it by ast.literal_eval, and else as tokens of Python.
+# NumPy raises these for an invalid header: it parses the text by ast.literal_eval, or else as tokens of Python.
 WRONG_HEADER = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, MemoryError, LookupError)
 
 
 class ArrayFileError(ValueError):
-    """A file that holds no such array: one line with the file and what is wrong with it."""
+    """A file without a valid array: one line with the file and the reason."""
 
     exit_status = 2
 
 
 def map_integers(path: pathlib.Path, ndim: int) -> np.ndarray:
-    """Return the array of whole numbers in an .npy file, `ndim` dimensions, read where it is used.
+    """Return the integer array with `ndim` dimensions in an .npy file, memory-mapped.
 
     Raises:
-      ArrayFileError: the file holds anything else, or is shorter than its header says.
+      ArrayFileError: the file has other content, or is shorter than its header says.
       OSError: the file cannot be read.
     """
     try:

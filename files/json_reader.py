@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read JSON that this process did not write: limited in size and depth, and checked against a schema.
+"""Read untrusted JSON: limited in size and depth, and validated against a schema.
 
 A schema is a type that pydantic understands, usually a `TypedDict`; the result is then an ordinary dictionary.
-Every mistake becomes one line that names the source, the key and what was expected.
+Every error becomes one line that names the source, the key and the expected value.
 """
 
 import codecs
@@ -22,7 +22,7 @@ Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]  # of steps, rows, byte
 
 
 class JsonError(ValueError):
-    """JSON that cannot be used: one line with the source, the key and what is wrong with it."""
+    """JSON that cannot be used: one line with the source, the key and the reason."""
 
     exit_status = 2
 
@@ -62,7 +62,7 @@ def _adapter(schema: type) -> pydantic.TypeAdapter:
 
 
 def _first_line(errors: pydantic.ValidationError) -> str:
-    """Return the first mistake as a part of a line."""
+    """Return the first error as a part of a line."""
     first = errors.errors(include_url=False)[0]
     key = _shortened(".".join(map(str, first["loc"])).encode("unicode_escape").decode())
     match first["type"]:
@@ -80,7 +80,7 @@ def _first_line(errors: pydantic.ValidationError) -> str:
 def _alternatives(errors: pydantic.ValidationError) -> list[str]:
     """Return the names of the types that the first wrong value may have; [] if it may have one type only.
 
-    pydantic reports a mistake for each of them, and adds the type to the place as if it were a key.
+    pydantic reports an error for each type, and appends the type to the location as if it were a key.
     """
     every = errors.errors(include_url=False)
     place = every[0]["loc"][:-1]

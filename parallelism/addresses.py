@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where process 0 listens: on the address that the others use, and on no other."""
+"""Finds the address that process 0 listens on: only the one that the other processes use."""
 
 import ipaddress
 import socket
@@ -10,10 +10,10 @@ THIS_MACHINE = "localhost"
 
 
 def own_address(host: str) -> str | None:
-    """Return the address of this machine that `host` stands for on other machines too; None where none is known.
+    """Return the local address that `host` resolves to on other machines too; None if there is none.
 
-    That is so where the host is reached through an address that is another machine's, as a load balancer's, and where
-    its name is a loopback address here alone: Debian's /etc/hosts has 127.0.1.1 for the machine's own name.
+    There is none if `host` resolves to the address of another machine, such as a load balancer, or to a loopback
+    address that holds only here: Debian's /etc/hosts has 127.0.1.1 for the machine's own name.
     """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -33,7 +33,7 @@ def own_address(host: str) -> str | None:
 
 
 def listen(address: str | None, port: int) -> socket.socket:
-    """Listen on a port of an address, None: of all; RunError where that cannot be."""
+    """Return a socket that listens on a port of `address`, or of all addresses if None; RunError if that fails."""
     try:
         if address is not None:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -42,10 +42,10 @@ def listen(address: str | None, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
     except OSError as error:
-        why = error.strerror.partition(" (while")[0]  # which Python adds, and says the port again
+        why = error.strerror.partition(" (while")[0]  # Python adds this part, which repeats the port
         raise RunError(f"port {port} on this machine: {why}; take another coordinator port") from None
 
 
 def check_free(address: str | None, port: int) -> None:
-    """Raise RunError where another program listens on a port of this machine."""
+    """Raise RunError if another program listens on a port of this machine."""
     listen(address, port).close()

@@ -36,7 +36,7 @@ RULES = (
     ("owners", ("expert", "model")),  # the devices that hold the experts
 )
 
-# Dimensions whose own part is all that a device sees inside a shard_map, and those that shard weights.
+# Dimensions that are local to a device inside a shard_map, and dimensions that shard weights.
 LOCAL, SHARDED_PARAM = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 SILENT_SECONDS = 5.0  # age over the newest heartbeat; heartbeats come every second
 SLOW_SECONDS, SLOW_STEPS = 10.0, 10.0  # the others wait this long, by both measures, before a report
 SLOW_START_SECONDS = 60.0  # the same before the first step; caches make hosts differ there
-WINDOW_SECONDS, WINDOW_STEPS, WINDOWS = 10.0, 3, 2  # a process is slow in so many such windows before a report
+WINDOW_SECONDS, WINDOW_STEPS, WINDOWS = 10.0, 3, 2  # WINDOWS: a process is slow in this many before a report
 EXCESS = 0.25  # fraction of the time that the others wait more than the slow process
 OWN_WAIT = 0.2  # fraction of the time; a process that waits longer for its devices is limited by them, not by itself
 NAMED = 4

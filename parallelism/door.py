@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of the hub: processes of the run and the hub prove to each other that they know the run's secret.
+"""Mutual authentication of the hub and the processes of a run: each side proves that it knows the run's secret.
 
-Each side makes up a random number for each connection and answers the other's with an HMAC of both, so that the secret
-itself is never sent and no answer serves twice. All of it has a fixed length: before a stranger has proved anything,
-nothing that it sends is parsed.
+Each side draws a random nonce for each connection and answers with an HMAC over both nonces. So the secret is never
+sent, and a recorded answer cannot be replayed. Every message has a fixed length: nothing that a peer sends is parsed
+before it is authenticated.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ MAGIC = b"torus hub 1\n"
 NONCE_BYTES, PROOF_BYTES = 32, 32
 GREETING_BYTES = len(MAGIC) + 1 + NONCE_BYTES  # the one byte is the number of the hub's source of the secret
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
-PROOF_SECONDS = 10.0  # for which a stranger may stand at the door
-MOST_STRANGERS = 64  # at the door at once; one more, and the oldest has to go
-PAUSE_SECONDS = 0.2  # where no connection can be taken, as of a process that has no descriptor left
+PROOF_SECONDS = 10.0  # the time limit for the handshake
+MOST_STRANGERS = 64  # handshakes in progress at once; one more closes the oldest
+PAUSE_SECONDS = 0.2  # after a failed accept, for example in a process without free file descriptors
 
 
 class Refused(ConnectionError):
@@ -30,31 +30,31 @@ class Refused(ConnectionError):
 
 
 class Door:
-    """Listens, lets in who knows the secret, and closes and counts all other connections."""
+    """Accepts connections, serves those that know the secret, and closes and counts all others."""
 
     def __init__(self, listener: socket.socket, secret: Secret, serve: Callable[[socket.socket], None]):
-        """Begin; `serve` is given each connection that has proved itself, in a thread of its own."""
+        """Start to accept; `serve` is called with each authenticated connection, in its own thread."""
         self.listener, self.secret, self.serve = listener, secret, serve
         self.lock, self.over = threading.Lock(), threading.Event()
-        self.waiting: dict[socket.socket, None] = {}  # strangers that have not proved anything yet, the oldest first
+        self.waiting: dict[socket.socket, None] = {}  # handshakes in progress, the oldest first
         self.refused, self.first_refused, self.reported = 0, "", 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         self.over.set()
         with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self.listener.close()
 
     def report(self) -> str:
-        """Return a line about the connections that were closed, "" where there were none since the last report."""
+        """Return a line about the connections that were refused; "" if there are none since the last report."""
         with self.lock:
             new, self.reported = self.refused - self.reported, self.refused
             return f"closed {self.strangers()}" if new else ""
 
     def strangers(self) -> str:
-        """Return how many connections did not know the secret, in words."""
+        """Return the number of refused connections, in words."""
         number = f"{self.refused:,} connection" + "s" * (self.refused != 1)
         return f"{number} that did not know the secret of the run (the first from {self.first_refused})"
 
@@ -70,7 +70,7 @@ class Door:
                     oldest = next(iter(self.waiting))
                     del self.waiting[oldest]
                     with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # its thread does the rest
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread fails the handshake and closes it
                 self.waiting[connection] = None
             try:
                 threading.Thread(target=self._examine, args=[connection, address[0]], daemon=True).start()
@@ -78,16 +78,16 @@ class Door:
                 self._refuse(connection, address[0])
 
     def _examine(self, connection: socket.socket, address: str) -> None:
-        """Let a connection in, or close and count it."""
+        """Authenticate a connection and serve it, or close and count it."""
         proof = b""
-        with contextlib.suppress(OSError):  # it hung up, or was silent for too long
+        with contextlib.suppress(OSError):  # the peer closed the connection or timed out
             proof = _examined(connection, self.secret)
         with self.lock:
             still_waits = self.waiting.pop(connection, False) is None
         if not (proof and still_waits):
             self._refuse(connection, address)
             return
-        with connection, contextlib.suppress(OSError):  # it hung up since
+        with connection, contextlib.suppress(OSError):  # the peer has closed the connection since
             connection.settimeout(PROOF_SECONDS)
             connection.sendall(proof)
             self.serve(connection)
@@ -100,9 +100,9 @@ class Door:
 
 
 def _examined(connection: socket.socket, secret: Secret) -> bytes:
-    """Return what proves to the process at the other end that the hub knows the secret; b"" where that one does not.
+    """Return the hub's proof for the peer, or b"" if the peer does not know the secret.
 
-    Raises OSError where it hangs up, or does not answer within PROOF_SECONDS.
+    Raises OSError if the peer closes the connection or does not answer within PROOF_SECONDS.
     """
     deadline, nonce = time.monotonic() + PROOF_SECONDS, secrets.token_bytes(NONCE_BYTES)
     connection.settimeout(PROOF_SECONDS)
@@ -114,13 +114,13 @@ def _examined(connection: socket.socket, secret: Secret) -> bytes:
 
 
 def prove(connection: socket.socket, find_secret: Callable[[], Secret], seconds: float = PROOF_SECONDS) -> None:
-    """Prove to the hub at the other end that this process knows the secret, and have it do the same.
+    """Prove to the hub that this process knows the secret, and check the hub's proof.
 
-    The secret is looked for when the hub has answered: process 0 may write it just before.
+    The secret is looked up after the hub's greeting, because process 0 may write it just before.
 
     Raises:
-      Refused: it does not know the secret, or is no hub.
-      OSError: it hangs up before, or does not answer within `seconds`.
+      Refused: the peer does not know the secret, or is not a hub.
+      OSError: the peer closes the connection before its greeting, or sends none within `seconds`.
     """
     deadline, nonce = time.monotonic() + seconds, secrets.token_bytes(NONCE_BYTES)
     greeting = _receive(connection, GREETING_BYTES, deadline)
@@ -138,7 +138,7 @@ def prove(connection: socket.socket, find_secret: Callable[[], Secret], seconds:
 
 
 def _why(secret: Secret, source: int) -> str:
-    """Return why a hub may not know the secret; it says by a number where its own is from."""
+    """Return the reason why the hub's secret differs; `source` is the index in SOURCES of the hub's own source."""
     theirs = SOURCES[source] if source < len(SOURCES) else "somewhere else"
     in_folder = theirs == secret.source == FROM_FOLDER
     remedy = "let all processes see the same folder" if in_folder else "give all processes the same secret"
@@ -148,12 +148,12 @@ def _why(secret: Secret, source: int) -> str:
 
 
 def _proof(secret: Secret, role: bytes, nonces: bytes) -> bytes:
-    """Return what only those can compute who know the secret, and have it from the same source."""
+    """Return the HMAC for a role; only a process with the same secret from the same source can compute it."""
     return hmac.digest(secret.value, b" ".join([MAGIC, role, secret.source.encode(), nonces]), "sha256")
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Return so many bytes; OSError where they do not come by `deadline`, a time.monotonic()."""
+    """Return exactly `size` bytes; OSError if they do not arrive by `deadline`, a time.monotonic()."""
     received = b""
     while len(received) < size:
         left = deadline - time.monotonic()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line between the processes of a run that works when the devices do not: who is up, who died, what all agree on.
+"""The control plane of a run: who has joined, who died, and which values all processes agree on.
 
-Process 0 holds the hub; every process, 0 too, has a line to it (parallelism/line.py), once it has proved that it knows
-the secret of the run (parallelism/door.py). It knows nothing of jax: the collectives of the devices wait for ever, or
-abort, when a process is missing; this names it.
+Process 0 runs the hub. Every process, including process 0, connects to it (parallelism/line.py) and proves that it
+knows the secret of the run (parallelism/door.py). The hub does not use jax: device collectives hang or abort when a
+process is missing, and the hub then names that process.
 """
 
 import collections
@@ -20,23 +20,23 @@ from parallelism.messages import send
 from parallelism.secret import Secret
 
 LEAD = 2  # boundaries from the furthest process to the proposed stop
-# A process that asks for a stop and holds passes at most this many boundaries until all stop; others pass one more.
+# A process that requests a stop with `hold` passes at most this many boundaries before all stop; others pass one more.
 BOUNDARIES_TO_STOP = LEAD + 3
 LEAVE_SECONDS = 10.0
-LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of what a process says, in a line
+LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of a process's text that are kept
 
 
 class RunError(RuntimeError):
-    """What ends a run and is no mistake of its user's; the message names the process, the device or the disk."""
+    """An error that ends a run and is not the user's mistake; the message names the process, the device or the disk."""
 
     exit_status = 1
 
 
 class Hub:
-    """The middle, in process 0: passes values round, and tells everybody when one is gone."""
+    """The hub, in process 0: exchanges values between processes, and notifies all when one is gone."""
 
     def __init__(self, listener: socket.socket, count: int, join_seconds: float, secret: Secret):
-        """Take the processes that come to `listener`; all `count` of them have `join_seconds` for it from now on."""
+        """Accept processes at `listener`; all `count` of them must join within `join_seconds` from now on."""
         self.count, self.changed = count, threading.Condition()
         self.connections: dict[int, socket.socket] = {}
         self.hosts: dict[int, str] = {}
@@ -44,16 +44,14 @@ class Hub:
         self.values: dict[str, dict[int, object]] = collections.defaultdict(dict)
         self.end: dict | None = None
         self.proposal, self.promises, self.blamed = None, {}, ""
-        self.last_heartbeats: dict[
-            int, tuple[Heartbeat | None, float]
-        ] = {}  # with their times; None: no more will come
+        self.last_heartbeats: dict[int, tuple[Heartbeat | None, float]] = {}  # with their times; None: ended
         self.door = Door(listener, secret, self._serve)
         self.timer = threading.Timer(join_seconds, self._check_all_came, [join_seconds])
         self.timer.daemon = True
         self.timer.start()
 
     def heartbeats(self) -> list[Heartbeat]:
-        """Return the last heartbeat of every process that is connected and has not ended its watch, by number."""
+        """Return the last heartbeat of every connected process that has not ended its heartbeats, in rank order."""
         with self.changed:
             waiting = {index for given in self.values.values() for index in given}
             last = sorted(self.last_heartbeats.items())
@@ -62,19 +60,19 @@ class Hub:
             return [dataclasses.replace(beat, age=now - since, waits=n in waiting) for n, beat, since in here]
 
     def settle(self, seconds: float) -> None:
-        """Wait until all processes know why the run ends, or for some seconds, before process 0 ends."""
+        """Wait until the end of the run was sent to all processes, at most `seconds`, before process 0 ends."""
         with self.changed:
             self.changed.wait_for(lambda: self.end, seconds)
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Close when every process has left, or after some seconds."""
+        """Close the hub when every process has left, at the latest after `seconds`."""
         with self.changed:
             self.changed.wait_for(lambda: len(self.left) == self.count, seconds)
         self.door.close()
         self.timer.cancel()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Listen to a process, in a thread of its own, until it has nothing more to say."""
+        """Handle the messages of one process, in its own thread, until its connection ends."""
         index, why = None, "died"
         with connection.makefile("rb") as lines:
             try:
@@ -83,7 +81,7 @@ class Hub:
                     with self.changed:
                         self._take(index, message, connection)
                         self.changed.notify_all()
-            except OSError:  # a line that breaks off is a death
+            except OSError:  # a connection that breaks counts as a death
                 pass
             except JsonError as error:
                 why = f"sent what no process of a run sends: {error}"
@@ -94,16 +92,16 @@ class Hub:
             self.changed.notify_all()
 
     def _join(self, lines, connection: socket.socket) -> int | None:
-        """Return the number of a process that joins; None for one that cannot, after a message with the reason.
+        """Return the index of a process that joins; None if it cannot join, after a message with the reason.
 
-        Raises JsonError and OSError for one that does not say who it is.
+        Raises JsonError or OSError if its first message is not a valid one.
         """
         message = messages.read(lines, messages.JOINING, messages.LONGEST_JOIN)
         if message is None:
             return None
         index, host = message["index"], _one_line(message["host"], LONGEST_HOST)
         with self.changed:
-            if len(self.hosts) == self.count:  # the others must not suffer from a second start of the run
+            if len(self.hosts) == self.count:  # a second start must not end this run
                 line = f"process {index} ({host}) is one too many: all {self.count} processes of the run are there"
                 remedy = "wait until that run has ended, or take another coordinator port"
                 send(connection, {"kind": "end", "line": f"{line}; {remedy}", "status": 1})
@@ -137,17 +135,17 @@ class Hub:
             case "heartbeat":
                 self.last_heartbeats[index] = (message["heartbeat"], time.monotonic())
             case "blame":
-                self.blamed = self.blamed or self._who_is_to_blame(message["allowed"])  # for all: they may end first
+                self.blamed = self.blamed or self._who_is_to_blame(message["allowed"])  # the same for all
                 send(connection, {"kind": "blame", "text": self.blamed})
             case "failed":
-                self.left.add(index)  # it says so itself
+                self.left.add(index)  # it reports its own end
                 why = _one_line(message["line"].removeprefix("error: "), LONGEST_REASON)
                 self._end(f"process {index} of {self.count} ({self.hosts[index]}): {why}", message["status"])
             case "leave":
                 self.left.add(index)
 
     def _who_is_to_blame(self, allowed: float) -> str:
-        """Return it in words; "" where they got on within the seconds that are `allowed`."""
+        """Describe the process that blocks the run; "" if it made progress within the last `allowed` seconds."""
         heartbeats = self.heartbeats()
         if not heartbeats:
             return "no process says any more where it is"
@@ -162,7 +160,7 @@ class Hub:
             self._tell({"kind": "values", "topic": topic, "values": [values[i] for i in range(self.count)]})
 
     def _propose(self, boundary: int) -> None:
-        """Ask all to wait at a boundary until all have promised to; one that has passed it makes it a later one."""
+        """Ask all to wait at a boundary until all have promised it; if one has passed it, a later one is proposed."""
         self.proposal, self.promises = boundary, {}
         self._tell({"kind": "propose", "boundary": boundary})
 

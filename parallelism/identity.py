@@ -28,27 +28,27 @@ VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def check_same() -> None:
-    """Compare all that with the other processes of the run; ConfigError names process, machine and item."""
+    """Compare code, versions and variables between all processes; ConfigError names process, host and item."""
     processes.check_same(code(), "their code")
     processes.check_same(versions(), "the versions of their libraries")
     processes.check_same({name: os.environ.get(name, "") for name in VARIABLES}, "their environment")
 
 
 def code() -> dict[str, str]:
-    """Return a digest of each of our files that a run may import."""
+    """Return {path: digest} of each file of this repository that a run may import."""
     rooms = [path for path in ROOT.glob("[a-z]*/") if path.name not in NO_CODE]
     files = sorted([*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))])
     return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
 
 
 def code_digest() -> str:
-    """Return what changes with any of them."""
+    """Return one digest of all files of `code`."""
     return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that are installed."""
+    """Return the versions of Python and of the installed libraries."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process's line to the hub in process 0: what it says to the others, and how it hears of their end."""
+"""The connection of a process to the hub in process 0: it exchanges values and reports the end of other processes."""
 
 import collections
 import contextlib
@@ -16,34 +16,35 @@ from parallelism.hub import LEAVE_SECONDS, RunError
 from parallelism.messages import has_room, keep_alive, send
 from parallelism.secret import Secret
 
-RETRY_SECONDS, REFUSED_SECONDS = 0.2, 1.0  # between two tries to reach the hub
+RETRY_SECONDS, REFUSED_SECONDS = 0.2, 1.0  # between two attempts to reach the hub
 
 
 class Line:
     """A process's connection to the hub.
 
-    Processes of a run must stop after the same step, or those that go on wait for the others for ever. So each counts
-    the boundaries that it passes, of steps and of evaluated batches, the same in all. A boundary at which all stop is
-    agreed on between the lines, in threads of their own: a process may be in a collective that waits for another.
+    All processes of a run must stop after the same step; otherwise those that continue wait for the others for ever.
+    So each process counts the boundaries that it passes, of steps and of evaluated batches. The counts mean the same in
+    all processes. The lines agree on the boundary to stop at in their own threads, because the main thread of a process
+    may be blocked in a collective.
 
     Attributes:
-      hosts: name of the machine of each process.
+      hosts: the host name of each process.
     """
 
     def __init__(
         self, host: str, port: int, *, index: int, count: int, join_seconds: float, on_end: Callable,
         find_secret: Callable[[], Secret],
     ):  # fmt: skip
-        """Reach the hub; RunError where within `join_seconds` there was none that knows the secret of the run.
+        """Connect to the hub; RunError if no hub that knows the run's secret answers within `join_seconds`.
 
         Args:
-          on_end: is given a line and an exit status, in a thread, when a process has died or failed; it does not
+          on_end: called with a line and an exit status, in a thread, when a process has died or failed; it does not
             return.
-          find_secret: is called for each try to reach the hub, since process 0 may not have written the secret yet.
+          find_secret: called for each attempt to reach the hub, since process 0 may not have written the secret yet.
         """
         self.index, self.count = index, count
         self.passed, self.promised, self.stop_at = 0, math.inf, math.inf  # boundaries
-        self.holding = False  # at the next of them, until it is known where all stop
+        self.holding = False  # whether to wait at the next boundary until the stop is agreed
         self.changed, self.rounds = threading.Condition(), collections.Counter()
         self.values: dict[str, list] = {}
         self.hosts: list[str] = []
@@ -58,25 +59,25 @@ class Line:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def join(self) -> None:
-        """Wait for the others; who is late the hub tells all. Raises RunError where it says nothing."""
+        """Wait until all processes have joined. The hub reports a late one to all; RunError if the hub is silent."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.hosts, self.deadline - time.monotonic() + LEAVE_SECONDS):
                 raise RunError(f"process 0 at {self.address} did not answer within {self.join_seconds:g} s")
 
     def gather(self, topic: str, value) -> list:
-        """Return the values of all processes, by number; every process must ask for the same topics."""
+        """Return the values of all processes, in rank order; every process must gather the same topics."""
         with self.changed:
             self.rounds[topic] += 1
             topic = f"{topic} {self.rounds[topic]}"
-        self._say(kind="value", topic=topic, value=value)  # not in the lock, which hearing the hub needs meanwhile
+        self._say(kind="value", topic=topic, value=value)  # without the lock, which `_hear` needs meanwhile
         with self.changed:
             self.changed.wait_for(lambda: topic in self.values)
             return self.values.pop(topic)
 
     def ask_to_stop(self, hold: bool = False) -> None:
-        """Have all processes stop at a boundary soon; from a signal's handler too, whose thread may be speaking.
+        """Ask all processes to stop at a boundary soon; safe in a signal handler whose thread is sending a message.
 
-        To `hold` is to pass no boundary before it is known where: it is then BOUNDARIES_TO_STOP away at most.
+        With `hold`, this process passes no boundary until the stop is agreed, at most BOUNDARIES_TO_STOP away.
         """
         self.holding, self.stop_asked = self.holding or hold, True
         self._say_stop()
@@ -89,13 +90,13 @@ class Line:
             return self.passed >= self.stop_at
 
     def send_heartbeat(self, heartbeat: dict | None) -> None:
-        """Send a heartbeat, given as its fields; None: there will be no more. Never wait for the hub."""
+        """Send a heartbeat, given as a dict of its fields; None ends the heartbeats. Never wait for the hub."""
         self._say_at_once(kind="heartbeat", heartbeat=heartbeat)
 
     def blame(self, seconds: float, allowed: float = 0.0) -> str | None:
-        """Return who is to blame that nothing ends, in words; None where the hub does not answer within `seconds`.
+        """Describe the process that blocks the run; None if the hub does not answer within `seconds`.
 
-        It is "" where who is furthest behind got on within the seconds that are `allowed`.
+        Returns "" if the process that is furthest behind made progress within the last `allowed` seconds.
         """
         with self.changed:
             self.to_blame = None
@@ -104,14 +105,14 @@ class Line:
             return self.to_blame
 
     def fail(self, line: str, status: int) -> None:
-        """Say why this process ends; the others end too."""
-        if self.sending.acquire(timeout=LEAVE_SECONDS):  # not where this very thread was speaking
+        """Report why this process ends; the other processes end too."""
+        if self.sending.acquire(timeout=LEAVE_SECONDS):  # fails if this very thread was sending
             with contextlib.suppress(OSError):  # no process is left to notify
                 send(self.connection, {"kind": "failed", "line": line, "status": status})
             self.sending.release()
 
     def leave(self) -> None:
-        """Part in peace, once all are done."""
+        """Leave the group without an error, when all processes are done."""
         self.gather("leave", None)
         self.leaving = True
         self._say(kind="leave")
@@ -122,7 +123,7 @@ class Line:
         self._say_stop()
 
     def _say_stop(self) -> None:
-        """Say that a stop is asked for, unless a message is on its way: whoever sends that one says it after it."""
+        """Send a pending stop request, unless a message is being sent: its sender then sends the request."""
         while self.stop_asked and self.sending.acquire(blocking=False):
             try:
                 if self.stop_asked:
@@ -132,11 +133,11 @@ class Line:
                 self.sending.release()
 
     def _say_at_once(self, **message) -> None:
-        """Say what is short, or nothing where that would have to wait: for a hub that is frozen and reads no more."""
+        """Send a short message, or drop it if sending would block, as when the hub is frozen and no longer reads."""
         if not self.sending.acquire(blocking=False):
             return
         try:
-            with contextlib.suppress(OSError, ValueError):  # closed, which `_listen` tells
+            with contextlib.suppress(OSError, ValueError):  # closed, which `_listen` reports
                 if has_room(self.connection):
                     send(self.connection, message)
         finally:
@@ -175,10 +176,10 @@ class Line:
 
 
 def _reach(host: str, port: int, find_secret: Callable[[], Secret], deadline: float, seconds: float) -> socket.socket:
-    """Return a connection to the hub, each end having proved to the other that it knows the secret of the run.
+    """Return a connection to the hub after mutual authentication with the secret of the run.
 
-    What listens there and does not know it may be a stranger, or the hub of an earlier start that has not ended yet:
-    the next try may find the right one. RunError when the deadline has passed.
+    A listener that does not know the secret may be a stranger, or the hub of an earlier start that has not ended yet.
+    So the process tries again, until RunError at the deadline.
     """
     while True:
         try:
@@ -196,7 +197,7 @@ def _connect(host: str, port: int, find_secret: Callable[[], Secret], deadline: 
     connection = socket.create_connection((host, port), timeout=seconds)
     try:
         if connection.getsockname() == connection.getpeername():
-            # Nobody listens yet, and the kernel gave this end the port that it asks for: TCP connects it to itself.
+            # Nobody listens yet, and the kernel chose the target port for this end: TCP connected it to itself.
             raise ConnectionError("nobody listens there")
         prove(connection, find_secret, min(seconds, PROOF_SECONDS))
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device mesh, and the context in which models are made and run."""
+"""The device mesh, and the context in which models are created and run."""
 
 import contextlib
 import itertools
@@ -18,8 +18,8 @@ from parallelism.axis_rules import RULES
 def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
     """Return a mesh of these axis sizes, in this order, over all devices or the given ones; all axes are Auto.
 
-    `dcn_data` is the first axis, of size 1 where it is not given: slices of TPU chips, elsewhere contiguous parts. The
-    chips of a slice stand as `in_space` says, so that neighbours on an axis are neighbours in space.
+    `dcn_data` is the first axis; its size is 1 if it is not given. It separates TPU slices, and on other platforms
+    contiguous ranges of devices. `in_space` orders the chips of a slice, so that mesh neighbours are near in the torus.
     """
     devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
     if devices[0].platform == "tpu":
@@ -29,9 +29,9 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
 
 
 def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
-    """Return TPU chips in the order of their slices, those of a slice as `in_space` says.
+    """Return TPU chips ordered by slice, and within a slice by `in_space`.
 
-    Raises ConfigError where there are not `dcn_data` slices.
+    Raises ConfigError if the number of slices is not `dcn_data`.
     """
     num_slices, *sizes = axes.values()
     slices: dict[int, list] = {}
@@ -49,9 +49,10 @@ def slice_by_slice(devices: list, axes: dict[str, int]) -> list:
 def in_space(coordinates: list[tuple[int, int, int]], sizes: list[int]) -> list[int]:
     """Return an order of chips for a mesh of these axis sizes, in which neighbours on an axis are near each other.
 
-    The box of chips is cut into boxes of as many chips as the last axis has, these into boxes of the axis before, and
-    so on, each visited by `_walk`; of all ways the one with the fewest hops between neighbours, the last axis first.
-    Chips that fill no box, and two cores of one chip, keep their order.
+    The box of chips is divided into equal boxes with as many chips as the last axis has. These boxes form a grid, which
+    is divided in the same way for the axis before, and so on. `_walk` orders the cells of each box. Of all divisions,
+    the one with the fewest hops between neighbours is taken; the last axis counts first. Chips that do not fill a box,
+    and two cores of one chip, keep their order.
     """
     box = tuple(max(c[dim] for c in coordinates) + 1 for dim in range(3))
     if len(set(coordinates)) != len(coordinates) or math.prod(box) != len(coordinates):
@@ -66,7 +67,7 @@ def in_space(coordinates: list[tuple[int, int, int]], sizes: list[int]) -> list[
 
 
 def _cuts(box: tuple, sizes: list[int]) -> Iterator[list[tuple]]:
-    """Yield boxes of so many cells, that of the last size first, whose sides multiplied are those of `box`."""
+    """Yield lists of boxes, one for each size from the last to the first; their sides multiply to those of `box`."""
     if not sizes:
         yield []
         return
@@ -81,20 +82,20 @@ def _divisors(number: int) -> list[int]:
 
 
 def _steps(parts: list[tuple]) -> list[tuple]:
-    """Return how far apart neighbouring cells of each box are along its sides: as the boxes before it are long."""
+    """Return for each box the distance of neighbouring cells along each side: the product of earlier boxes' sides."""
     return list(itertools.accumulate(parts[:-1], np.multiply, initial=(1, 1, 1)))
 
 
 def _hops(box: tuple, step: tuple) -> int:
-    """Return the most hops from a cell of the walk to the next, and from the last to the first."""
+    """Return the largest number of hops between consecutive cells of the walk; the first follows the last."""
     cells = np.multiply(_walk(box), step)
     return int(np.abs(cells - np.roll(cells, 1, axis=0)).sum(axis=1).max())
 
 
 def _walk(box: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """Return the cells of a box, each one hop from the next, and the last from the first where that can be.
+    """Return the cells of a box in an order of single hops; where possible, the last is one hop from the first.
 
-    The columns along z are visited in a cycle of the plane, up one and down the next.
+    The walk visits the columns along z in a cycle over the plane, up one column and down the next.
     """
     heights = range(box[2])
     columns = enumerate(_cycle(box[0], box[1]))
@@ -102,7 +103,7 @@ def _walk(box: tuple[int, int, int]) -> list[tuple[int, int, int]]:
 
 
 def _cycle(width: int, height: int) -> list[tuple[int, int]]:
-    """Return the cells of a grid in a closed walk of single steps; an open one where a side is 1 or both are odd."""
+    """Return the cells of a grid in a closed walk of single steps; open if a side is 1 or both sides are odd."""
     if width % 2 and height % 2 == 0:
         return [(x, y) for y, x in _cycle(height, width)]
     first = 1 if width % 2 == 0 and width > 1 and height > 1 else 0  # y = 0 is the way back
@@ -113,6 +114,6 @@ def _cycle(width: int, height: int) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def mesh_context(mesh: Mesh):
-    """Put the mesh and the axis rules where layers look for them."""
+    """Set the mesh and the axis rules that layers read, for the duration of the block."""
     with jax.set_mesh(mesh), nnx.logical_axis_rules(RULES):
         yield mesh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between the processes of a run: JSON, one to a line, each checked against a schema as it is read."""
+"""The messages between the processes of a run: one JSON object per line, each validated against a schema on read."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ from parallelism.blame import Heartbeat
 LONGEST_JOIN = 4096  # bytes of a line
 # Votes on puzzles are the longest values, some megabytes; digests of the code and of a checkpoint take kilobytes.
 LONGEST_MESSAGE = 64 << 20
-# The kernel asks a silent neighbour for a sign of life, whatever Python is busy with: a lost machine shows in 20 s.
+# The kernel probes a silent peer even while Python is busy, so that a lost machine is detected within 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 
 class Message(Object):
-    """What every message has."""
+    """The fields of every message."""
 
     kind: str
 
 
 class Join(Message):
-    """The first message of a process: its number, the count of processes in its configuration, and its machine."""
+    """The first message of a process: its index, the number of processes in its configuration, and its host."""
 
     index: int
     count: int
@@ -33,65 +33,65 @@ class Join(Message):
 
 
 class Value(Message):
-    """A process's value of a topic."""
+    """A process's value for a topic."""
 
     topic: str
     value: object
 
 
 class Stop(Message):
-    """A process asks all to stop soon; it has passed so many boundaries."""
+    """A process asks all to stop soon; `passed` is the number of boundaries that it has passed."""
 
     passed: int
 
 
 class Promise(Message):
-    """A process will not pass a boundary; it has passed so many."""
+    """A process promises not to pass `boundary`; `passed` is the number of boundaries that it has passed."""
 
     boundary: int
     passed: int
 
 
 class HeartbeatMessage(Message):
-    """A heartbeat; None: there will be no more."""
+    """A heartbeat; None ends the heartbeats."""
 
     heartbeat: Heartbeat | None
 
 
 class End(Message):
-    """Why a process, or the run, ends, and with which exit status."""
+    """The reason why a process, or the run, ends, and its exit status."""
 
     line: str
     status: int
 
 
 class Joined(Message):
-    """All are there, on these machines."""
+    """All processes have joined, on these hosts."""
 
     hosts: list[str]
 
 
 class Values(Message):
-    """The values of a topic, of all processes."""
+    """The values of all processes for a topic."""
 
     topic: str
     values: list[object]
 
 
 class Boundary(Message):
-    """A boundary that is proposed, or at which all stop."""
+    """A boundary that is proposed for the stop, or agreed."""
 
     boundary: int
 
 
 class Blame(Message):
-    """Asks who is to blame, unless who is furthest behind got on within the seconds that are allowed."""
+    """Asks which process blocks the run; the answer is "" if it made progress within the last `allowed` seconds."""
 
     allowed: float
 
 
 class Blamed(Message):
-    """Who is to blame, in words."""
+    """A description of the process that blocks the run."""
 
     text: str
 
@@ -107,11 +107,11 @@ FROM_HUB = {
 
 
 def read(lines: BinaryIO, schemas: Mapping[str, type], longest: int = LONGEST_MESSAGE) -> dict | None:
-    """Return the next message, of a kind that `schemas` has; None at the end, and for a line that breaks off.
+    """Return the next message, of a kind in `schemas`; None at the end of the stream or for an incomplete line.
 
     Raises:
-      JsonError: the line is longer than `longest` bytes, or is no such message.
-      OSError: the connection failed, or nothing came in time.
+      JsonError: the line is longer than `longest` bytes, or is not a valid message of such a kind.
+      OSError: the connection failed or timed out.
     """
     line = lines.readline(longest + 1)
     if not line.endswith(b"\n"):
@@ -125,14 +125,14 @@ def read(lines: BinaryIO, schemas: Mapping[str, type], longest: int = LONGEST_ME
 
 
 def send(connection: socket.socket, message: dict) -> None:
-    """Send a message; a neighbour that is gone is noticed by who reads from it."""
+    """Send a message; a closed connection is ignored here, since the reader of the connection notices it."""
     line = json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(line)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the connection be silent as long as the neighbour's machine is there."""
+    """Remove the timeout, and enable TCP keepalive: the connection may be silent as long as the peer's host is up."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
@@ -141,7 +141,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def has_room(connection: socket.socket) -> bool:
-    """Return whether a short message would go out at once; ValueError where it is closed."""
+    """Return whether a short message can be sent without blocking; ValueError if the connection is closed."""
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
     return bool(poll.poll(0))

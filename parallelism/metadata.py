@@ -9,7 +9,7 @@ import urllib.parse
 
 PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 LONGEST_VALUE = 256 << 10  # bytes, the most that Compute Engine lets a value have
-FAILURES = (OSError, http.client.HTTPException)  # of a server that does not answer, or answers what is not HTTP
+FAILURES = (OSError, http.client.HTTPException)  # no answer, or an answer that is not HTTP
 
 
 class Absent(OSError):
@@ -17,7 +17,7 @@ class Absent(OSError):
 
 
 def find_host() -> str | None:
-    """Return the metadata server's host, by GCE_METADATA_HOST or the machine's firmware; None: not Compute Engine."""
+    """Return the metadata server's host from GCE_METADATA_HOST or the firmware; None outside Compute Engine."""
     if host := os.environ.get("GCE_METADATA_HOST"):
         return host
     with contextlib.suppress(OSError):
@@ -27,10 +27,10 @@ def find_host() -> str | None:
 
 
 def ask(host: str, key: str, seconds: float, **query: str | int) -> tuple[str, str]:
-    """Return the value of a key below `instance/`, and its tag; waits at most `seconds` for each part of the answer.
+    """Return the value of a key below `instance/` and its ETag; wait at most `seconds` for each part of the answer.
 
-    No proxy is asked, which would answer for its own machine, and no redirection is followed. Raises Absent, or one
-    of FAILURES.
+    Proxies are not used, since a proxy would answer for its own machine. Redirects are not followed. Raises Absent or
+    one of FAILURES.
     """
     connection = http.client.HTTPConnection(host, timeout=seconds)
     try:

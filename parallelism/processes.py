@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a run: how they find each other, what they must agree on, and how each learns of another's end.
+"""The processes of a run: how they find each other, agree on values and learn that another one has ended.
 
-`find` reads who we are without touching a device, `start` joins the others. Outside a group every function here
-answers for one process.
+`find` returns this process's group without initializing a device, and `start` joins it. Without a group, every
+function here behaves as in a run of one process.
 """
 
 import dataclasses
@@ -22,34 +22,34 @@ from parallelism.line import Line
 
 DEFAULT_PORT = 8476
 LAST_PORT = 65535
-MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # places that jax knows
-ANNOUNCED = {  # what says, by a greater number than this, that there are others; and where jax finds none, a remedy
+MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # cluster types that jax detects
+ANNOUNCED = {  # a value greater than this means that other processes exist; a remedy if jax does not find them
     "OMPI_COMM_WORLD_SIZE": ("1", ""),
     "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, by which jax asks for them, or "),
 }
 SETTLE_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
-HEARTBEAT_SECONDS = 7 * 86400  # jax's own watch, which aborts from C++: off, as the hub and the watchdog do its work
-FAMILIES = (  # variables that place a process: of the address, the number, the count; of each kind one of several names
+HEARTBEAT_SECONDS = 7 * 86400  # disables jax's own watch, which aborts from C++; the hub and the watchdog replace it
+FAMILIES = (  # variables for the address, the process index and the count; alternative names are in one tuple
     (("JAX_COORDINATOR_ADDRESS",), ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"), ("JAX_PROCESS_COUNT", "JAX_NUM_PROCESSES")),
     (("TPU_COORDINATOR_ADDRESS",), ("TPU_WORKER_ID",), ("TPU_WORKER_COUNT",)),
     (("MASTER_ADDR",), ("RANK",), ("WORLD_SIZE",)),
 )
-ADDRESS = re.compile(  # of which a bare IPv6 address has no port
+ADDRESS = re.compile(  # a bare IPv6 address has no port
     r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))(:(?P<port>[^:]*))?"
 )
-OF_OTHERS = ("TPU_WORKER_ID",)  # set on every GKE worker too, where jax finds the rest
-LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's own variable, for where the address of the coordinator is no own one
+OF_OTHERS = ("TPU_WORKER_ID",)  # also set on every GKE worker, where jax finds the rest
+LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Who this process is among others.
+    """The group of this process and its place in it.
 
     Attributes:
-      host, port: of jax's coordinator, in process 0.
-      source: the variables, or the system, that it is from.
-      local_devices: numbers of the GPUs that are this process's; None: all.
+      host, port: address of jax's coordinator, in process 0.
+      source: the variables, or the system, that these values come from.
+      local_devices: ids of the GPUs that this process uses; None for all.
     """
 
     host: str
@@ -61,21 +61,21 @@ class Group:
 
     @property
     def coordinator(self) -> str:
-        """Its address, as jax writes it."""
+        """The coordinator's address, as jax writes it."""
         return _with_port(self.host, self.port)
 
     @property
     def hub_port(self) -> int:
-        """Where the hub listens: after the coordinator, or before it on the last port."""
+        """The port of the hub: the coordinator's port + 1, or - 1 if that is the last port."""
         return self.port + 1 if self.port < LAST_PORT else self.port - 1
 
 
 def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) -> Group | None:
-    """Return the group that the environment names, else the one that jax finds where it is likely to; None: alone.
+    """Return the group from the environment, else the one that jax detects on known clusters; None for one process.
 
-    Variables win over what jax finds: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
+    Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
     TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
-    ConfigError where one is missing or no number, or two of them contradict each other.
+    ConfigError if one is missing or not a number, or if two of them contradict each other.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:
@@ -144,8 +144,8 @@ def _text(values: Mapping[str, str]) -> str:
 
 
 def _found_by_jax(join_seconds: float) -> Group | None:
-    """Return the group of a TPU slice, of SLURM, Open MPI or Kubernetes; None where there is but one process."""
-    from jax._src.clusters import ClusterEnv  # no public function tells the place without going there
+    """Return the group of a TPU slice, SLURM, Open MPI or Kubernetes; None if there is only one process."""
+    from jax._src.clusters import ClusterEnv  # no public function detects the cluster without joining it
 
     try:
         address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
@@ -167,11 +167,12 @@ _hub: Hub | None = None
 def start(
     group: Group, join_seconds: float, on_end: Callable[[str, int], None], workdir: pathlib.Path | None = None
 ) -> None:
-    """Join the group and let jax do so, before any device is touched; RunError names who is late.
+    """Join the group and initialize jax.distributed, before any device is initialized; RunError names late processes.
 
     Args:
-      on_end: ends this process; given a line and an exit status, in a thread, when another one has died or failed.
-      workdir: a folder that all processes share, where process 0 may leave them the secret of the run meanwhile.
+      on_end: ends this process; called with a line and an exit status, in a thread, when another one has died or
+        failed.
+      workdir: a folder that all processes share; process 0 may keep the secret of the run there while they join.
     """
     import jax
 
@@ -188,14 +189,14 @@ def start(
         cluster_detection_method="deactivate",
         coordinator_bind_address=address and _with_port(address, group.port),
     )  # fmt: skip
-    for number, handler in handlers.items():  # jax has put its own in place of SIGTERM's
+    for number, handler in handlers.items():  # jax has replaced the handler of SIGTERM
         signal.signal(number, handler)
 
 
 def _join(
     group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
 ) -> None:
-    """Hold the hub, in process 0, at an address, and connect to it; return when all processes have."""
+    """Start the hub at `address` in process 0, and connect to it; return when all processes have joined."""
     global _line, _hub
 
     def withdraw_and_end(line: str, status: int) -> None:
@@ -220,7 +221,7 @@ def _join(
 
 
 def _listening_address(group: Group) -> str | None:
-    """Return the address that process 0 listens on; None: on all, where the one that the others use is not known."""
+    """Return the address that process 0 listens on; None for all addresses, if the group's host is not a local one."""
     if os.environ.get(LISTENING):
         return _address(LISTENING, os.environ)[0]
     address = addresses.own_address(group.host)
@@ -241,37 +242,37 @@ def _warn(line: str) -> None:
 
 
 def index() -> int:
-    """Return the number of this process, from 0."""
+    """Return the index of this process, from 0."""
     return _line.index if _line else 0
 
 
 def count() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes."""
     return _line.count if _line else 1
 
 
 def name(number: int) -> str:
-    """Return how a process is called in messages: its number and machine."""
+    """Return the name of a process in messages: its index and host."""
     return f"process {number} ({_line.hosts[number]})" if _line else f"process {number}"
 
 
 def log_file(workdir: pathlib.Path) -> pathlib.Path:
-    """Return where this process keeps its log."""
+    """Return the path of this process's log."""
     return workdir / "logs" / f"train_worker_{index()}.out"
 
 
 def gather(topic: str, value) -> list:
-    """Return the JSON values that all processes give to a topic, in their order; waits for all."""
+    """All-gather a JSON value: return the values of all processes for a topic, in rank order. Waits for all."""
     return _line.gather(topic, value) if _line else [value]
 
 
 def shared(topic: str, make: Callable[[], object]):
-    """Return everywhere what make() gives in process 0, a JSON value."""
+    """Broadcast the JSON value of make(), which is called only in process 0, to all processes."""
     return gather(topic, make() if index() == 0 else None)[0]
 
 
 def check_same(values: Mapping[str, object], what: str) -> None:
-    """Compare named values between all processes; ConfigError names process, machine, item and both values."""
+    """Compare named values between all processes; ConfigError names process, host, item and both values."""
     first, *others = gather(what, dict(values))
     for number, theirs in enumerate(others, start=1):
         for item in sorted(first.keys() | theirs.keys()):
@@ -283,31 +284,31 @@ def check_same(values: Mapping[str, object], what: str) -> None:
 
 
 def ask_to_stop(hold: bool = False) -> None:
-    """Have all processes stop at the same boundary, soon; to `hold` is to wait at the next one until it is known."""
+    """Ask all processes to stop at the same boundary soon; with `hold`, wait at the next one until it is agreed."""
     if _line:
         _line.ask_to_stop(hold)
 
 
 def boundary() -> bool:
-    """Pass a boundary of the loop; return whether a process has asked all to stop, and all stop here."""
+    """Pass a boundary of the training loop; return whether all processes stop here, as one of them has asked."""
     return _line is not None and _line.boundary()
 
 
 def send_heartbeat(own: Heartbeat | None) -> None:
-    """Send a heartbeat to process 0; None: there will be no more."""
+    """Send a heartbeat to process 0; None ends the heartbeats."""
     if _line:
         _line.send_heartbeat(dataclasses.asdict(own) if own else None)
 
 
 def heartbeats(own: Heartbeat) -> list[Heartbeat]:
-    """Return the last heartbeats of all processes in process 0, which has the hub; elsewhere, or without any, `own`."""
+    """Return the last heartbeats of all processes in process 0, which has the hub; `own` elsewhere or if none exist."""
     return (_hub.heartbeats() if _hub else []) or [own]
 
 
 def blame(own: Heartbeat, allowed: float = 0.0) -> str:
-    """Return who is to blame that nothing ends, and in which phase they are; where process 0 is silent, `own`'s.
+    """Describe the process that blocks the run, with its phase; if process 0 is silent, describe process 0 and `own`.
 
-    It is "" where who is furthest behind got on within the seconds that are `allowed`.
+    Returns "" if the process that is furthest behind made progress within the last `allowed` seconds.
     """
     if _hub or not _line:
         found = to_blame(heartbeats(own))
@@ -317,21 +318,21 @@ def blame(own: Heartbeat, allowed: float = 0.0) -> str:
 
 
 def fail(line: str, status: int) -> None:
-    """Tell the others why this process ends, and return when they know."""
+    """Report to the other processes why this one ends; in process 0, wait until they know."""
     if _line:
         _line.fail(line, status)
     settle()
 
 
 def settle() -> None:
-    """In process 0, which has the hub, wait until all other processes know why the run ends."""
+    """In process 0, which has the hub, wait until all other processes know why the run ends, or a time limit."""
     if _hub:
         _hub.settle(SETTLE_SECONDS)
         _report_strangers(_hub)
 
 
 def leave() -> None:
-    """Part from the others once all are done; process 0, which holds the middle, goes last."""
+    """Leave the group when all processes are done; process 0, which has the hub, leaves last."""
     if _line:
         _line.leave()
     if _hub:
@@ -340,6 +341,6 @@ def leave() -> None:
 
 
 def _report_strangers(hub: Hub) -> None:
-    """Leave a line in the log about connections that were not of the run, if there were any."""
+    """Log a warning about refused connections, if there were any."""
     if line := hub.door.report():
         logging.getLogger("torus").warning(line)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that a layout computes what another one does: the forward pass, every gradient, one update.
+"""Proves that two layouts compute the same: the forward pass, every gradient and one update.
 
-Two step functions are handed in, each with its own mesh; both begin with the same state and the same batch. What
-they return is compared array by array, by the relative error in the L2 norm.
+The caller passes two step functions, each with its own mesh. Both start from the same state and the same batch. Their
+results are compared array by array, by the relative error in the L2 norm.
 """
 
 import dataclasses
@@ -13,8 +13,9 @@ import numpy as np
 
 from parallelism.mesh import mesh_context
 
-# Float32 sums in another order differ by about 1e-6. An update is a small difference of rounded weights, and where a
-# gradient is nearly 0 Adam turns its rounding into a step; a fault of layout is off by a part, not by a thousandth.
+# Float32 sums in another order differ by about 1e-6. The limit for an update is wider: an update is a small difference
+# of rounded weights, and Adam turns the rounding error of a gradient near 0 into a step. A wrong layout causes an error
+# of the order of the value itself, not of a thousandth.
 LIMITS = {"forward": 1e-5, "gradient": 1e-5, "update": 1e-3, "state": 1e-5}
 
 
@@ -25,7 +26,7 @@ class Layout:
     Attributes:
       step: (state, batch) -> (state, scalars, gradients), run inside `mesh_context(mesh)`; the state is a dataclass
         with `params`.
-      state, batch: trees like its arguments, of shardings.
+      state, batch: trees of shardings with the structure of the step's arguments.
     """
 
     mesh: jax.sharding.Mesh
@@ -35,7 +36,7 @@ class Layout:
 
 
 def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]:
-    """Return a line for each array in which the candidate departs from the reference; none where both agree.
+    """Return a line for each array in which the candidate differs from the reference; empty if both agree.
 
     `state` and `batch` are host arrays of the global shapes.
     """
@@ -55,7 +56,7 @@ def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]
 
 
 def relative_error(actual, expected) -> float:
-    """Return |actual - expected| / |expected| in the L2 norm; infinite where shapes differ or a number is missing."""
+    """Return |actual - expected| / |expected| in the L2 norm; infinite if shapes differ or `actual` is not finite."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if actual.shape != expected.shape or not np.isfinite(actual).all():
         return np.inf
@@ -63,17 +64,17 @@ def relative_error(actual, expected) -> float:
 
 
 def _observe(layout: Layout, state, batch) -> dict:
-    """Run one step from host arrays; return its results as host arrays, by part."""
+    """Run one step from host arrays and return its results as host arrays, by the keys of LIMITS."""
     placed = jax.device_put((state, batch), (layout.state, layout.batch))
     with mesh_context(layout.mesh):
         after, scalars, gradients = jax.tree.map(_agreed, layout.step(*placed))
     update = jax.tree.map(lambda new, old: np.float64(new) - old, after.params, state.params)
-    state = dataclasses.replace(after, params={})  # steps and examples, moments, an average, a carry
+    state = dataclasses.replace(after, params={})  # leaves counts, moments, an average, a carry
     return {"forward": scalars, "gradient": gradients, "update": update, "state": state}
 
 
 def _agreed(array: jax.Array) -> np.ndarray:
-    """Return the array on the host; not a number wherever devices that should hold the same hold something else."""
+    """Return the array on the host, with NaN wherever the replicas on different devices disagree."""
     whole = np.array(array)
     for shard in array.addressable_shards:
         if not np.array_equal(shard.data, whole[shard.index]):

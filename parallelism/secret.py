@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The secret of a run: whoever knows it is taken for one of its processes.
+"""The secret of a run: a peer that knows it is accepted as one of the run's processes.
 
-A process takes the first of these that is there: the variable TORUS_RUN_SECRET; the file that TORUS_RUN_SECRET_FILE
-names; on Compute Engine the machine's attribute torus-run-secret, which `pod.py create` makes; a file in the run's
-folder, which process 0 writes and keeps there while the processes join. Without any of them no secret protects the run.
+A process uses the first source that exists:
+- the environment variable TORUS_RUN_SECRET;
+- the file that TORUS_RUN_SECRET_FILE names;
+- on Compute Engine, the machine's metadata attribute torus-run-secret, which `pod.py create` sets;
+- a file in the run's folder, which process 0 writes and removes when all processes have joined.
+Without any of them, no secret protects the run.
 """
 
 import contextlib
@@ -23,7 +26,7 @@ VARIABLE, FILE_VARIABLE, ATTRIBUTE, FILE_NAME = (
     "TORUS_RUN_SECRET", "TORUS_RUN_SECRET_FILE", "torus-run-secret", "run_secret",
 )  # fmt: skip
 FROM_METADATA, FROM_FOLDER, NOWHERE = f"the metadata attribute {ATTRIBUTE}", "the folder of the run", "nowhere"
-SOURCES = (VARIABLE, FILE_VARIABLE, FROM_METADATA, FROM_FOLDER, NOWHERE)  # a process says its own by the number here
+SOURCES = (VARIABLE, FILE_VARIABLE, FROM_METADATA, FROM_FOLDER, NOWHERE)  # a process sends its source's index
 FEWEST_CHARACTERS, LONGEST_BYTES = 16, 4096
 READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 METADATA_TRIES, METADATA_SECONDS, METADATA_PAUSE_SECONDS = 3, 3.0, 1.0
@@ -31,30 +34,30 @@ METADATA_TRIES, METADATA_SECONDS, METADATA_PAUSE_SECONDS = 3, 3.0, 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Secret:
-    """A secret, empty where there is none, and which of SOURCES it is from."""
+    """A secret and its source, one of SOURCES; the value is empty if there is no secret."""
 
     source: str
     value: bytes = dataclasses.field(repr=False)
 
 
 class RunSecret:
-    """How one process comes to the secret of its run."""
+    """Finds the secret of a run for one process; process 0 also writes and removes the file."""
 
     def __init__(self, environment: Mapping[str, str], workdir: pathlib.Path | None, *, first: bool):
-        """Look for what the user or the pod gives; ConfigError where that cannot be a secret.
+        """Look for a secret from the user or the pod; ConfigError if the value cannot be used as a secret.
 
         Args:
-          workdir: a folder that all processes share; None: there is none.
-          first: whether this is process 0, which writes a secret there where none is given.
+          workdir: a folder that all processes share; None if there is none.
+          first: whether this is process 0, which writes a secret into `workdir` if none is given.
         """
         self.given = _given(environment)
         self.folder = workdir if self.given is None else None
         self.first, self.made_folder, self.written = first, False, None
 
     def find(self) -> Secret:
-        """Return the secret as it is now; what process 0 has not written yet is an empty one.
+        """Return the current secret; it is empty until process 0 has written the file.
 
-        ConfigError where process 0 cannot write it.
+        Raises ConfigError if process 0 cannot write the file.
         """
         if self.given or not self.folder:
             return self.given or Secret(NOWHERE, b"")
@@ -66,17 +69,17 @@ class RunSecret:
         return Secret(FROM_FOLDER, b"")
 
     def withdraw(self) -> None:
-        """Remove the file, and the folder if it was made for it: nobody joins any more. Again, it does nothing."""
+        """Remove the file, and the folder if it was made for it, since nobody joins any more; idempotent."""
         if self.written:
             self.written = None
             with contextlib.suppress(OSError):
                 (self.folder / FILE_NAME).unlink()
-            with contextlib.suppress(OSError):  # by now it holds something
+            with contextlib.suppress(OSError):  # the folder is no longer empty
                 if self.made_folder:
                     self.folder.rmdir()
 
     def _write(self, folder: pathlib.Path) -> Secret:
-        """Write a new secret, whole or not at all, that only this user can read."""
+        """Write a new secret atomically, to a file that only this user can read."""
         value = secrets.token_hex(32).encode()
         try:
             self.made_folder = not folder.exists()
@@ -93,7 +96,7 @@ class RunSecret:
 
 
 def _given(environment: Mapping[str, str]) -> Secret | None:
-    """Return the secret that the environment, a file of the user's or the machine's metadata has."""
+    """Return the secret from the environment, the user's file or the machine's metadata; None if there is none."""
     if text := environment.get(VARIABLE):
         return _checked(VARIABLE, os.fsencode(text), VARIABLE)
     if name := environment.get(FILE_VARIABLE):
@@ -110,7 +113,7 @@ def _given(environment: Mapping[str, str]) -> Secret | None:
 
 
 def from_metadata() -> str | None:
-    """Return the attribute of this machine; None where there is none, or no answer."""
+    """Return this machine's secret attribute; None if it is not set or the metadata server does not answer."""
     host = metadata.find_host()
     for attempt in range(METADATA_TRIES if host else 0):
         time.sleep(METADATA_PAUSE_SECONDS if attempt else 0)

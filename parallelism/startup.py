@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides, before jax is imported, which platform a command runs on and how many devices it simulates."""
+"""Before jax is imported, chooses the platform of a command and the number of simulated devices."""
 
 import ctypes.util
 import gc
@@ -21,14 +21,14 @@ NOT_READ = {
     "LOCAL_RANK": "there is one process a host",
 }
 GOOGLE_PCI_VENDOR = "0x1ae0"
-# It reads data and writes events. Without its own Keras, which is not read either, it is imported in less time.
+# TensorFlow only reads data and writes events. It imports faster without its own Keras, which is not used.
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
-ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath by gcsfs, as data is read, not by TensorFlow
-# Importing and tracing make millions of objects and hardly a cycle. Looking for cycles as often as Python does by
-# itself takes a part of the start, and holds up a step now and then, on one host of all.
+ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input pipeline does, not TensorFlow
+# Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
+# slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
-# XLA's CPU collectives abort when a participant is late; with 32 device threads on 2 cores they are.
+# XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
 PATIENCE = {
     "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
     "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
@@ -37,9 +37,9 @@ PATIENCE = {
 
 
 def attached_accelerator() -> str:
-    """Return "tpu", "gpu" or "cpu", judged by device files and JAX_PLATFORMS, without touching a device.
+    """Return "tpu", "gpu" or "cpu" from device files and JAX_PLATFORMS, without initializing a device.
 
-    Raises ConfigError where JAX_PLATFORMS names no platform, or an accelerator that this machine does not have.
+    Raises ConfigError if JAX_PLATFORMS names no known platform, or an accelerator that this machine does not have.
     """
     vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
@@ -58,15 +58,15 @@ def attached_accelerator() -> str:
 
 
 def is_simulation(topology: Topology | None, accelerator: str) -> bool:
-    """Whether the topology's chips have to be simulated: it is not a CPU's, and there is no accelerator."""
+    """Return whether to simulate the topology's chips: it names an accelerator, and none is attached."""
     return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
 
 
 def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
-    """Set what jax reads when it is imported; ConfigError where another accelerator than the topology's is attached."""
+    """Set the variables that jax reads at import; ConfigError if the attached accelerator is not the topology's."""
     choose_libraries()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many a small one
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
     if accelerator == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif topology and topology.accelerator != accelerator:
@@ -75,20 +75,21 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
             f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
-        os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # or jax would first look for TPUs, since libtpu is installed
+        os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
 
 
 def choose_libraries() -> None:
-    """Set how TensorFlow is imported, by what buckets are read and how often garbage is looked for, before all else."""
+    """Set up TensorFlow's import, the library for buckets and the garbage collector; call this before other imports."""
     gc.set_threshold(*RARE_COLLECTIONS)
     for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
         os.environ.setdefault(name, value)
 
 
 def simulate(num_devices: int, num_processes: int = 1) -> int:
-    """Have jax show this process its part of `num_devices` CPU devices, 0 for what the environment asks of each.
+    """Simulate this process's share of `num_devices` CPU devices; 0 takes the number per process from the environment.
 
-    Returns the number of devices of all processes; ConfigError where these do not divide them, or they are too many.
+    Returns the number of devices of all processes. Raises ConfigError if `num_devices` is not divisible by the number
+    of processes, or if one process would simulate too many.
     """
     if num_devices % num_processes:
         raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
@@ -112,7 +113,7 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
 
 
 def drop_native_stdout() -> None:
-    """Drop what C++ libraries print to stdout, such as gloo's connections; what Python prints stays."""
+    """Drop the output of C++ libraries to stdout, such as gloo's connections; Python's output stays."""
     usual = sys.stdout
     usual.flush()
     sys.stdout = open(os.dup(usual.fileno()), "w", encoding=usual.encoding, errors=usual.errors)  # noqa: SIM115
@@ -123,8 +124,8 @@ def drop_native_stdout() -> None:
 
 
 def check_platform(accelerator: str) -> None:
-    """Raise ConfigError where jax computes elsewhere than on what is attached: it falls back to the CPU in silence."""
-    import jax  # touches the devices
+    """Raise ConfigError if jax does not use the attached accelerator: jax falls back to the CPU silently."""
+    import jax  # default_backend() initializes the devices
 
     if jax.default_backend() != accelerator:
         raise ConfigError(
@@ -135,9 +136,9 @@ def check_platform(accelerator: str) -> None:
 
 
 def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
-    """Return a line for each variable of earlier systems that is set and not read here.
+    """Return a line for each environment variable of other systems that is set but ignored here.
 
-    Raises ConfigError where XLA_USE_BF16 asks for another type than `dtype`, which is model.dtype.
+    Raises ConfigError if XLA_USE_BF16 contradicts `dtype`, which is model.dtype.
     """
     if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
         raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")

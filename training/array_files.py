@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays of a checkpoint as files, opened one by one and read or written in parts: plain zarr, as Orbax writes it.
+"""Reads and writes single arrays of a checkpoint in parts; they are plain zarr, as Orbax writes it.
 
-With these a model of any size is taken in or given out in little memory.
+With these functions, a model of any size is imported or exported in little memory.
 """
 
 import math
@@ -14,17 +14,17 @@ from files.json_reader import Object, read_json
 
 
 class Layout(Object):
-    """What is read here of an array's .zarray."""
+    """The fields that are read here from an array's .zarray."""
 
     shape: list[int]
     chunks: list[int]
 
 
 def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> tensorstore.TensorStore:
-    """Return a new float32 array in the folder of a checkpoint's arrays, in place of what has its name.
+    """Create and return a float32 array in the folder of a checkpoint's arrays; it replaces one of the same name.
 
-    `name` is dotted, as in params.norm.scale; `chunks` says how much of each dimension is in a file, and what is
-    written at once should be whole files.
+    `name` is dotted, as in params.norm.scale. `chunks` is the size of a file in each dimension; each write should cover
+    complete files.
     """
     metadata = {
         "shape": shape, "chunks": chunks, "dtype": "<f4", "dimension_separator": ".",
@@ -34,9 +34,9 @@ def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tupl
 
 
 def open_array(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
-    """Return an array of a checkpoint to read from; files of several layers are kept in memory once they are read.
+    """Return an array of a checkpoint for reading; files with several layers stay in memory after the first read.
 
-    A file that is missing is an error when it is read, and not zeros.
+    Reading a missing file is an error, and does not return zeros.
     """
     spec = _spec(folder, name) | {"fill_missing_data_reads": False}
     array = tensorstore.open(spec, open=True, read=True).result()

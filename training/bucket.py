@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder in a bucket: what is small is kept on local disk and copied there, checkpoints go there directly."""
+"""A run's folder in a bucket: small files are written to local disk and copied there; checkpoints go there directly."""
 
 import dataclasses
 import hashlib
@@ -9,12 +9,12 @@ import tempfile
 
 from configs.base import ConfigError
 
-GROWING = ("metrics.jsonl", "ledger.jsonl")  # of which the longer one holds
-COPIED = (  # back too, on a host that has them not
+GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is the newer one
+COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
 )  # fmt: skip
-VOTES = "votes"  # a file a step; a step that is evaluated once more writes its file anew
+VOTES = "votes"  # one file per step; a repeated evaluation of a step overwrites its file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self) -> None:
-        """Bring what another host left of the run; ConfigError where the bucket cannot be read."""
+        """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
         try:
@@ -42,7 +42,7 @@ class Bucket:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
-        """Copy a process's log to the bucket, and of the first process what is small and its own."""
+        """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes."""
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         own = [*(self.folder / name for name in COPIED), *events, *self._new_votes()] if first else []
         for path in [log, *own]:
@@ -50,10 +50,10 @@ class Bucket:
             if path.exists():
                 there.write_bytes(path.read_bytes())
             else:
-                there.unlink(missing_ok=True)  # such as the summary of a run that goes on
+                there.unlink(missing_ok=True)  # such as the summary of a run that continues
 
     def _new_votes(self) -> list[pathlib.Path]:
-        """Return those that the bucket has not, or of another length."""
+        """Return the files of votes that the bucket lacks or holds with another length."""
         there = path_of(self.url) / VOTES
         return [
             path
@@ -63,7 +63,7 @@ class Bucket:
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
-    """Return the bucket that a --workdir names, None for a local folder; its copy is in the cache."""
+    """Return the bucket folder that --workdir names, with its local copy in the cache; None for a local folder."""
     if not workdir.startswith("gs://"):
         return None
     url = workdir.rstrip("/")
@@ -71,7 +71,7 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
 
 
 def copy_name(url: str) -> str:
-    """Return a name for the local copy of a workdir, or of a part of it, that no other workdir has."""
+    """Return a unique name for the local copy of a workdir or of a part of it."""
     url = url.rstrip("/")
     return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
@@ -84,6 +84,6 @@ def _write_atomically(path: pathlib.Path, content: bytes) -> None:
 
 def path_of(name: str):
     """Return the path of an address in a bucket, or of a local folder."""
-    from etils import epath  # only where it is asked for: it takes a while to import
+    from etils import epath  # imported only when needed, because the import is slow
 
     return epath.Path(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run's checkpoints, and what a process does in it alone: its part of a save, and clearing up."""
+"""The folder of a run's checkpoints, and the file operations of a single process: its part of a save, and cleanup."""
 
 import contextlib
 import logging
@@ -24,11 +24,12 @@ from training.record import MAX_BYTES as RECORD_BYTES
 from training.record import Record
 from training.state import TrainState
 
-FAILURES = (OSError, ValueError, RuntimeError)  # of writing: Python's own, and what TensorStore makes of them
+FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
 RECORD, ZARRAY = "record.json", ".zarray"
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
-# Bytes of a copied array that each holder writes a part of; of less one writes all, without a program to cut it.
+# Each replica of an array writes a part of it if the parts have at least this many bytes. Otherwise one replica writes
+# all of it, so that no program has to be compiled to slice it.
 SMALLEST_PART = 1 << 20
 
 
@@ -37,35 +38,35 @@ class Folder:
 
     Attributes:
       path: of the folder.
-      is_local: whether it is in a file system, and not in a bucket.
+      is_local: whether it is in a file system rather than in a bucket.
       failures: the exceptions that writing to it may raise.
     """
 
     def __init__(self, workdir, staging: pathlib.Path | None, writer: str = ""):
-        """Know the folder of a workdir, or of the address of one in a bucket.
+        """Open the folder of a workdir, which is a path or the address of a bucket folder.
 
         Args:
           staging: as for `Checkpoints`.
-          writer: a name of this run alone, the same in all its processes. Should another run write to the same workdir,
-            as after its lock was deleted, neither writes into what the other has not finished.
+          writer: a unique name of this run, the same in all its processes. If another run writes to the same workdir,
+            for example after the lock was deleted, neither run writes into the unfinished save of the other.
         """
         path = epath.Path(workdir)
         self.is_local = "://" not in str(workdir)
         self.path = (path.absolute() if self.is_local else path) / "checkpoints"
         self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
-        # Below it a folder for each process of each run.
+        # The staging folder has a folder for each process of each run.
         place = f"{copy_name(str(self.path.parent))}/process_{processes.index()}"
         self.staging = staging and pathlib.Path(staging).expanduser().absolute() / place
-        self.writer, self.num_arrays, self.chunks = writer, 0, {}  # these two are of the save that goes on
+        self.writer, self.num_arrays, self.chunks = writer, 0, {}  # the last two belong to the present save
 
     def names(self) -> set[str]:
-        """Return the names of all that is in it."""
+        """Return the names of all entries of the folder."""
         return {path.name for path in self.path.iterdir()} if self.path.exists() else set()
 
     def steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints, whatever has become of them since."""
+        """Return the steps of the checkpoints that were completely saved; they may be damaged since."""
         names = self.names()
-        # A local folder gets its name when it is complete; one in a bucket then loses the mark beside it.
+        # A local folder is renamed to the step when it is complete; in a bucket, a separate mark is then deleted.
         return sorted(
             int(name)
             for name in names
@@ -73,12 +74,12 @@ class Folder:
         )
 
     def existing(self) -> list[str]:
-        """Return the names of all checkpoints, also damaged ones; a run must not start from step 0 if there are any."""
+        """Return the names of all checkpoints, even damaged ones; a run must not start from step 0 if there are any."""
         folders = [path.name for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
         return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
 
     def others(self) -> dict[str, str]:
-        """Return what else there is: {name: what it is}."""
+        """Return {name: description} of damaged and unfinished checkpoints."""
         kinds = {
             DAMAGED: "set aside as damaged",
             UNFINISHED: "an unfinished save or deletion; the next start clears it",
@@ -86,7 +87,7 @@ class Folder:
         return {name: what for name in sorted(self.names()) for kind, what in kinds.items() if kind in name}
 
     def move_aside(self, step: int) -> str:
-        """Take the name of a checkpoint from it, whatever it is; return what has become of it."""
+        """Rename a checkpoint, so that it is not used; return a text that says where it is now."""
         taken = self.names()
         names = (f"{step}{DAMAGED}{number}" for number in ("", *range(2, 1000)))
         name = next(name for name in names if name not in taken)
@@ -97,7 +98,7 @@ class Folder:
         return f"set aside as {name}"
 
     def begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
-        """Have Orbax copy this process's part of the arrays, and begin to write it."""
+        """Copy this process's part of the arrays with Orbax, and start to write it; return the Orbax writer."""
         own, self.num_arrays = self._own(step), len(jax.tree.leaves(state))
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
@@ -113,18 +114,18 @@ class Folder:
             use_ocdbt=False, multiprocessing_options=alone,
             type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, arrays)),
         )  # fmt: skip
-        # In the background, folders would be announced under one key for all processes: none would wait for its own.
+        # Asynchronously created folders are signalled under one key for all processes, so none would wait for its own.
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         writer = ocp.AsyncCheckpointer(handler, multiprocessing_options=alone, async_options=at_once)
         writer.save(self.arrays(step), args=ocp.args.PyTreeSave(state))
         return writer
 
     def arrays(self, step: int) -> pathlib.Path:
-        """Return the folder of the arrays of a checkpoint that this process is writing."""
+        """Return the folder of arrays of a checkpoint that this process is writing."""
         return self._own(step) / "state"
 
     def write(self, step: int, writer: ocp.AsyncCheckpointer, record: str) -> None:
-        """Wait for the arrays, and write the record."""
+        """Wait until the arrays are written; in process 0, write the record, and in a bucket the mark."""
         with contextlib.closing(writer):
             writer.wait_until_finished()
         if processes.index() == 0:
@@ -134,14 +135,14 @@ class Folder:
                 self._mark(step).write_text("")
 
     def digest(self, step: int) -> dict[str, list]:
-        """Return the digests of this process's part."""
+        """Return {file: [bytes, SHA-256]} of this process's part."""
         own = self._own(step)
         names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
         self.chunks = {name: array_files.chunks(own / name) for name in names if name.endswith(f"/{ZARRAY}")}
         return manifest.digests(own, names)
 
     def land(self, step: int, files: dict[str, list]) -> None:
-        """Move this process's part to where the checkpoint comes together; copies are read back."""
+        """Move `files` of this process's part to the common folder; copies from staging are read back and verified."""
         own, landing = self._own(step), self._landing(step)
         for name in files:
             (landing / name).parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +159,7 @@ class Folder:
         shutil.rmtree(own)
 
     def commit(self, step: int, files: dict[str, list]) -> None:
-        """Make a checkpoint of the files that have landed; OSError where they are not all that its arrays have."""
+        """Complete a checkpoint from the landed files; OSError if files of its arrays are missing."""
         landing, checkpoint = self._landing(step), self.path / str(step)
         self._check_complete(files)
         manifest.write(landing, step, files)
@@ -167,15 +168,15 @@ class Folder:
             return
         for path in {landing / manifest.NAME, landing} | {(landing / name).parent for name in files}:
             _sync(path)
-        if checkpoint.exists():  # of a save that was complete and failed after that
+        if checkpoint.exists():  # left by a save that failed after this rename
             self.move_aside(step)
         landing.rename(checkpoint)
         _sync(self.path)
 
     def _check_complete(self, files: dict[str, list]) -> None:
-        """Raise OSError where files of arrays are missing: somebody has deleted them while they were written.
+        """Raise OSError if files of arrays are missing because they were deleted while they were written.
 
-        A manifest of the others would call the checkpoint good.
+        A manifest of the remaining files would declare the checkpoint valid.
         """
         if len(self.chunks) < self.num_arrays:
             raise OSError(f"{len(self.chunks)} of {self.num_arrays} arrays are left; others were deleted meanwhile")
@@ -185,7 +186,7 @@ class Folder:
                     raise OSError(f"{name.removesuffix(ZARRAY)}{chunk} is missing; it was deleted meanwhile")
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint such that, half-deleted, it is none."""
+        """Delete a checkpoint; it is marked first, so that a partly deleted one does not count as a checkpoint."""
         if self.is_local:
             (self.path / str(step)).rename(self._mark(step))
         else:
@@ -193,13 +194,13 @@ class Folder:
         self._erase(self._mark(step))
 
     def drop(self, step: int) -> None:
-        """Remove what a save that failed has left, as far as that can be done."""
+        """Remove the files of a failed save, as far as possible."""
         shutil.rmtree(self._own(step), ignore_errors=True)
         if processes.index() == 0 and self.is_local:
             shutil.rmtree(self._landing(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove what saves and deletions that were killed, or have failed, left."""
+        """Remove the files of saves and deletions that failed or were killed."""
         if self.staging:
             shutil.rmtree(self.staging, ignore_errors=True)
         if processes.index() == 0:
@@ -212,7 +213,7 @@ class Folder:
 
         Raises:
           RunError: it cannot be read.
-          JsonError, ConfigError: it has values that no run has.
+          JsonError, ConfigError: it has invalid values.
         """
         path = self.path / str(step) / RECORD
         try:
@@ -224,7 +225,7 @@ class Folder:
         return record
 
     def manifest(self, step: int) -> manifest.Manifest:
-        """Return the manifest of a checkpoint; RunError where it cannot be read."""
+        """Return the manifest of a checkpoint; RunError if it cannot be read."""
         folder = self.path / str(step)
         try:
             return manifest.read(folder)
@@ -245,11 +246,11 @@ class Folder:
                 raise RunError(f"{folder} was deleted while it was read ({gone[0]} is missing); run the command again")
 
     def _erase(self, mark) -> None:
-        """Delete what is marked as unfinished, the mark last."""
+        """Delete an unfinished checkpoint, its mark last."""
         if self.is_local:
-            # Renamed first: another process that finishes this very save would else rename it while it is deleted.
+            # Rename first: otherwise a process that completes this save could rename the folder during the deletion.
             erased = self.path / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
-            with contextlib.suppress(FileNotFoundError):  # the other one was quicker
+            with contextlib.suppress(FileNotFoundError):  # the other process was faster
                 mark.rename(erased)
                 erased.rmtree()
             return
@@ -257,13 +258,13 @@ class Folder:
         mark.unlink()
 
     def _own(self, step: int) -> pathlib.Path:
-        """Return where this process writes its part."""
+        """Return the folder that this process writes its part to."""
         if self.staging:
             return self.staging / f"{step}-{self.writer}"
         return pathlib.Path(self._landing(step)) / f"process_{processes.index()}"
 
     def _landing(self, step: int):
-        """Return where the parts come together."""
+        """Return the folder that combines the parts of all processes."""
         return self.path / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
 
     def _mark(self, step: int):
@@ -282,7 +283,7 @@ def _failures_of_buckets() -> tuple:
 
 
 def _sync(path) -> None:
-    """Have a file, or the names in a folder, on disk."""
+    """Flush a file, or the entries of a folder, to disk with fsync."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and restores a run's state: asynchronously, atomically, verified, onto any mesh.
+"""Save and restore a run's state: asynchronously, atomically, verified, onto any mesh.
 
-A checkpoint is a folder: the arrays as Orbax writes them, a record (configuration, data position, library versions),
-and last of all a manifest with the digest of every file. Each process has Orbax write its own part to a folder of its
-own, as if it were alone, so that none of Orbax's barriers waits for a process whose disk is full; then they agree, by
-the line between them, and put the parts together. What fails is told and tried again; the run goes on.
+A checkpoint is a folder with the arrays in Orbax's format, a record (configuration, data position, library versions)
+and a manifest with the digest of every file, which is written last. Orbax writes the part of each process to a separate
+folder, as in a run of one process, so that no barrier of Orbax waits for a process whose disk is full. Then the
+processes agree through the hub and combine the parts. A failed save is reported and retried while the run continues.
 """
 
 import functools
@@ -34,23 +34,23 @@ from training.retention import Retention
 from training.state import TrainState
 from training.step_log import NonFinite
 
-LEAST_STEPS = 4  # between tries: whether one is due the processes ask each other
-RETRIES = 16  # first tried again after this part of the usual interval, then after 2, 4, ... of these parts
-LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the tries of a save after which the run ends
-PATIENCE_SECONDS = 5.0  # with the save before; one that takes longer is not waited for
+LEAST_STEPS = 4  # between checks for a retry, since each check gathers values from all processes
+RETRIES = 16  # the first retry comes after save_every / RETRIES steps, the next after 2, 4, ... times as many
+LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the attempts to save the last state of a run
+PATIENCE_SECONDS = 5.0  # limit of the wait for the previous save
 OF_TENSORSTORE = re.compile(r"""[^"]*"(?P<path>[^"]*)".*\[os_error_code='(?P<code>\d+)'\]""", re.DOTALL)
 for noisy in ("absl", "asyncio"):  # Orbax warns at every save; failures are reported by this file
     logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
 class CheckpointError(ValueError):
-    """A workdir that cannot be used as asked; the user's to mend."""
+    """A workdir that cannot be used as requested; the user has to correct it."""
 
     exit_status = 2
 
 
 class Damaged(CheckpointError):
-    """There are checkpoints, and none of them is what was saved."""
+    """The workdir has checkpoints, and all of them are damaged."""
 
     exit_status = 1
 
@@ -351,7 +351,7 @@ def _as_text(record: dict) -> str:
 
 
 def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str, list]]:
-    """Return the files of all processes' parts, and those that this one brings: of equal names the first."""
+    """Return the files of all parts, and those that this process moves; the first process owns files of equal name."""
     owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
     files = {name: parts[number][name] for name, number in sorted(owners.items())}
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
@@ -366,7 +366,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _without_late_writes(usual: Callable, unraisable) -> None:
-    """Leave out what TensorStore says of each write that ends after Orbax has given up on all for one that failed."""
+    """Suppress TensorStore's message for each write that ends after Orbax has cancelled a failed save."""
     if str(unraisable.exc_value) != "Event loop is closed":
         usual(unraisable)
 
@@ -375,7 +375,7 @@ sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
 
 
 def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:
-    """Raise CheckpointError where a process has devices of more than one, and not of all, places along the axis."""
+    """Raise CheckpointError if a process of several has devices of more than one replica along the axis."""
     copies = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
     for number in range(processes.count()):
         held = sum(any(device.process_index == number for device in copy.flat) for copy in copies)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a run: a live line with the time left on a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: a live line with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
 import logging
@@ -23,10 +23,10 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """Progress of a run for one reader; a context manager. What it shows goes to the log too."""
+    """The progress of a run, as a context manager; everything that it shows is also logged."""
 
     def __init__(self, num_steps: int, *, quiet: bool = False):
-        """`quiet`: only to the log, as of a process that is not the first."""
+        """Create the display; with `quiet` it only writes to the log, as in all processes but the first."""
         self.num_steps, self.quiet, self.live = num_steps, quiet, sys.stdout.isatty() and not quiet
         self.after(0)
         columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
@@ -43,7 +43,7 @@ class Display:
     def line(self, text: str) -> None:
         """Print a line that stays."""
         LOG.info(text)
-        with contextlib.suppress(OSError):  # into a file on a disk that is full; the run goes on
+        with contextlib.suppress(OSError):  # for example a full disk behind stdout; the run continues
             if self.live:
                 self.progress.console.print(text, markup=False, soft_wrap=True)
             elif not self.quiet:
@@ -55,12 +55,12 @@ class Display:
             self.line(text)
 
     def phase(self, text: str) -> None:
-        """Say on a terminal what is going on while no step is."""
+        """Show on a terminal what the run does between steps."""
         if self.live:
             self.progress.update(self.task, description=text)
 
     def after(self, step: int) -> None:
-        """Step `step` has ended; what is shown next is of the one that follows."""
+        """Record that step `step` has ended; the next progress belongs to the following step."""
         self.step, self.microbatch_ended = step, time.perf_counter()
 
     def train(self, step: int, figures: dict) -> None:
@@ -74,7 +74,7 @@ class Display:
         self._show(step, text)
 
     def microbatch(self, count: int, index, loss) -> None:
-        """Show progress within a step of minutes; called as each of its `count` microbatches ends."""
+        """Show progress within a long step; called at the end of each of its `count` microbatches."""
         seconds, self.microbatch_ended = time.perf_counter() - self.microbatch_ended, time.perf_counter()
         text = (
             f"step {self.step + 1}/{self.num_steps}: microbatch {int(index) + 1}/{count}  loss {float(loss):.3f}  "

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults on purpose, so that a run's promises can be seen to hold: --faults="sigterm@120,kill:1@300".
+"""Fault injection, to test that a run keeps its promises: --faults="sigterm@120,kill:1@300".
 
-FAULT[:WHERE]@STEP strikes at that step, once in a run, whatever restarts there are. P is the number of a process:
+FAULT[:WHERE]@STEP strikes at that step, once in a run, also across restarts. P is a process index; the default is in
+parentheses:
 
     sigterm[:P]@N    SIGTERM to a process (0), as from a scheduler
     kill[:P]@N       kill -9 of a process (0)
-    hang:PHASE[:P]@N a process (the last) stops for good in a phase: data, step, evaluation, save, compile (at any N)
+    hang:PHASE[:P]@N a process (the last) hangs for ever in a phase: data, step, evaluation, save, compile (at any N)
     freeze[:P]@N     SIGSTOP of a process (the last)
-    slow:PxF@N       process P takes F times as long for each step from there on
+    slow:PxF@N       process P takes F times as long for each step from then on, also after a restart
     full_disk[:K]@N  for K steps (20) nothing can be written, as on a full disk
     flip[:P]@N       a bit of a parameter flips on the last device of a process (the last)
     nan@N            the gradient is not a number
@@ -33,7 +34,7 @@ from parallelism import processes
 from training.clock import Clock
 
 OF_ONE = r"(:(?P<process>\d+))?"
-KINDS = {  # what may stand before the step, and the process where it names none
+KINDS = {  # the pattern of the text between the kind and the step, and the default process
     "sigterm": (OF_ONE, 0), "kill": (OF_ONE, 0), "freeze": (OF_ONE, -1), "flip": (OF_ONE, -1), "nan": ("", None),
     "hang": (rf":(?P<phase>data|compile|step|evaluation|save){OF_ONE}", -1), "full_disk": (r"(:(?P<steps>\d+))?", None),
     "slow": (r":(?P<process>\d+)x(?P<factor>\d+(\.\d+)?)", -1),
@@ -45,7 +46,7 @@ FULL_DISK_STEPS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault: `process` is its number, None for all of them."""
+    """One fault; `process` is the index of its process, None for all."""
 
     text: str
     kind: str
@@ -57,12 +58,12 @@ class Fault:
 
     @property
     def is_mine(self) -> bool:
-        """Whether it strikes this process."""
+        """Return whether the fault strikes this process."""
         return self.process is None or self.process in (processes.index(), processes.index() - processes.count())
 
 
 def parse_faults(text: str) -> list[Fault]:
-    """Return the faults of a command line. Raises ConfigError for one that is none."""
+    """Return the faults of a --faults flag. Raises ConfigError for an invalid one."""
     return [_parse(part.strip()) for part in text.split(",") if part.strip()]
 
 
@@ -80,10 +81,10 @@ def _parse(text: str) -> Fault:
 
 
 class Faults:
-    """Strikes when its time has come: `clock` is told to call `strike` as phases begin, and the step is wrapped."""
+    """Injects the faults that are due: `clock` calls `strike` when a phase begins, and `wrapped` wraps the step."""
 
     def __init__(self, faults: list[Fault], workdir: pathlib.Path, clock: Clock):
-        """`workdir` keeps which have struck. Raises ConfigError for a process that there is not."""
+        """Register the faults; `workdir` records which have struck. Raises ConfigError for an unknown process."""
         for fault in faults:
             if fault.process is not None and fault.process >= processes.count():
                 raise ConfigError(
@@ -91,7 +92,7 @@ class Faults:
                 )
         self.struck_file = workdir / "workers" / f"faults-{processes.index()}.txt"
         struck = self.struck_file.read_text().splitlines() if self.struck_file.exists() else []
-        # One that goes on for a while goes on after a restart.
+        # A slow process stays slow after a restart.
         self.pending = [
             fault for fault in faults if fault.is_mine and (fault.text not in struck or fault.kind == "slow")
         ]
@@ -99,7 +100,7 @@ class Faults:
         clock.on_enter = self.strike if self.pending else clock.on_enter
 
     def strike(self, phase: str, step: int) -> None:
-        """Do what is due when a phase of a step begins."""
+        """Inject the faults that are due when a phase of a step begins."""
         if self.disk_full_until is not None and step > self.disk_full_until:
             _limit_files(resource.RLIM_INFINITY)
             self.disk_full_until = None
@@ -116,7 +117,7 @@ class Faults:
                     os.kill(os.getpid(), SIGNALS[kind])
 
     def wrapped(self, train_step: Callable, nan_step: Callable[[], Callable]) -> Callable:
-        """Return a train_step that is slow, spoiled or followed by a flipped bit where that is due.
+        """Return a train_step that is slow, has NaN gradients or flips a bit when such a fault is due.
 
         `nan_step` returns a train_step with NaN gradients.
         """
@@ -126,7 +127,7 @@ class Faults:
         def step(state, batch):
             began, number = time.monotonic(), self.clock.step
             self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
-            spoils = self.spoiled == self.clock.number  # of a step that is computed twice both times
+            spoils = self.spoiled == self.clock.number  # a step that is computed twice is spoiled twice
             state, scalars = (nan_step() if spoils else train_step)(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
@@ -136,7 +137,7 @@ class Faults:
         return step
 
     def _due(self, what: str, step: int) -> list[Fault]:
-        """Take and return the faults of a kind, or of a phase, whose step has come."""
+        """Remove from `pending` and return the due faults of a kind, or of a phase."""
         wanted = [
             fault for fault in self.pending
             if what == (fault.kind if fault.kind in ("nan", "flip") else fault.phase)
@@ -145,12 +146,12 @@ class Faults:
         for fault in wanted:
             self.pending.remove(fault)
             self._keep(fault)
-            with contextlib.suppress(OSError):  # into a file
+            with contextlib.suppress(OSError):  # stdout may be a file on a full disk
                 print(f"fault: {fault.text}", flush=True)
         return wanted
 
     def _keep(self, fault: Fault) -> None:
-        """Write down that it has struck, even while the disk is full on purpose."""
+        """Record that a fault has struck, even while a full disk is simulated."""
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (before[1], before[1]))
         self.struck_file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +184,6 @@ def with_nan_gradients(gradient: Callable) -> Callable:
 
 
 def _limit_files(size: int) -> None:
-    """Let no file grow beyond `size` bytes: writing then fails as it does on a full disk."""
+    """Limit the size of files to `size` bytes: larger writes fail as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

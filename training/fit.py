@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As few microbatches as a device's memory allows, by what the compiler says that the step of each number needs."""
+"""Finds the fewest microbatches that fit into a device's memory, by compiling the step for some of the divisors."""
 
 import bisect
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from configs.base import ConfigError, batch_shards
 
 
 def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
-    """Put the fewest microbatches that fit into `train.gradient_accumulation` of a consistent configuration.
+    """Set `train.gradient_accumulation` of a consistent configuration to the fewest microbatches that fit.
 
-    A single one is tried first, then by bisection: smaller ones need less memory. `fits` says whether the step of a
-    configuration does, which is compiled for that. Raises ConfigError where none does, or noise could not be measured.
+    Tries the fewest first, then bisects, since smaller microbatches need less memory. `fits` compiles the step of a
+    configuration and returns whether it fits. Raises ConfigError if none fits, or if no candidate leaves two parts of
+    the batch to measure the noise scale.
     """
     rows = config.train.global_batch // batch_shards(config.mesh)
     candidates = [of_count(config, count) for count in divisors(rows)]
@@ -37,7 +38,7 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
 
 
 def of_count(config: ConfigDict, num_microbatches: int) -> ConfigDict:
-    """Return a copy of a configuration with so many microbatches."""
+    """Return a copy of a configuration with this number of microbatches."""
     copy = config.copy_and_resolve_references()
     copy.train.gradient_accumulation, copy.batch.fit = num_microbatches, "none"
     return copy

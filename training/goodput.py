@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accounts for every second of a run since it first began, across restarts: how much of it has trained?"""
+"""Goodput: accounts for every second of a run since it first started, across restarts."""
 
 import pathlib
 import time
@@ -13,7 +13,7 @@ from training.display import duration
 
 Seconds = Annotated[float, pydantic.Field(ge=-1e11, le=1e11)]  # some thousand years
 
-PARTS = {  # of the wall-clock time: in the words of the summary, and the phases that come to it
+PARTS = {  # parts of the wall-clock time: the words of the summary, and the phases that count to it
     "start_up": ("starting", ("start_up",)),
     "compile": ("compiling", ("compile",)),
     "training": ("training", ("step", "wait")),
@@ -26,7 +26,7 @@ PARTS = {  # of the wall-clock time: in the words of the summary, and the phases
 
 
 class Account(Object):
-    """What a process leaves for the next: when the run began, the time now (Unix seconds), and the seconds by part."""
+    """The account that a process saves for the next: start of the run, time now (Unix seconds) and seconds by part."""
 
     began: Seconds
     time: Seconds
@@ -34,7 +34,7 @@ class Account(Object):
 
 
 class SignOfLife(Object):
-    """What is read here of a file of training/watch.py."""
+    """The field that is read here from a file of training/watch.py."""
 
     seconds: Account
 
@@ -42,16 +42,16 @@ class SignOfLife(Object):
 class Goodput:
     """The seconds of a run by `PARTS`; they sum to its wall-clock time.
 
-    Within a process the clock that only goes forward counts. Where the wall clock was set back between two processes,
-    the later one began when the earlier one was last seen.
+    Within a process, time is measured by a monotonic clock. If the wall clock was set back between two processes, the
+    later one is taken to begin at the last time of the earlier one.
     """
 
     def __init__(self, clock: Clock, sign_of_life: pathlib.Path, saved: dict | None):
-        """Take up the account of the processes before.
+        """Continue the account of earlier processes.
 
         Args:
-          sign_of_life: JSON file whose `seconds` is what `record` gave last to the process before.
-          saved: what `record` gave at the checkpoint that the run goes on from; None: it begins.
+          sign_of_life: JSON file whose `seconds` is the last `record` of the previous process.
+          saved: the `record` in the checkpoint that the run resumes from; None for a new run.
         """
         began = time.time() - _elapsed(clock)
         nothing: Account = {"began": began, "time": began, "parts": {}}
@@ -64,7 +64,7 @@ class Goodput:
         self.before["idle"] += self.process_began - last["time"]
 
     def lost_since(self, saved: float) -> None:
-        """Book as lost what was trained since so many seconds of training were `saved`: it is done again."""
+        """Count the training after `saved` seconds of training as lost: these steps are repeated."""
         trained = max(0.0, self.parts()["training"] - max(0.0, saved))
         self.before["training"] -= trained
         self.before["lost"] += trained
@@ -75,7 +75,7 @@ class Goodput:
         return {part: self.before[part] + sum(phases[phase] for phase in of) for part, (_, of) in PARTS.items()}
 
     def record(self) -> Account:
-        """Return what a later process goes on from, as JSON can hold it."""
+        """Return the account for a later process, as JSON values."""
         return {"began": self.began, "time": self._now(), "parts": self.parts()}
 
     def _now(self) -> float:
@@ -86,7 +86,7 @@ class Goodput:
         return self._now() - self.began
 
     def fraction(self) -> float:
-        """Return the part of the wall-clock time that trained what the run is now."""
+        """Return the fraction of the wall-clock time that was spent on training that is not lost."""
         return min(1.0, self.parts()["training"] / max(self.wall_seconds(), 1e-9))
 
     def line(self) -> str:
@@ -102,7 +102,7 @@ def _elapsed(clock: Clock) -> float:
 
 
 def _last(sign_of_life: pathlib.Path) -> Account | None:
-    """Return the account in the file; None where there is none, or it is damaged."""
+    """Return the account in the file; None if it is missing or damaged."""
     try:
         return read_json(sign_of_life, SignOfLife)["seconds"]
     except (OSError, JsonError):

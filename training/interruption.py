@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns SIGINT and SIGTERM into a request that the loop, in all processes alike, answers between two steps."""
+"""Turns SIGINT and SIGTERM into a stop request; all processes then stop after the same step."""
 
 import concurrent.futures
 import contextlib
@@ -13,7 +13,7 @@ import jax
 from parallelism import processes
 
 POLL_SECONDS = 0.05
-ECHO_SECONDS = 0.5  # make passes on a SIGTERM that was sent to the whole process group, so that it comes twice
+ECHO_SECONDS = 0.5  # make forwards a SIGTERM that was sent to the whole process group, so that it arrives twice
 
 
 class Interrupted(Exception):
@@ -27,9 +27,9 @@ class Interrupted(Exception):
 
 
 class Interruption:
-    """`requested` is true from the first signal on, or once `ask` was called; a second signal ends without saving.
+    """The stop request: `requested` is true after the first signal or `ask`. A second signal ends without saving.
 
-    With `at_once` set, which is when nothing is left to save, the first signal ends it.
+    If `at_once` is set, because nothing is left to save, the first signal ends the run.
     """
 
     def __init__(self):
@@ -47,28 +47,28 @@ class Interruption:
         self._stop("stopping; a second signal (Ctrl-C) stops at once, without saving")
 
     def ask(self, why: str) -> None:
-        """Ask for the stop that a first signal asks for, from any thread; the next signal is still the first.
+        """Request a stop as the first signal does, from any thread; the next signal still counts as the first.
 
-        The machine that gives notice of its end also sends a SIGTERM at the end, which must not spoil the saving.
+        A machine that announces its preemption also sends a SIGTERM at the end, which must not interrupt the save.
         """
         self._stop(f"stopping: {why}")
 
     def _stop(self, line: str) -> None:
         self.requested = True
         processes.ask_to_stop()
-        with contextlib.suppress(OSError):  # no room, or a pipe whose reader the same Ctrl-C has ended
-            os.write(2, f"\n{line}\n".encode())  # print may be what a signal interrupts, and cannot be entered twice
+        with contextlib.suppress(OSError):  # a full disk, or a pipe whose reader the same Ctrl-C ended
+            os.write(2, f"\n{line}\n".encode())  # a signal may interrupt print, which is not reentrant
 
     def agreed(self) -> bool:
-        """Pass a boundary, after a step or before a batch is evaluated; return whether all processes stop here."""
+        """Pass a boundary, after a step or before an evaluated batch; return whether all processes stop here."""
         return processes.boundary() if processes.count() > 1 else self.requested
 
 
 def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[[], int]) -> Callable:
-    """Return a train_step that runs in a thread of its own, so that this one can answer signals meanwhile.
+    """Return a train_step that runs in its own thread, so that the main thread can handle signals meanwhile.
 
-    For steps of minutes: where a stop is asked for it raises Interrupted, with the step that `saved` says was saved
-    last, and does not wait for the one under way.
+    It is for steps that take minutes. If a stop is requested, it raises Interrupted with the last saved step, from
+    `saved`, and does not wait for the current step.
     """
     executor = concurrent.futures.ThreadPoolExecutor(1)
 
@@ -85,7 +85,7 @@ def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[
 
 @contextlib.contextmanager
 def interruption():
-    """Catch SIGINT and SIGTERM for the time of the block."""
+    """Handle SIGINT and SIGTERM with an Interruption during the block."""
     state = Interruption()
     before = {number: signal.signal(number, state.request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who trains in a workdir: the names that runs leave there for each other, and the lease of a folder in a bucket.
+"""The lease of a bucket folder, so that only one run trains there, and the names by which runs find each other.
 
-A bucket has no lock that falls with its holder. There a run keeps `lock.json`, and writes it anew again and again; one
-that is LEASE_SECONDS old, or is of a process of this machine that is no more, is taken over. How old it is the storage
-says, by the date of its answer and the time when it stored the object: the hosts' clocks may be wrong. Each write names
-the generation of the object that it replaces, so that of two runs that write at once the storage lets one through.
+A bucket has no lock that ends with its holder's process. So a run writes `lock.json` there and renews it periodically.
+Another run takes the lease over if it is LEASE_SECONDS old, or if its holder was a process of this machine that has
+ended. The storage's clock decides the age, from the date of its answer and the object's creation time, because the
+hosts' clocks may be wrong. Each write names the generation of the object that it replaces, so that the storage accepts
+only one of two concurrent writes.
 """
 
 import contextlib
@@ -25,12 +26,12 @@ from training.clock import Repeated
 NAME = "lock.json"
 LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
-REQUEST_SECONDS = 15.0  # for which a request is tried, less than until the next one
-LONGEST_NAME = 1024  # bytes of the JSON by which a run is named
+REQUEST_SECONDS = 15.0  # timeout of a request with its retries, less than RENEW_SECONDS
+LONGEST_NAME = 1024  # bytes of lock.json
 
 
 class Holder(Object):
-    """How a run is named."""
+    """The name of a run: its process and the start of its training, as text in UTC."""
 
     host: str
     pid: int
@@ -38,36 +39,36 @@ class Holder(Object):
 
 
 def this_run() -> Holder:
-    """Return how this process is named to others that want the same workdir."""
+    """Return this process's name, for other runs that want the same workdir."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "since": clock(time.time())}
 
 
 def named(run: Holder | None) -> str:
-    """Return how a process that left its name is called; None: its name is not known."""
+    """Return the words for a run in messages; None if its name is not known."""
     return f"process {run['pid']} on {run['host']}" if run else "another process"
 
 
 def trains(run: Holder | None, place) -> str:
-    """Say who trains in a folder, and since when."""
+    """Return a sentence that says which run trains in a folder, and since when."""
     return f"{named(run)} has been training in {place}" + (f" since {run['since']}" if run else "")
 
 
 def read_name(content: bytes | str) -> Holder | None:
-    """Return the name that a run has left; None where it is none."""
+    """Return the name of a run from JSON; None if the content is not valid."""
     with contextlib.suppress(JsonError):
         return parse_json(content, Holder, NAME, max_bytes=LONGEST_NAME)
 
 
 def clock(seconds: float) -> str:
-    """Return a Unix time as it is shown."""
+    """Return a Unix time as text in UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(" ", "seconds")
 
 
 @contextlib.contextmanager
 def held(url: str | None):
-    """Hold a folder of a bucket for this run until the end of the block; process 0 does so for all. None: no bucket.
+    """Hold the lease of a bucket folder during the block; process 0 holds it for all. `url` is None without a bucket.
 
-    A lease that is lost raises RunError in a thread, whose excepthook is to end the process. Errors as of `claim`.
+    If the lease is lost, a thread raises RunError; its excepthook must end the process. Raises the errors of `claim`.
     """
     if url is None or processes.index() != 0:
         yield
@@ -86,8 +87,8 @@ class Lease:
     """A run's right to write to a folder of a bucket."""
 
     def __init__(self, url: str):
-        """`url`: gs://bucket/folder."""
-        from google.cloud import storage  # only where there is a bucket: it takes a while to import
+        """Prepare the lease of a bucket folder, without a request; `url` is gs://bucket/folder."""
+        from google.cloud import storage  # imported only for buckets, because the import is slow
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         self.url, self.run = url, this_run()
@@ -101,7 +102,7 @@ class Lease:
         """Take the lease, unless another run holds it.
 
         Raises:
-          RunError: names that run, and when its lease would be taken over.
+          RunError: another run holds it; the message names the run and the end of its lease.
           ConfigError: the bucket cannot be read or written.
         """
         from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed
@@ -118,9 +119,9 @@ class Lease:
             raise ConfigError(f"--workdir={self.url}/{NAME}: {error}") from None
 
     def renew(self) -> None:
-        """Say that this run goes on, at least every LEASE_SECONDS; where the bucket does not answer, the next one may.
+        """Renew the lease; call this more often than every LEASE_SECONDS. Failed requests are left to the next call.
 
-        Raises RunError where another run has taken the lease over.
+        Raises RunError if another run has taken the lease over.
         """
         from google.api_core.exceptions import PreconditionFailed
 
@@ -137,13 +138,13 @@ class Lease:
                     ) from None
 
     def release(self) -> None:
-        """Give the lease back; where the bucket does not answer, it falls after LEASE_SECONDS."""
+        """Release the lease; if the bucket does not answer, the lease expires after LEASE_SECONDS."""
         with self.using, contextlib.suppress(*_failures()):
             generation, self.generation = self.generation, None
             self.blob.delete(if_generation_match=generation, **self.patience)
 
     def _write_first(self) -> float | None:
-        """Take the lease where there is none, and return None; where there is one, return the storage's time."""
+        """Take the lease and return None if nobody holds one; otherwise return the storage's time (Unix seconds)."""
         from google.api_core.exceptions import PreconditionFailed
 
         try:
@@ -153,7 +154,7 @@ class Lease:
         return None
 
     def _take_over(self, now: float) -> None:
-        """Take the lease that is there at a time of the storage; RunError where it binds this run."""
+        """Take over the existing lease if it has expired by the storage's time `now`; RunError if it is still valid."""
         run, generation, written = self._read()
         if generation and now < written + LEASE_SECONDS and not _is_gone(run):
             raise RunError(
@@ -163,10 +164,10 @@ class Lease:
         self._write(generation)
 
     def _read(self) -> tuple[Holder | None, int, float]:
-        """Return who holds the lease, the object's generation, and when it was stored; generation 0: nobody does."""
+        """Return the holder, the object's generation and its creation time; generation 0 if there is no lease."""
         from google.api_core.exceptions import NotFound
 
-        newest = self.blob.bucket.blob(self.blob.name)  # what was written here is asked for by its generation
+        newest = self.blob.bucket.blob(self.blob.name)  # self.blob would ask for the generation that it wrote
         try:
             newest.reload(**self.patience)
             too_long = newest.size > LONGEST_NAME
@@ -178,14 +179,14 @@ class Lease:
         return read_name(content), newest.generation, newest.time_created.timestamp()
 
     def _write(self, generation: int) -> None:
-        """Put this run's name in place of that generation of the object; 0: of none."""
+        """Write this run's name, if the object still has this generation; 0 means that it must not exist."""
         content = json.dumps(self.run)
         self.blob.upload_from_string(content, "application/json", if_generation_match=generation, **self.patience)
         self.generation = self.blob.generation
 
 
 def _is_gone(run: Holder | None) -> bool:
-    """Return whether a run was a process of this machine that is no more; one with this one's number is no other."""
+    """Return whether a run was a process of this machine that has ended; its pid may now be this process's own."""
     if run is None or run["host"] != socket.gethostname():
         return False
     try:
@@ -198,7 +199,7 @@ def _is_gone(run: Holder | None) -> bool:
 
 
 def _date(text: str) -> float:
-    """Return the Unix time that an answer of the storage has as its date."""
+    """Return the Unix time of the Date header of the storage's answer."""
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except ValueError:
@@ -206,7 +207,7 @@ def _date(text: str) -> float:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return what is raised where Google's storage refuses or cannot be reached."""
+    """Return the exceptions that are raised if Google's storage refuses a request or cannot be reached."""
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
 

@@ -7,7 +7,7 @@ from training.interruption import Interrupted, Interruption
 
 
 class DataGone(RunError):
-    """Data became unreadable; the message says which, why, and where the run was saved."""
+    """Data became unreadable; the message says which data, why, and at which step the run was saved."""
 
 
 class LostData:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heeds the notice of Google Compute Engine that this machine is about to be taken away."""
+"""Watches for the notice of Google Compute Engine that this machine is about to be preempted or terminated."""
 
 import contextlib
 import threading
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from parallelism import metadata
 
 ENDS = {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE", "preempted": "TRUE"}  # key of the metadata, value
-# A request hangs for as long, unless the value changes. Who has not asked for an hour gets no notice of maintenance.
+# A request blocks for this many seconds unless the value changes. A machine whose last request is more than an hour old
+# gets no notice of maintenance.
 HANG_SECONDS = 60
 ANSWER_SECONDS = 10.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between requests; doubled while they fail
@@ -16,11 +17,11 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between requests; doub
 
 @contextlib.contextmanager
 def maintenance_notices(on_notice: Callable[[str], None]):
-    """Within the block, on a machine of Compute Engine, watch its metadata for the end of the machine.
+    """Watch the metadata of a Compute Engine machine for its end, during the block.
 
-    That is preemption, and maintenance that terminates it, as it does a machine with TPUs or GPUs; not maintenance that
-    moves it alive. A metadata server that fails is asked again later, and nothing is said of it. `on_notice` is called
-    once, in a thread, at the first notice, with a line that says what was announced.
+    A machine ends by preemption, or by maintenance that terminates it, as for machines with TPUs or GPUs. Live
+    migration is ignored. If the metadata server fails, it is silently asked again later. `on_notice` is called once, in
+    a thread, at the first notice, with a line that describes it.
     """
     host, over, telling = metadata.find_host(), threading.Event(), threading.Lock()
 
@@ -35,12 +36,12 @@ def maintenance_notices(on_notice: Callable[[str], None]):
     try:
         yield
     finally:
-        with telling:  # so that none is given after the block
+        with telling:  # so that no notice is given after the block
             over.set()
 
 
 def _watch(host: str, key: str, tell: Callable[[str], None], over: threading.Event) -> None:
-    """Tell when the key has the value that ends the machine."""
+    """Call `tell` when the key has the value that ends the machine."""
     tag, pause = "0", FIRST_PAUSE_SECONDS
     while not over.is_set():
         try:
@@ -53,4 +54,4 @@ def _watch(host: str, key: str, tell: Callable[[str], None], over: threading.Eve
             value, pause = None, min(2 * pause, LONGEST_PAUSE_SECONDS)
         if value == ENDS[key]:
             tell(f"Compute Engine is about to end this machine: instance/{key} is {value}")
-        over.wait(pause)  # after an answer too: not every metadata server lets a request hang
+        over.wait(pause)  # also after an answer: not every metadata server blocks a request

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A digest of every file of a checkpoint, written last, and what has become of the files since.
+"""Manifest of a checkpoint: a digest of every file, written last, and a check of the files against it.
 
-Orbax notices none of the bits that flip in its array files: it restores other numbers.
+Orbax does not detect flipped bits in its array files: it restores wrong numbers.
 """
 
 import concurrent.futures
@@ -16,14 +16,14 @@ import pydantic
 from files.json_reader import JsonError, Object, parse_json
 
 NAME = "manifest.json"
-MAX_BYTES = 256 << 20  # some hundred for each file of a checkpoint
+MAX_BYTES = 256 << 20  # a manifest has about a hundred bytes per file
 FORMAT = 1
-THREADS = 4  # hashing leaves Python's lock to the others
-INSIDE = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\0]+", re.DOTALL)  # a path that stays in its folder
+THREADS = 4  # hashing releases the GIL
+INSIDE = re.compile(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\0]+", re.DOTALL)  # a relative path without ".."
 
 
 class Manifest(Object):
-    """The files of a checkpoint, each with its size and SHA-256, and the digest of all this."""
+    """The files of a checkpoint, each with its size and SHA-256, and the digest of the manifest itself."""
 
     format: int
     step: int
@@ -32,20 +32,20 @@ class Manifest(Object):
 
 
 def digests(folder, names: list[str]) -> dict[str, list]:
-    """Return {name: [bytes, SHA-256]} of files below a folder. Raises OSError where one cannot be read."""
+    """Return {name: [bytes, SHA-256]} of files below a folder. Raises OSError if one cannot be read."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
         return dict(zip(names, executor.map(lambda name: _digest(folder / name), names), strict=True))
 
 
 def write(folder, step: int, files: dict[str, list]) -> None:
-    """Write the manifest of a checkpoint, which holds a digest of itself too."""
+    """Write the manifest of a checkpoint, with a digest of itself."""
     content = {"format": FORMAT, "step": step, "files": files}
     with (folder / NAME).open("w") as file:
         json.dump(content | {"sha256": _of_content(content)}, file, indent=1)
 
 
 def read(folder) -> dict:
-    """Return the manifest of a checkpoint; ValueError where it is damaged, OSError where it is not there."""
+    """Return the manifest of a checkpoint without its own digest; ValueError if damaged, OSError if not readable."""
     try:
         content = dict(parse_json((folder / NAME).read_bytes(), Manifest, "it", max_bytes=MAX_BYTES))
     except JsonError as error:
@@ -58,10 +58,10 @@ def read(folder) -> dict:
 
 
 def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
-    """Return what is wrong with a checkpoint, a line for each file: missing, truncated, of other bytes.
+    """Return a line for each damaged file of a checkpoint: missing, of another size, or with other bytes.
 
-    Of every `parts`-th file from number `part` on, so that several processes may share the work. Raises OSError where a
-    file is there and cannot be read, which is no damage of the checkpoint.
+    Checks every `parts`-th file from index `part` on, so that several processes can share the work. Raises OSError if a
+    file exists and cannot be read, which does not count as damage.
     """
     try:
         content = read(folder)
@@ -78,7 +78,7 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
 
 
 def missing(folder, names: list[str]) -> list[str]:
-    """Return which of these files are not there; nothing is read."""
+    """Return the names of files that do not exist, without reading any."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
         there = executor.map(lambda name: (folder / name).exists(), names)
         return [name for name, is_there in zip(names, there, strict=True) if not is_there]

@@ -21,9 +21,9 @@ LOG = logging.getLogger("torus")
 
 
 class Line(Object, total=False):
-    """A line of metrics.jsonl: the keys that are read; there are others.
+    """The keys that are read from a line of metrics.jsonl, which has others too.
 
-    A figure is null where it was no number.
+    A figure is null if it was not finite.
     """
 
     kind: Required[str]
@@ -39,17 +39,17 @@ class Line(Object, total=False):
     goodput: Figure
 
 
-OF_A_STEP = ("train", "eval")  # kinds that have one
+OF_A_STEP = ("train", "eval")  # kinds of lines with a step
 
 
 def read_lines(content: bytes, source: str) -> list[Line]:
-    """Return the lines of metrics.jsonl, without those that were torn as a process was killed.
+    """Return the lines of metrics.jsonl, except incomplete ones that a killed process left.
 
     Args:
-      source: what messages call it.
+      source: name of the content in messages.
 
     Raises:
-      JsonError: a line has values that no run writes; names it.
+      JsonError: a line has invalid values; the message names it.
     """
     lines = []
     for number, text in enumerate(content.split(b"\n"), 1):
@@ -61,14 +61,14 @@ def read_lines(content: bytes, source: str) -> list[Line]:
 
 
 class MetricsWriter:
-    """Appends one JSON object a line, each with its `kind`; any thread may.
+    """Appends one JSON object per line, each with its `kind`, from any thread.
 
-    A torn last line, left by a process that was killed, is cut off at the start. Lines that cannot be written, on a
-    full disk or into a folder that has gone, are kept and written when they can be.
+    On start, it removes an incomplete last line that a killed process left. Lines that cannot be written, because the
+    disk is full or the folder was deleted, are kept in memory and written later.
     """
 
     def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
-        """`first`: whether this is the process that writes; of others nothing is kept."""
+        """Open the file in `workdir` if this is the `first` process; the other processes write nothing."""
         self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
         if first and self.path.exists():
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
@@ -83,7 +83,7 @@ class MetricsWriter:
             self._append()
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
-            with contextlib.suppress(OSError):  # a log on the same disk, say; what ends the run is not to be hidden
+            with contextlib.suppress(OSError):  # stderr may be on the same disk; do not hide the run's error
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         if self.events:
             import tensorflow as tf
@@ -92,7 +92,7 @@ class MetricsWriter:
                 self.events.close()
 
     def write(self, kind: str, **figures) -> None:
-        """Write one line; numbers that are not finite become null."""
+        """Write one line; non-finite numbers become null."""
         not_finite = {
             name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)
         }
@@ -104,7 +104,7 @@ class MetricsWriter:
                 self._write_event(kind, line)
 
     def _append(self) -> None:
-        """Write what is pending, all of it or nothing."""
+        """Write all pending lines or none."""
         with contextlib.suppress(OSError), self.path.open("ab", buffering=0) as file:
             size, content = file.tell(), "".join(self.pending).encode()
             try:
@@ -117,7 +117,7 @@ class MetricsWriter:
                 file.truncate(size)
 
     def _write_event(self, kind: str, line: dict) -> None:
-        """Write the numbers of a line as scalars kind/name, in one record: each takes TensorFlow half a millisecond."""
+        """Write the numbers of a line as scalars kind/name in one record, since each record takes 0.5 ms."""
         import tensorflow as tf  # only when there is something to write
 
         scalars = tf.compat.v1.Summary()
@@ -128,5 +128,5 @@ class MetricsWriter:
             self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
             with self.events.as_default():
                 tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
-        except tf.errors.OpError:  # no room, or no folder; a later line begins another file
+        except tf.errors.OpError:  # a full disk or a deleted folder; a later line starts another file
             self.events = None

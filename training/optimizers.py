@@ -127,30 +127,31 @@ def is_decayed(params: dict) -> dict:
 
 
 def adamw(config, weights: Weights) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
+    """Return Adam, for decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
     return optax.chain(_adam(config), widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
 
 
 def adafactor(config, weights: Weights) -> optax.GradientTransformation:
-    """Adafactor without momentum (arXiv:1804.04235, algorithm 4): second moments by row and column.
+    """Return Adafactor without momentum (arXiv:1804.04235, algorithm 4): second moments by row and column.
 
-    The learning rate is relative to a weight's root mean square. Each layer of a stack is a weight of its own.
+    The learning rate is relative to a weight's root mean square. Each layer of a stack counts as a separate weight.
     """
     one = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
     return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, vocab=0.0, vector=0.0))
 
 
 def lion(config, weights: Weights) -> optax.GradientTransformation:
-    """The sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
+    """Return Lion: the sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
     direction = optax.scale_by_lion(config.beta1, config.beta2)
     return optax.chain(direction, widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
-    """Orthogonalised Nesterov momentum for matrices inside blocks; Adam for embeddings, norms, biases and the head.
+    """Return Muon: orthogonalised Nesterov momentum for matrices inside blocks, and Adam for all other parameters.
 
-    Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; scaled so that one learning rate
-    serves both parts (arXiv:2502.16982, equation 4).
+    The others are embeddings, norms, biases and the head. Source: Jordan et al., "Muon: an optimizer for hidden layers
+    in neural networks", 2024. The update is scaled so that both parts share one learning rate (arXiv:2502.16982,
+    equation 4).
     """
     orthogonal = optax.contrib.scale_by_muon(
         beta=config.beta1, weight_dimension_numbers=lambda updates: weights.map(matrix_dims, updates)
@@ -169,10 +170,10 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
 
 
 def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
-    """Adam whose quotient is an arc tangent: atan2(m, sqrt(v / (1 - beta2^t))) / (1 - beta1^t), without an epsilon.
+    """Return Adam with an arc tangent as quotient: atan2(m, sqrt(v / (1 - beta2^t))) / (1 - beta1^t), without epsilon.
 
-    arXiv:2407.05872, section 5.3; the factors of that paper are 1, and the first moment's bias is mended outside, as in
-    the package adam-atan2 0.0.3, with which the Tiny Recursive Model was trained.
+    Source: arXiv:2407.05872, section 5.3. The paper's factors are 1 here. The first moment's bias is corrected outside
+    of the arc tangent, as in the package adam-atan2 0.0.3, which trained the Tiny Recursive Model.
     """
 
     def init(params):
@@ -192,7 +193,7 @@ def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
 
 
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
-    """The gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
+    """Return the gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
     return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, vocab=0.0, vector=-1.0))
 
 
@@ -204,7 +205,7 @@ def _adam(config) -> optax.GradientTransformation:
 def kind(axes: tuple[str, ...]) -> str:
     """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases.
 
-    And TABLE for rows of which a batch uses some, CONSTANT for what is never trained, BALANCE for routers' biases.
+    Return TABLE for tables, if a batch uses only some rows; CONSTANT for constants; BALANCE for routers' biases.
     """
     for special in (TABLE, CONSTANT, BALANCE):
         if special in axes:
@@ -215,12 +216,12 @@ def kind(axes: tuple[str, ...]) -> str:
 
 
 def is_usual(axes: tuple[str, ...]) -> bool:
-    """Whether a parameter is trained, averaged and decayed like most."""
+    """Return whether a parameter is updated, averaged and decayed in the usual way."""
     return kind(axes) not in (TABLE, CONSTANT, BALANCE)
 
 
 def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
-    """Return which dimensions are the rows and the columns of a matrix: `embed`, and others than layers and experts."""
+    """Return Muon's dimensions of a matrix: `embed` is one side; all others, except layers and experts, the other."""
     embed = next(dim for dim, name in enumerate(axes) if name in EMBED)
     others = [dim for dim, name in enumerate(axes) if dim != embed and name not in (STACKED, EXPERTS)]
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
@@ -229,9 +230,10 @@ def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
 def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> optax.GradientTransformation:
     """Divide the direction of each kind of parameter by widening ** exponent: muP's learning rates.
 
-    What arXiv:2203.03466, table 3, comes to where embeddings have entries of variance 1 / width, multiplied by
-    sqrt(width), and logits are divided by sqrt(widening); other rules than Adam's follow by how large the entries of
-    their directions are. So every activation moves as far in a wide model as in a narrow one.
+    The exponents follow from arXiv:2203.03466, table 3, for embeddings with entries of variance 1 / width that are
+    multiplied by sqrt(width), and logits that are divided by sqrt(widening). Those of optimizers other than Adam follow
+    from the size of the entries of their directions. So an update changes activations as much in a wide model as in a
+    narrow one.
     """
     if weights.widening == 1:
         return optax.identity()
@@ -245,7 +247,7 @@ def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> 
 
 
 def by_layer(inner: optax.GradientTransformation, weights: Weights) -> optax.GradientTransformation:
-    """Apply a transformation that looks at a whole weight to each layer of a stack apart."""
+    """Apply a transformation of full weights separately to each layer of stacked weights."""
     of_stacks = optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
     return optax.partition(
         {"stack": of_stacks, "one": inner}, weights.labels(lambda axes: "stack" if STACKED in axes else "one")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this hardware could be, and where the time of a run goes."""
+"""Measures the peak speed and the memory of this hardware, and the speed of the steps of a run."""
 
 import os
 import pathlib
@@ -15,9 +15,9 @@ GIB = 2**30
 
 
 def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
-    """Return FLOP/s of a square matrix product on the default device: bfloat16 where it has it, float32 out.
+    """Return FLOP/s of a square matrix product on the default device, from bfloat16 if supported, to float32.
 
-    Other programs may use this CPU during the measurement, so time that this process did not run does not count.
+    Other programs may use this CPU during the measurement, so time in which this process did not run is excluded.
     """
     fast = jax.default_backend() != "cpu" or has_native_bfloat16()
     a = jnp.ones((size, size), jnp.bfloat16 if fast else jnp.float32)
@@ -32,7 +32,7 @@ def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: by its affinity, and by its container's quota."""
+    """Return the number of cores that this process may use, from its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     quota = pathlib.Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" microseconds, or "max 100000"
     limit, _, period = (quota.read_text() if quota.exists() else "max").partition(" ")
@@ -40,7 +40,7 @@ def available_cores() -> int:
 
 
 def has_native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware; read from the kernel where it tells."""
+    """Return whether this CPU multiplies bfloat16 in hardware, by /proc/cpuinfo; false if there is no such file."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     flags = cpuinfo.read_text() if cpuinfo.exists() else ""
     return "avx512_bf16" in flags or "amx_bf16" in flags
@@ -50,7 +50,7 @@ def host_memory_gib() -> tuple[float, float]:
     """Return (resident memory of this process, memory of the machine) in GiB."""
     page, statm = os.sysconf("SC_PAGE_SIZE"), pathlib.Path("/proc/self/statm")
     total = page * os.sysconf("SC_PHYS_PAGES") / GIB
-    if not statm.exists():  # macOS keeps no /proc; its peak stands in for the resident size, in bytes there
+    if not statm.exists():  # macOS has no /proc: use the peak resident size, which is in bytes there
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB, total
@@ -58,19 +58,19 @@ def host_memory_gib() -> tuple[float, float]:
 
 
 def device_capacity_gib() -> float:
-    """Return the memory of one local device; of a CPU its share of the machine's."""
+    """Return the memory of one local device in GiB; for a CPU device, its share of the machine's memory."""
     stats = jax.local_devices()[0].memory_stats()
     return stats["bytes_limit"] / GIB if stats else host_memory_gib()[1] / jax.local_device_count()
 
 
 def device_memory_gib() -> list[float] | None:
-    """Return the memory in use on each local device, None where they do not say."""
+    """Return the memory in use on each local device in GiB; None if a device does not report it."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
 
 
 class Speed:
-    """How fast the steps since the last line of metrics were, by what a clock has booked to them."""
+    """The speed of the steps since the last line of metrics, from the seconds that a clock counted for them."""
 
     def __init__(self, clock: Clock):
         self.clock = clock
@@ -80,7 +80,7 @@ class Speed:
         self.before, self.steps, self.tokens, self.examples = read, 0, 0, 0
 
     def count(self, tokens: int, examples: int) -> None:
-        """A step ended."""
+        """Count a finished step."""
         self.steps, self.tokens, self.examples = self.steps + 1, self.tokens + tokens, self.examples + examples
 
     def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:

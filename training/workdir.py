@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's folder promises: one configuration from start to end, and whatever is needed to use the result."""
+"""The workdir of a run: its lock, one configuration from start to end, and the files that are needed to use the result.
+
+The record of the newest checkpoint decides whether a run can be resumed there.
+"""
 
 import contextlib
 import fcntl
@@ -15,15 +18,16 @@ from training.checkpoints import CheckpointError, Checkpoints
 from training.lease import LONGEST_NAME, read_name, this_run, trains
 from training.record import RESUMED
 
-MOST_NAMED = 8  # keys that differ
+MOST_NAMED = 8  # changed keys that an error names
 
 
 @contextlib.contextmanager
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
-    """Make the folder and hold it for this run until the end of the block; process 0 does so for all.
+    """Create the folder and lock it for this run during the block; process 0 locks it for all.
 
-    Where it `is_copy`, of a bucket, each host has one of its own. Raises CheckpointError where it cannot be made or
-    written, another run is in it (which one is told), or not all processes see the same folder.
+    With `is_copy`, it is the local copy of a bucket, and each host has its own. Raises CheckpointError if the folder
+    cannot be created or written, if another run holds it (the message names that run), or if not all processes see the
+    same folder.
     """
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
@@ -39,15 +43,16 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
 
 
 def _hold(lock, workdir: pathlib.Path) -> None:
-    """Lock the open file, which the end of this process undoes whatever ends it, and leave our name in it.
+    """Lock the open file and write this run's name into it; the kernel releases the lock when this process ends.
 
-    The name is for others to read; it binds nobody, and the file stays, since two could lock a file and its successor.
+    The name is only information for other runs. The file is never deleted: otherwise one run could lock the old file,
+    and another its successor.
     """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with (workdir / "lock").open("rb") as file:
-            holder = read_name(file.read(LONGEST_NAME + 1))  # None: just being written, or no name of ours
+            holder = read_name(file.read(LONGEST_NAME + 1))  # None: being written, or not valid
         raise CheckpointError(f"{trains(holder, workdir)}. Use another --workdir, or stop that process.") from None
     lock.truncate(0)
     json.dump(this_run(), lock)
@@ -55,7 +60,7 @@ def _hold(lock, workdir: pathlib.Path) -> None:
 
 
 def _check_same_folder(workdir: pathlib.Path) -> None:
-    """Raise CheckpointError where a process does not find what process 0 has just put there."""
+    """Raise CheckpointError if a process does not find the file that process 0 has just created."""
     if processes.count() == 1:
         return
 
@@ -76,9 +81,10 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
 
 
 def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
-    """Return the newest checkpoint's record, None in a fresh workdir; `config` is flat, by dotted key.
+    """Return the newest checkpoint's record, or None in a fresh workdir; `config` is flat, with dotted keys.
 
-    Raises CheckpointError if resuming is off, or the run would not be the same run; names each key, old and new.
+    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that may not change in a run; the
+    message names each key with its old and new value.
     """
     step = checkpoints.newest()
     if step is None:
@@ -97,9 +103,9 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
         raise CheckpointError(
             f"{workdir} has weights of its own to begin with; leave out train.init_from, or use a new --workdir"
         )
-    fixed = record.get("weights_only", config)  # imported weights fix the keys that belong to them and no others
+    fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
     changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
-    if record["corpus"] not in (None, corpus_digest):  # None: imported weights were trained on nothing here
+    if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, OF_THE_HOST) or ["other documents"]
     if changed:
@@ -111,7 +117,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
 
 
 def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
-    """Return "key=old, now new" for each flat configuration key that differs, prefixes in `may_change` aside."""
+    """Return "key=old, now new" for each flat configuration key that differs, except prefixes in `may_change`."""
     return [
         f"{key}={shown(stored.get(key))}, now {shown(value)}"
         for key, value in now.items()
@@ -120,10 +126,10 @@ def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[st
 
 
 def _may_change(config: dict) -> tuple[str, ...]:
-    """Return the keys that may change in this run.
+    """Return the prefixes of the keys that may change in this run.
 
-    The batch of a recursive model may not, since its rows hold puzzles from step to step. The folder of the weights
-    that adapters belong to may, since a checkpoint knows these weights by their digest.
+    The batch size of a recursive model may not change, since its rows carry puzzles from step to step. The path of the
+    base weights of adapters may change, since a checkpoint identifies them by their digest.
     """
     held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
     moved = ("train.init_from",) if config["lora.rank"] else ()
@@ -131,9 +137,10 @@ def _may_change(config: dict) -> tuple[str, ...]:
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:
-    """Keep what the result is useless without: the resolved configuration and the tokenizer.
+    """Write the files that a use of the result needs: the resolved configuration and the tokenizer.
 
-    The summary of a shorter run goes, so that it is never taken for the longer one's. `origin` goes into run.json.
+    Also write `origin` to run.json, and remove the summary of an earlier, shorter run, so that nobody takes it for the
+    summary of this one.
     """
     (workdir / "summary.txt").unlink(missing_ok=True)
     files = {stored_config.CONFIG: config} | ({stored_config.ORIGIN: origin} if origin else {})
@@ -144,7 +151,7 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | Non
 
 
 def show_summary(workdir: pathlib.Path) -> bool:
-    """Print again what the end of the run printed; false where it never got there."""
+    """Print the summary of a finished run again; return false if the run has not finished."""
     path = workdir / "summary.txt"
     summary = processes.shared("summary", lambda: path.read_text() if path.exists() else None)
     if summary is not None and processes.index() == 0:
@@ -153,12 +160,12 @@ def show_summary(workdir: pathlib.Path) -> bool:
 
 
 def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:
-    """Keep the lines that the end of the run prints."""
+    """Save the lines that the run prints at its end."""
     write_atomically(workdir / "summary.txt", "\n".join(lines).encode())
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write a file that is whole or absent."""
+    """Write a file atomically: it is complete or absent."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     partial.replace(path)
