@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import pyarrow as pa
+
 from input_pipeline.errors import BadDocument, DataError
 
 # What broken files raise; MemoryError: a library tried to hold more than this machine has.
-UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, MemoryError)
+UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, MemoryError, pa.ArrowException)
 TOO_LARGE = object()  # in place of a record that is larger than data.max_document_mib
 
 

@@ -196,7 +196,7 @@ class HuggingFaceTokenizer(Pieces):
         except DataError:
             raise
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())})") from None
+            raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())[:200]})") from None
         eos = self.special_tokens.get("eos_token")
         self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
         self._tokenizer.no_truncation()  # nor are these two asked for: texts are encoded whole, and as they are

@@ -84,8 +84,8 @@ def _parsed(path: Path) -> pa.Table:
         return csv.read_csv(path, csv.ReadOptions(use_threads=False), convert_options=options)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-        said = " ".join(str(error).split())
+    except pa.ArrowException as error:
+        said = " ".join(str(error).split())[:200]
         raise DataError(
             f"{path}: no CSV file with the columns {', '.join(TYPES)}, the last a number ({said}); mend the file"
         ) from error

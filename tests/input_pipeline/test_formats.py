@@ -20,6 +20,7 @@ from input_pipeline.documents import check_unchanged, scan
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.sources import read_source
 from input_pipeline.tensorflow_import import tensorflow
+from tests.support import ROOT
 
 TEXTS = [
     "one line\n", "two\nlines", 'quoted, "text"; with\ttabs\n', "", "é ü 😀 \u2028\n", "\r\nline ends\r",
@@ -283,6 +284,13 @@ def test_a_bad_row_of_a_table_is_named(read, tmp_path):
         assert str(caught.value).startswith(f"{tmp_path / name}{message}. Fix the file")
         spans = read(tmp_path / name, bad_documents="skip", announce=list)
         assert contents(spans)[-1] == "good" and len(spans) < 3
+
+
+@pytest.mark.parametrize("name", ["damaged_index", "damaged_integer"])  # which the fuzzer found
+def test_a_damaged_parquet_file_is_one_line(read, name):
+    path = ROOT / "tests" / "fixtures" / "parquet" / f"{name}.parquet"
+    with pytest.raises(DataError, match=r"\.parquet: cannot be read (after|from) .*; mend or remove it"):
+        contents(read(path, announce=str))
 
 
 def test_a_bad_record_is_named(read, tmp_path):

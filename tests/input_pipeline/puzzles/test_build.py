@@ -143,6 +143,7 @@ def test_a_malformed_row_is_named(table, section, change, message):
         ),
         (HEADER.encode() + b"\n", "train.csv: has no puzzle"),
         (b"\xff\xfe", "train.csv: no CSV file with the columns"),
+        (b"question,answer,rating\n12,12," + b"x" * 5000 + b"\n", "the last a number (In CSV column"),
     ],
 )
 def test_a_table_that_is_none_is_named(table, section, content, message):
@@ -150,7 +151,7 @@ def test_a_table_that_is_none_is_named(table, section, content, message):
     Path(folder, "train.csv").write_bytes(content)
     with pytest.raises(DataError) as caught:
         build.sudokus(section(), folder, 0, silent)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
 
 def test_missing_files_and_folders_are_named(section, tmp_path):
