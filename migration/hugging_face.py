@@ -35,8 +35,8 @@ from training.other_run import newest_checkpoint, reader
 from training.retention import Retention
 from training.workdir import open_workdir
 
-KEPT = "hugging_face"  # folder in a workdir of what came beside the weights, and is given out again
-WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # of a published folder, what is not kept but written anew
+KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
+WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # published files that are not kept; an export writes its own
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
 TOKENIZERS = {
     "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),

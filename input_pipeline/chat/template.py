@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversation is as text, and which of it the assistant says.
+"""Renders conversations as text, and marks the text of the assistant.
 
-A conversation, or a beginning of one, becomes pieces, (text, whether it is learned) in order, of which None stands for
-the token that ends documents. A tokenizer's own template is Jinja, rendered as `transformers` does, in a sandbox that
-lets it compute text and nothing else, and in a process of its own, whose time and memory are limited; without one the
-format is plain: an end of document before all, and each turn "ROLE\\nCONTENT" and an end of document, the assistant's
-CONTENT and what ends it being learned.
+A conversation, or its beginning, becomes a list of pieces (text, whether it is learned); the text None stands for the
+token that ends documents. A tokenizer's own template is Jinja, rendered as `transformers` does, in a sandbox that only
+computes text. It runs in a separate process with limited time and memory. Without a template the format is plain: an
+end of document, then each turn as "ROLE\\nCONTENT" and an end of document. The assistant's CONTENT and its end of
+document are learned.
 """
 
 import json

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same of a Sudoku and of all its augmentations, so that none of a training puzzle is held out.
+"""Invariants that a Sudoku shares with all its augmentations, so that no augmentation of a training puzzle is held out.
 
-Of sides 4 and 6 it is the puzzle's least version: of all versions that moving rows, columns, bands and stacks (and
-transposing, where boxes are squares) gives, each with its digits renamed in order of first appearance, the one whose
-clues come first, and among those the one whose digits do. Two puzzles have it in common if and only if one is an
+For sides 4 and 6 the invariant is the least version of the puzzle. Its versions are all permutations of rows, columns,
+bands and stacks (and the transposes, if boxes are squares), each with digits renamed in order of first appearance. The
+least version has the first clues, and among equals the first digits. Two puzzles share it if and only if one is an
 augmentation of the other.
 
-Of side 9 there are 3.4 million versions, and it is a hash that no augmentation changes. Two puzzles of which one is
-an augmentation of the other have it in common; others hardly ever do, and one that does is left out needlessly.
+Side 9 has 3.4 million versions, so the invariant is a hash that no augmentation changes. Augmentations of each other
+share it. Other puzzles hardly ever do; one that does is dropped needlessly.
 """
 
 import itertools
@@ -23,7 +23,7 @@ LARGEST_EXACT = 6  # side
 
 
 def forms(questions: np.ndarray, answers: np.ndarray) -> list[bytes]:
-    """Return what each of some puzzles, [N, side, side] and its solution, has in common with its augmentations."""
+    """Return the invariant of each puzzle, given puzzles [N, side, side] and their solutions."""
     if questions.shape[-1] <= LARGEST_EXACT:
         return [_least(board).tobytes() for board in questions]
     return [key.tobytes() for key in _invariant(questions, answers)]
