@@ -14,7 +14,7 @@ def in_threads(function: Callable, items: Iterable, count: int = 0) -> Iterator:
     """Yield function(item) of each item, in order; few are begun before they are asked for, none once closed.
 
     Args:
-        count: of threads, and of results held in memory; 0: one more than cores, at most MOST_THREADS.
+        count: of threads, and of results held in memory; 0: one more than cores, at most MOST_THREADS + 1.
     """
     count = count or min(os.cpu_count(), MOST_THREADS) + 1
     with ThreadPoolExecutor(count) as threads:

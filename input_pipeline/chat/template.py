@@ -37,7 +37,7 @@ class PlainFormat:
         return found
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
-        """Return the pieces of a conversation that the assistant is to go on with."""
+        """Return the pieces of a conversation that the assistant is to continue."""
         return [*self.pieces(messages, first=len(messages)), (f"{ASSISTANT}\n", False)]
 
     def after_answer(self) -> str:
@@ -64,7 +64,7 @@ class Template:
         tokens: texts of special tokens by the names that it has for them: bos_token, eos_token and so on.
 
     Raises:
-        ValueError: it is no template, or takes too long to read.
+        ValueError: it is not a valid template, or takes too long to parse.
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):
@@ -77,7 +77,7 @@ class Template:
 
         Raises:
             ValueError: the template refuses the conversation, takes too much time or memory for it, or has no tags and
-                writes a turn anew when others follow; see input_pipeline/chat/rendering.py.
+                changes a turn when others follow; see input_pipeline/chat/rendering.py.
         """
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 

@@ -24,7 +24,7 @@ COLOURS = 10
 VOCAB_SIZE = FIRST_COLOUR + COLOURS
 SEPARATOR = "|||"
 DRAWS_PER_VERSION = 5  # then a task has no more versions that differ
-SUBSETS = {  # data.puzzle_set: the subsets, of which the test pairs of one are held out
+SUBSETS = {  # {data.puzzle_set: its subsets, and the subset whose test pairs are held out}
     "arc1": (("training", "evaluation", "concept"), "evaluation"),
     "arc2": (("training2", "evaluation2", "concept"), "evaluation2"),
 }
