@@ -45,7 +45,7 @@ class PuzzleWindows(Windows):
 
     @cached_property
     def identifiers(self) -> list[str]:
-        """The names of identifiers; ARC has a million. DataError if their number differs from the data set's."""
+        """The names of identifiers; ARC has a million. DataError if the file has fewer than the data set."""
         path = self.folder / "identifiers.json"
         names = read_json(path, list[str])
         if len(names) < self.num_identifiers:
