@@ -45,7 +45,7 @@ class PlainFormat:
         return ""
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield what each line becomes, of a kind of input_pipeline/chat/messages.py."""
+        """Yield the result of each line, of a kind of input_pipeline/chat/messages.py."""
         for number, line in lines:
             yield number, line if line is TOO_LARGE else self._document(kind, line)
 
@@ -91,7 +91,7 @@ class Template:
         return next((text for text, learned in self.pieces(turns) if learned), "").rpartition("@")[2]
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield what each line becomes; some are rendered while those before them are used.
+        """Yield the result of each line; later lines are rendered while earlier results are used.
 
         Raises:
             DataError: the template took too much time or memory for too many lines.
@@ -103,7 +103,7 @@ class Template:
             yield from made
 
     def _known(self, line: Held) -> Held:
-        """Return a line, or what is known to be wrong with it: a file is gone through several times."""
+        """Return a line, or its known error: a file is read several times."""
         return self._deadly.get(digest(line), line) if self._deadly and _is_line(line) else line
 
     def _begin(self, kind: str, lines: Sequence[Held]) -> Callable[[], list[bytes]]:
@@ -111,10 +111,10 @@ class Template:
         return ask(request, [line.rstrip(b"\n") for line in lines if _is_line(line)]) if lines else list
 
     def _made(self, kind: str, asked: list[Line], answers: Callable[[], list[bytes]]) -> list[Made]:
-        """Return what became of the lines that were asked about."""
+        """Return the results of the requested lines."""
         try:
             found = [_document(answer) for answer in answers()]
-        except Died:  # nobody knows of which
+        except Died:  # any of the lines may be the cause
             found = [self._alone(kind, line) for _, line in asked if _is_line(line)]
         rest = iter(found)
         return [(number, next(rest) if _is_line(line) else line) for number, line in asked]
@@ -156,7 +156,7 @@ def _document(answer: bytes) -> bytes | BadDocument:
 
 
 def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Yield lines some together; an empty batch comes last, and before what is wrong with the file."""
+    """Yield lines in batches; an empty batch comes last, and before an error of the file."""
     batch, size = [], 0
     try:
         for number, line in lines:

@@ -32,7 +32,7 @@ def forms(questions: np.ndarray, answers: np.ndarray) -> list[bytes]:
 def _least(board: np.ndarray) -> np.ndarray:
     """Return the least version of a board: uint8 [cells]."""
     moves, places = _moves(board.shape[-1])
-    clues = (board.ravel() > 0) @ places  # of each version, the clues as a number of which a clue is a bit
+    clues = (board.ravel() > 0) @ places  # for each version, its clues as the bits of a number
     versions = board.ravel()[moves[clues == clues.min()]]
     renamed = np.stack([_in_order_of_appearance(version) for version in versions])
     return renamed[np.lexsort(renamed.T[::-1])[0]].astype(np.uint8)
@@ -74,8 +74,8 @@ def _orders(bands: int, size: int) -> list[np.ndarray]:
 def _invariant(questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Return a hash of clues and solution that no augmentation changes: uint64 [N].
 
-    A cell's hash begins with whether it is a clue, and takes in, round by round, sums over its row and column (added
-    up, as a transposed board has them the other way round), its box, its band and stack, and the cells of its digit.
+    A cell's hash begins with whether it is a clue. Each round mixes in sums over its row and column (added together,
+    because transposing swaps them), its box, its band and stack, and the cells of its digit.
     """
     side = questions.shape[-1]
     height, width = BOXES[side]
