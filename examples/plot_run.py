@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw a run from its metrics: python examples/plot_run.py WORKDIR FILE.png
 
-Loss in training and held out, and tokens a second. A run that was stopped and taken up is one
-history: of each step the last line counts.
+It plots training loss, held-out loss and tokens a second. A resumed run has one history: the last line of each step
+counts.
 """
 
 import argparse
@@ -27,12 +27,12 @@ def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
 
 
 def values(lines: list[dict], name: str) -> list[float]:
-    """Return a figure of each line, nan where it was no number."""
+    """Return a value of each line, nan if it has none."""
     return [math.nan if line.get(name) is None else line[name] for line in lines]
 
 
 def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
-    """Write the picture; its suffix says as what."""
+    """Write the picture; its suffix decides the format."""
     trained, evaluated = lines_of(workdir, "train"), lines_of(workdir, "eval")
     figure = matplotlib.figure.Figure(figsize=(10, 3.2), layout="constrained")
     loss, speed = figure.subplots(1, 2)

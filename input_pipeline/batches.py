@@ -15,8 +15,8 @@ from input_pipeline.mixture import Mixture
 from input_pipeline.tensorflow_import import tensorflow
 from input_pipeline.windows import Windows
 
-MOST_READERS = 4  # threads, of their own accord: they take turns at Python's lock
-PREFETCHED_BYTES = 256 << 20  # of their own accord; 2 to 8 batches
+MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
+PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
 
 Batch = dict[str, np.ndarray]
 OnLost = Callable[[DataError], object]
@@ -39,17 +39,17 @@ def training_batches(
 ) -> Iterator[Batch]:
     """Return the batches of `num_steps` steps, this process's rows of them.
 
-    Step s takes the examples first_example + s * global_batch + rows, counted as the run takes them. What it
-    takes as number t is a pure function of (seed, t, mixture). So neither a stop, nor the number of processes,
-    nor a changed batch alters which example comes when.
+    Step s takes the examples first_example + s * global_batch + rows, counted as the run takes them. Example number t
+    is a pure function of (seed, t, mixture). So neither a stop, nor the number of processes, nor a changed batch size
+    alters the order of examples.
 
     Args:
         rows: int array, which of range(global_batch) to read.
         first_example: how many the run has taken; those that the mixture skips are not counted.
-        readers: threads; 0: as many as there are cores, up to a few.
-        prefetch: batches made ahead; 0: as many as some memory holds, up to a few.
-        ahead: how many batches after it have been read, too, when a batch is given.
-        on_lost: called where one of these cannot be read, with the error that is raised when that one is asked for.
+        readers: threads; 0: as many as there are cores, up to a limit.
+        prefetch: batches made ahead; 0: as many as a memory limit allows, up to a few.
+        ahead: how many later batches have been read when a batch is yielded.
+        on_lost: called if one of these cannot be read, with the error that is raised when that batch is requested.
 
     Returns:
         iterator of int32 [len(rows), ...] each: the arrays that the window sources name, of tokens
@@ -82,10 +82,10 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
 
-    The last batch is filled up with rows of what the window source says: tokens' are zero throughout, segments (the
-    loss weight) too. So is one that cannot be read where there is `on_lost`, which is called with the error: then all
-    processes of a run can go on to where they agree to stop.
-    Arguments and results otherwise as in `training_batches`.
+    The last batch is padded with the window source's fill values; those of tokens are zero, also for segments (the loss
+    weight). With `on_lost`, a batch that cannot be read is padding too, and `on_lost` is called with the error. All
+    processes of a run can then continue until they agree to stop. Other arguments and results are as in
+    `training_batches`.
     """
     rows, num_windows = np.asarray(rows, np.int64), windows.num_examples(sequence_length)
     taken = num_windows if num_batches is None else min(num_windows, num_batches * global_batch)
@@ -115,7 +115,7 @@ def evaluation_batches(
 
 
 def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
-    """Raise DataError where there are fewer tokens than a batch, or in some part than a sequence."""
+    """Raise DataError if there are fewer tokens than a batch, or if a part has fewer than a sequence."""
     for number, part in enumerate(mixture.parts, start=1):
         if part.num_tokens < sequence_length:
             which = f" in part {number} of data.mixture" if len(mixture.parts) > 1 else ""
@@ -132,7 +132,7 @@ def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> N
 
 
 def prepare() -> None:
-    """Have TensorFlow imported and awake, which takes seconds that a program may have something else to do in."""
+    """Import and initialise TensorFlow; it takes seconds, which a program can overlap with other work."""
     _tensorflow().data.Dataset.range(0)
 
 
@@ -171,7 +171,7 @@ def _read_ahead(
 def _batches(
     arrays: Iterator[tuple[np.ndarray, ...]], keys: tuple[str, ...], failed: list[DataError]
 ) -> Iterator[Batch]:
-    """Yield the arrays by name; in place of TensorFlow's account of an error in a reader raise what `failed` holds."""
+    """Yield the arrays by name; for TensorFlow's error about a failed reader, raise the original one in `failed`."""
     try:
         for batch in arrays:
             yield dict(zip(keys, batch, strict=True))
@@ -182,7 +182,7 @@ def _batches(
 
 
 def _known(batches: Iterator[Batch], ahead: int, on_lost: OnLost) -> Iterator[Batch]:
-    """Yield batches, each when it is known of so many after it whether they can be read."""
+    """Yield each batch once the next `ahead` batches are known to be readable or lost."""
     known: deque[Batch | DataError | None] = deque()  # None: there is no other
     while True:
         while len(known) <= ahead and (not known or isinstance(known[-1], dict)):

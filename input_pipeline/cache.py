@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files kept between runs: where they are, written whole or not at all, by one process at a time."""
+"""Files kept between runs: their location, atomic writes, and locks between processes."""
 
 import fcntl
 import hashlib
@@ -14,12 +14,12 @@ from input_pipeline.errors import DataError
 
 
 def digest(*contents: bytes) -> str:
-    """Return a digest of some bytes, one after the other, by which what is made of them is named."""
+    """Return a digest of the concatenated bytes, to name results that depend on them."""
     return hashlib.blake2b(b"".join(contents), digest_size=16).hexdigest()
 
 
 def digest_of_json(value) -> str:
-    """Return a digest of what JSON can hold, whatever the order of its keys."""
+    """Return a digest of a JSON-serialisable value that does not depend on the order of keys."""
     return digest(json.dumps(value, sort_keys=True).encode())
 
 
@@ -30,7 +30,7 @@ def cache_path(cache_dir: str) -> Path:
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Return the folder that data.cache_dir names, made where missing.
+    """Return the folder that data.cache_dir names; create it if it is missing.
 
     Raises:
         DataError: it cannot be written.
@@ -61,14 +61,14 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value) -> None:
-    """Write what JSON can hold, whole or not at all."""
+    """Write a JSON-serialisable value atomically."""
     with writing(path) as file:
         file.write(json.dumps(value).encode())
 
 
 @contextmanager
 def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
-    """Hold the lock file `path`, across processes; it falls with the process that holds it."""
+    """Hold the lock file `path`, across processes; the lock is released when its process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus made ready: documents found, split, tokenized once, stored, and opened as window sources."""
+"""Prepares a corpus: documents are found, split, tokenized once, stored, and opened as window sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # into a file, too, as it happens
-WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; of others TokenWindows
-FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, in a corpus's digest
+WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; others have TokenWindows
+FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, for a corpus's digest
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Corpus:
     tokenizer: AnyTokenizer | None  # None if tokens do not encode text
     train: Mixture  # the window sources that are trained on, and their weights
     heldout: Windows
-    digest: str  # the same wherever the same documents, tokenizer and split are read, with whatever weights
-    unigram_bits_per_byte: float | None = None  # of what is held out; None where there is no training text
-    names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or where there is none the source
+    digest: str  # depends on documents, tokenizer and split, not on the weights
+    unigram_bits_per_byte: float | None = None  # of the held-out documents; None if there is no training text
+    names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or the source if it has no path
     documents: tuple[list[Document], ...] | None = None  # of each part of .train, in stored order, if asked for
     stores: tuple[Store, ...] = ()  # of its shards
 
     @property
     def is_of_conversations(self) -> bool:
-        """Whether what is trained on is no text to go on with."""
+        """Whether the training data are conversations, so that a model should not continue plain text."""
         return isinstance(self.heldout, ConversationWindows)
 
     def resume(self, record: dict) -> "Corpus":
@@ -60,18 +60,18 @@ def prepare(
     data, *, vocab_size: int, vocab_size_typed: bool, seed: int = 0,
     announce: Announce = say, with_documents: bool = False,
 ) -> Corpus:  # fmt: skip
-    """Return the corpus that the `data` section describes, from the cache where it was made before.
+    """Return the corpus that the `data` section describes, from the cache if it was made before.
 
     Args:
         data: the section of the configuration.
-        vocab_size: ids that the model has room for.
-        vocab_size_typed: the user asked for this very size; else a small corpus may have fewer pieces.
+        vocab_size: number of ids of the model.
+        vocab_size_typed: the user typed this size; otherwise a small corpus may have fewer pieces.
         seed: of a source that draws at random.
-        announce: takes a line now and then while something is built.
-        with_documents: keep which documents are trained on, for the ledger: a hundred bytes or more each.
+        announce: called with a line of progress while something is built.
+        with_documents: keep the list of training documents for the ledger: at least a hundred bytes each.
 
     Raises:
-        DataError: whatever a user can put right, in one line.
+        DataError: an error that the user can correct, in one line.
     """
     paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
     read = partial(_read, data, paths, vocab_size=vocab_size, seed=seed)
@@ -94,9 +94,9 @@ def prepare(
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
-    """Return a corpus of which every document is held out, those of `data.validation_path`, else of all the others.
+    """Return a corpus whose documents are all held out: those of `data.validation_path`, else those of all paths.
 
-    Of a source that says itself what is held out, it is that.
+    A source with its own held-out split contributes that split.
 
     Raises:
         DataError: as `prepare`.
@@ -116,7 +116,7 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> C
 
 
 def _read(data, paths: list[str], announce: Announce, *, vocab_size: int, seed: int) -> list:
-    """Return what the source gives for each path."""
+    """Return the content of the source for each path."""
     return [read_source(data, path=path, vocab_size=vocab_size, seed=seed, announce=announce) for path in paths]
 
 
@@ -151,7 +151,7 @@ def _held_out(data, paths: list[str], found: list, announce: Announce) -> list[S
 
 
 def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Announce) -> None:
-    """Take out of a part's training documents those that another part, or the validation set, holds out."""
+    """Remove from a part's training documents those that another part, or the validation set, holds out."""
     elsewhere = {span.digest for other in parts if other is not part for span in other.get("heldout", ())}
     kept = [span for span in part["train"] if span.digest not in elsewhere]
     if len(kept) == len(part["train"]):
@@ -163,7 +163,7 @@ def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: A
 
 
 def _split(path: str, documents, data, announce: Announce) -> Splits:
-    """Return the documents of a source, some of them held out unless those come from elsewhere."""
+    """Return the documents of a source; some are held out unless data.validation_path supplies held-out documents."""
     spans = _scan(path, documents, data, announce)
     if data.validation_path:
         return {"train": spans}
@@ -183,7 +183,7 @@ def _scan(path: str, documents, data, announce: Announce) -> list[Span]:
 
 
 def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: bool, announce):
-    """Return the one tokenizer of all parts, whatever their weights."""
+    """Return the one tokenizer of all parts; it does not depend on their weights."""
     spans = [span for part in parts for span in part.get("train", ())]
     tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache_folder(data.cache_dir), announce)
     if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:

@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 18  # text is read, tokenized and written in pieces of about 
 class Document(Protocol):
     """One document of a source: a name for messages, and how to open its UTF-8 bytes (again each time).
 
-    Opening raises BadDocument where the source can tell that this one document is none.
+    Opening raises BadDocument if the source can tell that this one document is invalid.
     """
 
     @property
@@ -58,11 +58,11 @@ class Span:
 
     @property
     def key(self) -> bytes:
-        """What tells these bytes from any others."""
+        """A key that identifies these bytes."""
         return self.digest + self.start.to_bytes(8) + self.stop.to_bytes(8)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes, at most PIECE_BYTES at a time. Raises DataError where they cannot be read."""
+        """Yield the bytes, at most PIECE_BYTES at a time; DataError if they cannot be read."""
         try:
             with self.document.open() as file:
                 file.seek(self.start)
@@ -76,7 +76,7 @@ class Span:
     def text(self) -> Iterator[str]:
         """Yield the text in pieces that end at a line's end, or at a character's in a line longer than a piece.
 
-        Where the pieces end depends on the bytes alone, and so do the tokens made of them.
+        The ends of pieces depend only on the bytes, so the tokens do too.
         """
         pending = b""
         for block in self.blocks():
@@ -120,10 +120,10 @@ def scan(
     Empty documents are skipped, and one line says how many and which is the first.
 
     Args:
-        bad_documents: `error`, or `skip` for skipping those that cannot be used too.
+        bad_documents: `error`, or `skip` to skip unusable documents too.
 
     Raises:
-        BadDocument: a document is not UTF-8, or its source says that it is none.
+        BadDocument: a document is not UTF-8, or its source says that it is invalid.
     """
     spans, skipped = [], []
     with progress("reading documents", None, announce) as advance:
@@ -138,7 +138,7 @@ def scan(
 
 
 def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) -> Iterator[Span]:
-    """Yield the spans of documents that can be used; append (what is wrong, document) for those that are skipped."""
+    """Yield the spans of usable documents; append (error, document) to `skipped` for the others."""
     for document in documents:
         try:
             span = _whole(document)
@@ -154,7 +154,7 @@ def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) ->
 
 
 def _whole(document: Document) -> Span:
-    """Read a document through. Raises BadDocument where its bytes are not UTF-8; it names the byte and the line."""
+    """Read a whole document; BadDocument names the byte and the line if the bytes are not UTF-8."""
     whole = Span(document, b"", 0, 1 << 62)
     digest, size = hashlib.blake2b(digest_size=16), 0
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -192,7 +192,7 @@ def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]
 
 
 def check_unchanged(spans: list[Span], announce: Callable[[str], object] = print) -> None:
-    """Read the documents again. Raises DataError where one is not what `scan` saw."""
+    """Read the documents again; DataError if one has changed since `scan`."""
     with progress("checking documents", None, announce) as advance:
         for span in {id(span.document): span for span in spans}.values():
             now = _whole(span.document)
@@ -206,7 +206,7 @@ def _changed(document: Document) -> DataError:
 
 
 def _last_character(block: bytes) -> int:
-    """Return where the last character of a block without line ends begins: it may go on in the next block."""
+    """Return the start of the last character of a block without line ends: it may continue in the next block."""
     for cut in range(len(block) - 1, max(0, len(block) - 4), -1):
         if block[cut] & 0xC0 != 0x80:
             return cut

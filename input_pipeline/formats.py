@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats that hold many documents in a file: JSONL, CSV, Parquet, TFRecord."""
+"""Readers for file formats with many documents in a file: JSONL, CSV, Parquet, TFRecord."""
 
 import bz2
 import csv
@@ -22,19 +22,19 @@ from input_pipeline.json_lines import ADVICE, encoded, record_of, shown, without
 from input_pipeline.records import TOO_LARGE, RecordFile
 from input_pipeline.tensorflow_import import tensorflow
 
-XZ_BYTES = 512 << 20  # of memory for a dictionary of .xz, whose largest by `xz -9` takes 65 MiB
+XZ_BYTES = 512 << 20  # memory limit for a dictionary of .xz; the largest of `xz -9` takes 65 MiB
 STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": partial(lzma.LZMADecompressor, memlimit=XZ_BYTES)}
 COMPRESSED = (".gz", ".zst", *STREAMS)
-SKIPPED_BYTES = 1 << 20  # read at once of what is left out
-LARGE_BYTES = 16 << 20  # of a line or record that is given as a bytearray, so that its reader can let go of it
-CHECKSUM_MASK = 0xA282EAD8  # that TFRecord adds to checksums
-ROWS = 32  # that are decoded at once: few, as a document may be large
-BATCH_LIMITS = 4  # times data.max_document_mib: what they may take together
+SKIPPED_BYTES = 1 << 20  # read at once of skipped content
+LARGE_BYTES = 16 << 20  # a larger line or record is a bytearray, so that its reader can free it
+CHECKSUM_MASK = 0xA282EAD8  # TFRecord adds it to checksums
+ROWS = 32  # decoded at once; few, because a document may be large
+BATCH_LIMITS = 4  # a decoded batch may take this many times data.max_document_mib
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """Open a file for reading, through what its suffix says it is compressed with."""
+    """Open a file for reading and decompress it according to its suffix."""
     suffix = path.suffix.lower()
     if suffix in STREAMS:
         return io.BufferedReader(Streams(path, STREAMS[suffix]), 1 << 20)
@@ -44,7 +44,7 @@ def open_decompressed(path: Path) -> BinaryIO:
 
 
 class Streams(io.RawIOBase):
-    """Compressed streams one after the other; bz2.open and lzma.open leave out a later one with a damaged front."""
+    """Concatenated compressed streams; bz2.open and lzma.open silently skip a later stream with a damaged header."""
 
     def __init__(self, path: Path, new_stream: Callable):
         self._file, self._new_stream, self._stream = io.FileIO(path), new_stream, new_stream()
@@ -75,7 +75,7 @@ class Streams(io.RawIOBase):
 
 
 def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | bytearray | object]:
-    """Yield the lines of a file; TOO_LARGE in place of a longer one, which is not held in memory."""
+    """Yield the lines of a file; TOO_LARGE replaces a longer line, which is not held in memory."""
     while line := file.readline(most_bytes + 1):
         if len(line) <= most_bytes:
             line = bytearray(line) if len(line) > LARGE_BYTES else line
@@ -87,7 +87,7 @@ def read_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes | bytearray | 
 
 
 class JsonLines(RecordFile):
-    """A JSON object per line, of which one key is the text; blank lines are none."""
+    """A file with a JSON object on each line, whose text is under one key; blank lines are skipped."""
 
     def values(self) -> Iterator[tuple[int, bytes | object]]:
         with open_decompressed(self.path) as file:
@@ -108,10 +108,10 @@ class JsonLines(RecordFile):
 
 
 class CsvLines:
-    """The lines of a CSV file as text, one after the other, which knows where the present row begins.
+    """An iterator over the lines of a CSV file as text, which knows where the current row begins.
 
     Raises:
-        DataError: a row has more than `most_bytes`: nothing tells where it ends, so none after it can be read.
+        DataError: a row has more than `most_bytes`: its end is unknown, so no row after it can be read.
     """
 
     def __init__(self, table: RecordFile, file: BinaryIO):
@@ -119,7 +119,7 @@ class CsvLines:
         self.row_begins = 1
 
     def begin_row(self) -> None:
-        """Say that the lines so far have been rows."""
+        """Mark that all lines so far belong to earlier rows."""
         self.row_begins, self._row_bytes = self._line + 1, 0
 
     def __iter__(self) -> Iterator[str]:
@@ -137,10 +137,10 @@ class CsvLines:
 
 
 class Csv(RecordFile):
-    """Comma- or, in .tsv, tab-separated values with a header, of which one column is the text."""
+    """Comma- or, in .tsv, tab-separated values with a header; one column is the text."""
 
     def values(self) -> Iterator[tuple[int, tuple[list[str] | csv.Error, int, int]]]:
-        """Yield (line that the row begins in, (row, columns that there should be, place of the text))."""
+        """Yield (first line of the row, (row, expected number of columns, index of the text))."""
         csv.field_size_limit(LONGEST_CELL)
         dialect = "excel-tab" if ".tsv" in map(str.lower, self.path.suffixes) else "excel"
         with open_decompressed(self.path) as file:
@@ -155,7 +155,7 @@ class Csv(RecordFile):
                 lines.begin_row()
 
     def _next(self, rows) -> list[str] | csv.Error | None:
-        """Return the next row or what is wrong with it, None at the end; an open quote swallows the rest of a file."""
+        """Return the next row or its error, None at the end; an unclosed quote consumes the rest of the file."""
         try:
             return next(rows, None)
         except csv.Error as error:
@@ -173,7 +173,7 @@ class Csv(RecordFile):
 
 
 class Column(RecordFile):
-    """A column of strings, of which a cell is a document."""
+    """A column of strings where each cell is a document."""
 
     unit = ", row "
 
@@ -182,7 +182,7 @@ class Column(RecordFile):
         raise NotImplementedError
 
     def values(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yield (row, cell, unchecked). Raises DataError for a column of anything else."""
+        """Yield (row, unchecked cell); DataError if it is not a column of strings."""
         yield from enumerate(itertools.chain.from_iterable(map(self._cells, self.columns())), start=1)
 
     def text(self, number: int, value: bytes | None) -> bytes:
@@ -198,7 +198,7 @@ class Column(RecordFile):
                 f"{self.path}: column {self.field!r} holds {column.type}, not text; "
                 "name another with --config.data.field"
             )
-        if is_dictionary:  # decoded, a large value that is there many times would be in memory as often
+        if is_dictionary:  # decoding would copy a large value for each of its rows
             return (cell.value.as_buffer().to_pybytes() if cell.is_valid else None for cell in column)
         return iter(column.cast(pa.large_binary()).to_pylist())
 
@@ -213,16 +213,16 @@ class Parquet(Column):
             yield from (batch.column(0) for batch in table.iter_batches(rows, columns=[self.field]))
 
     def _rows(self, metadata: pq.FileMetaData) -> int:
-        """Return how many rows to decode at once: any of them may be as large as all that a row group holds.
+        """Return how many rows to decode at once; one row may be as large as its whole row group.
 
-        Columns are not asked one by one: pyarrow ends the process where the metadata of one is damaged.
+        It does not read the metadata of single columns: pyarrow ends the process if that of one is damaged.
         """
         largest = max((metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)), default=0)
         return min(ROWS, max(1, BATCH_LIMITS * self.most_bytes // max(1, largest)))
 
 
 class TFRecord(RecordFile):
-    """tf.train.Example records, of which one bytes feature is the text.
+    """A file of tf.train.Example records, where one bytes feature is the text.
 
     A record is its length in 8 bytes, a checksum of these in 4, its content, and a checksum of that.
     """
@@ -262,7 +262,7 @@ class TFRecord(RecordFile):
         return texts[0]
 
 
-BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
+BY_SUFFIX: dict[str, type[RecordFile]] = {  # the suffix without that of a compression
     ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines,
     ".csv": Csv, ".tsv": Csv, ".parquet": Parquet,
     ".tfrecord": TFRecord, ".tfrecords": TFRecord,
@@ -270,7 +270,7 @@ BY_SUFFIX: dict[str, type[RecordFile]] = {  # compressed or not
 
 
 def _take(file: BinaryIO, size: int, what: str, may_end: bool = False) -> bytes:
-    """Return the next bytes of a TFRecord file, none where it may end and does. Raises OSError where one is missing."""
+    """Return the next `size` bytes of a TFRecord file, b"" at an end that `may_end` allows; OSError if some miss."""
     content = file.read(size)
     if len(content) < size and (content or not may_end):
         raise OSError(f"it ends within {what}")
@@ -278,7 +278,7 @@ def _take(file: BinaryIO, size: int, what: str, may_end: bool = False) -> bytes:
 
 
 def _check_sum(file: BinaryIO, content: bytes, what: str) -> None:
-    """Read the checksum of what was read before it. Raises OSError where it is another."""
+    """Read and verify the checksum of the content before it; OSError if it differs."""
     crc = google_crc32c.value(content)
     masked = ((crc >> 15 | crc << 17) + CHECKSUM_MASK) & 0xFFFFFFFF
     if _take(file, 4, what) != masked.to_bytes(4, "little"):
@@ -286,7 +286,7 @@ def _check_sum(file: BinaryIO, content: bytes, what: str) -> None:
 
 
 def check_column(where, field: str, names: list[str]) -> None:
-    """Raise DataError where a table with columns of these names has none for the text."""
+    """Raise DataError if none of a table's column names is the field of the text."""
     if field not in names:
         there = ", ".join(repr(name[:40]) for name in names[:8])
         raise DataError(f"{where}: no column {field!r}, but {there}; name one of them with --config.data.field")

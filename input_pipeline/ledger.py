@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each step of a run trained on: WORKDIR/ledger.jsonl, a line wherever steps begin anew to map to examples.
+"""Records which examples each step trained on: WORKDIR/ledger.jsonl, one line for each change of the mapping.
 
-The order of examples is a pure function, so a line (a section) holds only what the function needs. It stands for all
-steps after its own `step`; where several do, the last one written holds.
+The order of examples is a pure function, so a line (a section) holds only the arguments of the function. It applies to
+all steps after its own `step`; if several apply, the last one written wins.
 """
 
 import json
@@ -19,8 +19,8 @@ from input_pipeline.corpus import Corpus
 from input_pipeline.errors import DataError
 
 NAME = "ledger.jsonl"
-MOST_BYTES = 256 << 20  # of the file: a line has some hundred
-MOST_ROWS, MOST_TOKENS = 1 << 20, 1 << 24  # of a step's batch, of a row
+MOST_BYTES = 256 << 20  # of the file; a line has a few hundred
+MOST_ROWS, MOST_TOKENS = 1 << 20, 1 << 24  # rows of a step's batch, tokens of a row
 
 
 class Section(Object):
@@ -40,32 +40,32 @@ class Section(Object):
 class Excerpt(NamedTuple):
     """Tokens of a document that a row was trained on."""
 
-    document: str  # its name, as messages of the pipeline have it
+    document: str  # its name in messages of the pipeline
     segment: int  # its number in the row, from 1, as in the batch's `segments`
-    first: int  # place of its first token among the row's targets
-    count: int  # of these tokens
-    offset: int  # place of the first in the document, whose last token is its end of document
+    first: int  # index of its first token among the row's targets
+    count: int  # the number of tokens
+    offset: int  # index of its first token in the document, whose last token is its end of document
 
 
 class Example(NamedTuple):
     """A row of a step's global batch."""
 
     row: int  # its number in the batch
-    example: int  # its place in the order of examples
+    example: int  # its index in the order of examples
     part: str  # name of the part of the mixture
     window: int  # its number in the part
-    excerpts: tuple[Excerpt, ...]  # what it is made of, in order
+    excerpts: tuple[Excerpt, ...]  # its content, in order
 
 
 def new_section(
     corpus: Corpus, *, step: int, examples: int, global_batch: int, sequence_length: int, seed: int
 ) -> Section:
-    """Return the section of a run that goes on from here, as JSON can hold it.
+    """Return a section that begins after `step`, as JSON-serialisable values.
 
     Args:
-        corpus: with the history and the skips that hold from here on.
-        step: the last step that is not of this section: 0 of a fresh run, the checkpoint's of one taken up.
-        examples: taken in the steps up to that one.
+        corpus: with the history and the skips that apply from here on.
+        step: the last step before this section: 0 in a fresh run, the checkpoint's step in a resumed run.
+        examples: the number of examples taken in the steps up to that one.
         seed: of the order.
     """
     return {
@@ -82,7 +82,7 @@ def new_section(
 
 
 def append(folder: Path, section: Section) -> None:
-    """Add a section to the ledger of a workdir, in place of a line that a killed process left unfinished.
+    """Append a section to the ledger of a workdir, replacing a last line that a killed process left unfinished.
 
     Raises:
         DataError: the file cannot be written.
@@ -98,10 +98,10 @@ def append(folder: Path, section: Section) -> None:
 
 
 def sections(folder: Path) -> list[Section]:
-    """Return the sections of a workdir in the order in which they were written; none where there is no ledger.
+    """Return the sections of a workdir in the order in which they were written; [] if there is no ledger.
 
     Raises:
-        DataError: the ledger cannot be read, or a line of it is no section.
+        DataError: the ledger cannot be read, or one of its lines is not a section.
     """
     path = folder / NAME
     try:
@@ -118,7 +118,7 @@ def sections(folder: Path) -> list[Section]:
 
 
 def roll_backs(folder: Path) -> int:
-    """Return how often a run has gone back, as its sections count it."""
+    """Return how often a run has rolled back, according to its sections."""
     return max((section.get("roll_backs", 0) for section in sections(folder)), default=0)
 
 
@@ -126,10 +126,10 @@ def section_of(folder: Path, step: int, last_step: int) -> Section:
     """Return the section that a step of the run belongs to.
 
     Args:
-        last_step: that the run has made, so far as its newest checkpoint or metrics tell.
+        last_step: the last step of the run, according to its newest checkpoint or metrics.
 
     Raises:
-        DataError: there is no ledger, or the step is none of those that it knows.
+        DataError: there is no ledger, or it does not cover the step.
     """
     written = sections(folder)
     if not written:
@@ -142,20 +142,20 @@ def section_of(folder: Path, step: int, last_step: int) -> Section:
 
 
 def taken(section: Section, step: int) -> np.ndarray:
-    """Return the numbers, as Mixture.read counts, of the examples that a step took: int64 [global_batch]."""
+    """Return the examples that a step took, numbered as in Mixture.read: int64 [global_batch]."""
     first = section["examples"] + (step - section["step"] - 1) * section["global_batch"]
     return first + np.arange(section["global_batch"], dtype=np.int64)
 
 
 def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
-    """Return what each row of a step's global batch was made of.
+    """Return the content of each row of a step's global batch.
 
     Args:
-        section: the one that `section_of` gives for the step.
-        corpus: prepared `with_documents`, else documents have numbers for names.
+        section: the result of `section_of` for the step.
+        corpus: prepared `with_documents`; otherwise documents have numbers as names.
 
     Raises:
-        DataError: the corpus is not the one that the section was trained on.
+        DataError: the section was trained on another corpus.
     """
     if section["corpus"] != corpus.digest:
         trained_on = section["corpus"].encode("unicode_escape").decode()[:40]
@@ -174,11 +174,11 @@ def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
 
 
 def table(examples: list[Example], losses: dict[tuple[int, int], float] | None = None) -> list[str]:
-    """Return the lines of a table of what a step was trained on: an excerpt each, tokens counted from 0, both ends in.
+    """Return the lines of a table with one excerpt a line; token ranges count from 0 and include both ends.
 
     Args:
         examples: of the step, from `explain`.
-        losses: of each (row, segment), in nats per token; the highest comes first, and last what is no number.
+        losses: of each (row, segment), in nats per token; the highest comes first, nan last.
     """
     found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
     lines = [("row", "part", "document", "tokens")]
@@ -188,14 +188,14 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
         told = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
-        order = np.argsort(-np.array(of_each), kind="stable")  # which puts what is no number last
+        order = np.argsort(-np.array(of_each), kind="stable")  # nan comes last
         lines = [("loss", *lines[0]), *((told[number], *lines[1 + number]) for number in order)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> Iterator[Excerpt]:
-    """Yield what a window is made of; where documents were not kept, named as their part calls them."""
+    """Yield the excerpts of a window; if the corpus has no documents, the part's own names are used."""
     source = corpus.train.parts[part]
     for document, *place in source.pieces(window, sequence_length):
         name = corpus.documents[part][document].name if corpus.documents else source.document_name(document)
@@ -203,7 +203,7 @@ def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> I
 
 
 def _finished(content: bytes) -> int:
-    """Return where the last whole line ends: a process that is killed may leave the beginning of another."""
+    """Return the end of the last complete line; a killed process may leave an incomplete one after it."""
     return content.rfind(b"\n") + 1
 
 

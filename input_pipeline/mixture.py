@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighted mixtures: which part an example of the run is taken from, and which of the part's own examples it is.
 
-With weights w_k, the first n examples have n * w_k from part k, give or take less than one, for every n. The weights
-are fractions, so the choice repeats after as many examples as their common denominator, and a table of that length
-places any example at once. Each part goes through its own windows in an order of its own, pass by pass. New weights
-begin another section of the run, in which every part goes on where it was.
+With weights w_k, the first n examples contain n * w_k of part k, with an error below one, for every n. The weights are
+fractions, so the choice repeats with the period of their common denominator, and a table of that length locates any
+example in constant time. Each part has its own order of windows in each epoch. New weights begin a new section of the
+run, in which every part continues at its position.
 
-An example is a place in the order that this makes: 0, 1, ... . A run takes them one after another, but for ranges that
-it leaves out, such as those on which it diverged; so the example that it takes as number t may be a later one.
+An example is a position in the resulting order: 0, 1, ... . A run takes them in order but skips some ranges, such as
+those on which it diverged. So the example that it takes as number t may have a higher position.
 """
 
 import re
@@ -22,7 +22,7 @@ import numpy as np
 from input_pipeline.errors import DataError
 from input_pipeline.windows import Windows
 
-LONGEST_PERIOD = 100_000  # of a schedule: weights of five digits
+LONGEST_PERIOD = 100_000  # of a schedule; it allows weights of five digits
 FOREVER = 1 << 62  # examples
 EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
 SEVERAL = re.compile(r", *[0-9.]+ ")  # parts with a comma between them
@@ -34,7 +34,7 @@ def parse(text: str) -> tuple[list[str], Weights]:
     """Return the paths and the weights of data.mixture, scaled to a sum of 1.
 
     Raises:
-        DataError: it cannot be read, or there are more digits than a schedule has room for.
+        DataError: it cannot be read, or weights have more digits than a schedule allows.
     """
     paths, weights = [], []
     for part in filter(None, map(str.strip, text.split(";"))):
@@ -69,9 +69,9 @@ def _parse_part(part: str) -> tuple[Fraction, str]:
 class Schedule:
     """Which part each of the examples 0, 1, ... is taken from, by fixed weights.
 
-    Source: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980): among the parts that one
-    more example would not put too far ahead, the one that would first fall too far behind. With K parts none is
-    ever further than 1 - 1 / (2K - 2) off its share.
+    Source: Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980). Of the parts that one more
+    example would not put too far ahead, it takes the one that would first fall too far behind. With K parts no part
+    ever deviates from its share by more than 1 - 1 / (2K - 2).
     """
 
     def __init__(self, weights: Weights):
@@ -110,11 +110,11 @@ _schedule = cache(Schedule)
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a run trains on: window sources, the weights that they had from which example on, what is left out."""
+    """The training data of a run: window sources, the history of their weights, and skipped examples."""
 
-    parts: tuple[Windows, ...]  # all of which give the same arrays
+    parts: tuple[Windows, ...]  # all parts give the same arrays
     history: tuple[tuple[int, Weights], ...]  # first example and weights of each section, from example 0 on
-    skips: tuple[tuple[int, int], ...] = ()  # after so many taken examples, and earlier skips, so many are left out
+    skips: tuple[tuple[int, int], ...] = ()  # (examples taken and skipped before it, number skipped)
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ class Mixture:
         return sum(part.num_examples(sequence_length) for part in self.parts)
 
     def read(self, taken: np.ndarray, sequence_length: int, seed: int) -> dict[str, np.ndarray]:
-        """Return the examples that the run takes as number `taken`, as a window source does.
+        """Return the content of the examples that the run takes as number `taken`, as a window source does.
 
         Each is a pure function of (seed, its number, the mixture).
         """
@@ -152,7 +152,7 @@ class Mixture:
         parts, indices = self.locate(examples)
         windows = np.zeros_like(indices)
         for number in np.unique(parts).tolist():
-            rows, order = parts == number, seed + (number << 32)  # of each part its own, the first's that of the seed
+            rows, order = parts == number, seed + (number << 32)  # each part has its own; the first part's is the seed
             windows[rows] = self.parts[number].order(indices[rows], sequence_length, order)
         return parts, windows
 
@@ -173,7 +173,7 @@ class Mixture:
         """Return this mixture resumed from an earlier run: with its sections and skips, and with our weights from here.
 
         Args:
-            stored: result of `record` in the earlier run, which has the same parts; None: it had our weights.
+            stored: result of `record` in the earlier run, which has the same parts; None: it had these weights.
             taken: number of examples that the run has consumed.
             skips: of the earlier run.
         """
@@ -188,7 +188,7 @@ class Mixture:
         """Return the mixture of these parts whose `record` and skips were stored as JSON.
 
         Raises:
-            DataError: the record is that of no mixture of so many parts.
+            DataError: the record does not describe a mixture of this many parts.
         """
         history = tuple((first, tuple(map(_stored_weight, weights))) for first, weights in stored)
         firsts = [first for first, _ in history]
@@ -200,13 +200,13 @@ class Mixture:
         return replace(self, history=history, skips=tuple((first, count) for first, count in skips))
 
     def skip(self, first: int, last: int) -> "Mixture":
-        """Return this mixture without what the run took, or would take, as a range of numbers.
+        """Return this mixture without the examples of numbers first:last (taken, or to be taken, by the run).
 
-        Skips within the range become part of the new one, and those after it come as many examples sooner.
+        The new skip absorbs skips within the range; later skips apply last - first examples sooner.
 
         Args:
-            first: left out first; the run goes back to where it had taken no more, and takes those before it again.
-            last: taken in its place; at least `first`.
+            first: the first number to skip; the run rolls back to where it had taken at most this many.
+            last: the first number that is not skipped, taken in place of `first`; at least `first`.
         """
         assert first <= last, f"nothing to leave out from {first} to {last}"
         begin, end = self.examples([first, last]).tolist()
@@ -215,7 +215,7 @@ class Mixture:
         return replace(self, skips=(*before, (first, end - begin), *after))
 
     def record(self) -> list:
-        """Return the history as JSON can hold it."""
+        """Return the history as JSON-serialisable values."""
         return [[first, list(map(str, weights))] for first, weights in self.history]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a long preparation is: a bar on a terminal, a plain line now and then elsewhere."""
+"""Shows the progress of a long preparation: a bar on a terminal, plain lines at intervals elsewhere."""
 
 import math
 import sys
@@ -26,9 +26,9 @@ EVERY_SECONDS = 5.0  # between plain lines
 def progress(
     title: str, total: int | None, announce: Callable[[str], object], unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Yield advance(number), which shows the part done and the time left, or what is done of an unknown total.
+    """Yield advance(number), which shows the fraction done and the time left, or the count of an unknown total.
 
-    A bar belongs to the main thread; in others, beside which a run shows itself, there are lines.
+    Only the main thread has a bar; other threads, which run while a run shows its own display, print lines.
 
     Args:
         unit: what is counted, a plural; '': bytes.

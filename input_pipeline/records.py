@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of many documents: each is read from its front, and a document is its place in the order.
+"""Files of many documents: each is read from its start, and a document is identified by its position.
 
-Whatever the format and however it is compressed, going on to a later document reads what lies between, and
-going back begins the file anew. All that reads a corpus goes through it in order, so nothing is read twice
-for it, no index is needed, and a document costs a hundred bytes until it is opened.
+In every format and compression, moving to a later document reads everything in between, and moving back reads the file
+from its start again. All readers of a corpus read it in order, so nothing is read twice, no index is needed, and a
+document costs a hundred bytes until it is opened.
 """
 
 import csv
@@ -18,19 +18,19 @@ import pyarrow as pa
 
 from input_pipeline.errors import BadDocument, DataError
 
-# What broken files raise; MemoryError: a library tried to hold more than this machine has.
+# Exceptions for broken files; MemoryError: a library tried to hold more than this machine has.
 UNREADABLE = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, MemoryError, pa.ArrowException)
-TOO_LARGE = object()  # in place of a record that is larger than data.max_document_mib
+TOO_LARGE = object()  # replaces a record that is larger than data.max_document_mib
 
 
 class RecordFile:
     """A file of many documents; a subclass for each format.
 
     Attributes:
-        path: of the file, as messages name it.
+        path: of the file, also its name in messages.
         field: the key or column that holds the text.
-        most_bytes: the largest record, and the largest document in one.
-        unit: what stands between path and number where a record is named.
+        most_bytes: size limit of a record, and of the document in it.
+        unit: the text between path and number in the name of a record.
     """
 
     unit = ":"
@@ -39,19 +39,19 @@ class RecordFile:
         self.path, self.field, self.most_bytes = path, field, most_bytes
 
     def values(self) -> Iterator[tuple[int, object]]:
-        """Yield (number, record) from the front; numbers rise. TOO_LARGE stands for a record over `most_bytes`."""
+        """Yield (number, record) from the start, with rising numbers; TOO_LARGE replaces a record over `most_bytes`."""
         raise NotImplementedError
 
     def text(self, number: int, value) -> bytes:
-        """Return the document in a record. Raises BadDocument where there is none."""
+        """Return the document in a record; BadDocument if there is none."""
         raise NotImplementedError
 
     def name(self, number: int) -> str:
-        """Return what messages call a record."""
+        """Return the name of a record in messages."""
         return f"{self.path}{self.unit}{number}"
 
     def too_large(self, number: int) -> BadDocument:
-        """Return what to say of a record over `most_bytes`."""
+        """Return the error for a record over `most_bytes`."""
         return BadDocument(self.name(number), f"larger than {self.most_bytes >> 20} MiB", " (data.max_document_mib)")
 
 
@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
 
 class Reader:
-    """Reads the records of several files, of which one is open at a time."""
+    """Reads the records of several files, with one file open at a time."""
 
     def __init__(self):
         self._file: RecordFile | None = None
@@ -79,7 +79,7 @@ class Reader:
         self._number, self._value, self._text = 0, None, None
 
     def records(self, files: Iterable[RecordFile]) -> Iterator[Record]:
-        """Yield the documents of the files in order; to open each before the next comes costs no search."""
+        """Yield the documents of the files in order; a document that is opened before the next needs no search."""
         for file in files:
             self._begin(file)
             while self._advance():
@@ -88,7 +88,7 @@ class Reader:
                 assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
 
     def text(self, file: RecordFile, number: int) -> bytes:
-        """Return the document `number` of a file; DataError where the file lost it since."""
+        """Return the document `number` of a file; DataError if the file no longer has it."""
         if file is not self._file or number < self._number:
             self._begin(file)
         while self._number < number and self._advance():
@@ -100,7 +100,7 @@ class Reader:
         return self._text
 
     def _made(self, file: RecordFile, number: int) -> bytes:
-        """Return the document in the present record."""
+        """Return the document in the current record."""
         if self._value is TOO_LARGE:
             raise file.too_large(number)
         try:
@@ -116,7 +116,7 @@ class Reader:
         self._number, self._value, self._text = 0, None, None
 
     def _advance(self) -> bool:
-        """Go on to the next record; false at the end of the file, where the last one stays."""
+        """Move to the next record; return False at the end of the file, which keeps the last record."""
         try:
             following = next(self._values, None)
         except DataError:
@@ -130,6 +130,6 @@ class Reader:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of what a library says."""
+    """Return the first line of a library's error message."""
     said = error.strerror if isinstance(error, OSError) else str(error)
     return (said or str(error) or type(error).__name__).splitlines()[0]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that lie elsewhere, gs:// or any other store that fsspec knows, copied to this host's disk before training.
+"""Copies remote documents, from gs:// or any other store that fsspec knows, to this host's disk before training.
 
-A copy is `<cache>/remote/<digest of the URL>/`: `files/` has whole files under the names of the store, `parts/` what
-has come of the others, and `listing.json` what the store said of each, so that a changed one is copied anew.
+A copy is `<cache>/remote/<digest of the URL>/`. `files/` has complete files under the names of the store, `parts/` has
+incomplete files, and `listing.json` has the store's metadata of each file, so that a changed file is copied again.
 """
 
 import glob
@@ -22,36 +22,36 @@ from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.threads import in_threads
 
-PIECE_BYTES = 16 << 20  # of a request
-STREAMS = 8  # requests at a time; as many pieces are held in memory
+PIECE_BYTES = 16 << 20  # of one request
+STREAMS = 8  # concurrent requests; each holds one piece in memory
 LONGEST_NAME = 255  # of a file on a disk, in bytes
-LISTING_BYTES = 1 << 30  # of listing.json: a hundred for each file
-MARKS = ("generation", "ETag", "etag", "mtime", "LastModified")  # what tells one content from another, by the store
+LISTING_BYTES = 1 << 30  # of listing.json, which has about a hundred for each file
+MARKS = ("generation", "ETag", "etag", "mtime", "LastModified")  # metadata of stores that changes with the content
 
 
 class RemoteFile(NamedTuple):
-    """A file in the store: `name` below the place that the URL names, `address` of the store's own, `size` in bytes."""
+    """A file in the store: `name` relative to the URL, `address` in the store, `size` in bytes."""
 
     name: str
     address: str
     size: int
-    mark: str  # another one is another content; "" where the store gives none
-    pin: dict[str, str]  # asks the store for this content and no later one
+    mark: str  # it changes with the content; "" if the store gives none
+    pin: dict[str, str]  # request options for exactly this version of the content
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path is one of a store, such as gs://bucket/folder or file:///folder."""
+    """Return whether a path is a URL of a store, such as gs://bucket/folder or file:///folder."""
     return re.match(r"[a-z][a-z0-9+.-]*://", path) is not None
 
 
 def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> str:
-    """Copy what a URL names to local disk and return the path of the copy: a file, a folder or a glob, as the URL is.
+    """Copy the files of a URL to local disk and return the path of the copy: a file, a folder or a glob, as the URL.
 
-    A file that is there with the store's size and mark is not copied again, and one that was begun goes on. Processes
-    on one host wait for one another.
+    A local file with the store's size and mark is not copied again, and an incomplete copy resumes. Processes on one
+    host wait for one another.
 
     Raises:
-        DataError: no such store, bucket or file; no permission; the disk is full; the store fails.
+        DataError: the store, bucket or file does not exist; permission is missing; the disk is full; the store fails.
     """
     store, root = _open(url)
     folder = cache / "remote" / digest(url.rstrip("/").encode())
@@ -69,10 +69,10 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
 
 
 def _open(url: str):
-    """Return the file system that fsspec has for a URL, and the path in it."""
+    """Return fsspec's file system for a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
-    for library in ("gcsfs", "google.auth"):  # they log, with tracebacks, what they also raise
+    for library in ("gcsfs", "google.auth"):  # they log the errors that they raise, with tracebacks
         logging.getLogger(library).setLevel(logging.CRITICAL)
     with _explained(url):
         try:
@@ -84,10 +84,10 @@ def _open(url: str):
 
 
 def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
-    """List the files that a URL names: one, all below a folder but hidden ones, or those that match.
+    """List the files of a URL: one file, all files below a folder except hidden ones, or those that match a glob.
 
     Returns:
-        (files, what the URL names below the folder that they are in: a name, a pattern or "", whether a pattern).
+        (files, the last part of the URL below their folder: a name, a pattern or "", whether it is a pattern).
     """
     with _explained(url):
         try:
@@ -127,7 +127,7 @@ def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
 
 
 def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
-    """Delete copies, whole or begun, of files that the store has no longer or has changed; keep the new listing."""
+    """Delete copies of files that the store has removed or changed, also incomplete ones; write the new listing."""
     path = folder / "listing.json"
     before = _listed(path)
     if before is None:
@@ -145,7 +145,7 @@ def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
 
 
 def _listed(path: Path) -> dict[str, list] | None:
-    """Return what a listing says; None where it is missing or damaged, so that no copy can be believed."""
+    """Return a listing; None if it is missing or damaged, so that no copy can be trusted."""
     try:
         found = read_json(path, dict[str, tuple[Count, str]], max_bytes=LISTING_BYTES)
     except (FileNotFoundError, JsonError):
@@ -154,14 +154,14 @@ def _listed(path: Path) -> dict[str, list] | None:
 
 
 def _is_below(name: str) -> bool:
-    """Return whether a name can be that of a file below the folder that it is looked for in."""
+    """Return whether a name stays below its folder and can be a file's name."""
     path = PurePosixPath(name)
     fits = all(len(os.fsencode(part)) <= LONGEST_NAME for part in path.parts) and "\0" not in name
     return bool(path.parts) and fits and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:
-    """Return whether a copy is there in its full size; one of another size, which nobody here wrote, is deleted."""
+    """Return whether a copy exists in full size; delete one of another size, which this program did not write."""
     if not path.exists():
         return False
     found = path.stat().st_size
@@ -172,7 +172,7 @@ def _is_whole(path: Path, size: int, announce: Callable[[str], object]) -> bool:
 
 
 def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Callable[[str], object]) -> None:
-    """Copy the files, from where an earlier copy ended, several pieces at a time but each file in its order."""
+    """Copy the files and resume earlier copies; pieces are fetched concurrently and written in order in each file."""
     pieces = [
         (file, start, min(start + PIECE_BYTES, file.size))
         for file in missing
@@ -194,21 +194,21 @@ def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Ca
 
 
 def _begun(folder: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file have come."""
+    """Return how many bytes of a file have been copied."""
     part = folder / "parts" / file.name
     found = part.stat().st_size if part.exists() else 0
     return found if found < file.size else 0
 
 
 def _append(folder: Path, file: RemoteFile, start: int, block: bytes) -> None:
-    """Write bytes of a file from `start` on; it gets its name when all of it is on disk."""
+    """Write bytes of a file from `start` on; a complete file is moved to its final name."""
     whole, part = folder / "files" / file.name, folder / "parts" / file.name
     for path in (whole, part):
         path.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "ab") as output:
         output.truncate(start)
         output.write(block)
-        output.flush()  # a killed process leaves whole pieces
+        output.flush()  # a killed process then leaves complete pieces
         if output.tell() < file.size:
             return
         os.fsync(output.fileno())
@@ -216,8 +216,8 @@ def _append(folder: Path, file: RemoteFile, start: int, block: bytes) -> None:
 
 
 def _read(store, url: str, file: RemoteFile, start: int, stop: int) -> bytes:
-    """Return bytes start:stop of a file in the store. Raises DataError where it gives anything else."""
-    if start == stop:  # of an empty file, of which stores refuse to give a range
+    """Return bytes start:stop of a file in the store; DataError if the store returns another number of bytes."""
+    if start == stop:  # an empty file; stores refuse a range of it
         return b""
     with _explained(f"{url}: {file.address}"):
         try:
@@ -234,7 +234,7 @@ def _read(store, url: str, file: RemoteFile, start: int, stop: int) -> bytes:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say in one line what a store's libraries raise."""
+    """Turn exceptions of a store's libraries into a one-line DataError."""
     try:
         yield
     except DataError:
@@ -248,7 +248,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _errors_of_gcs() -> tuple[type[BaseException], ...]:
-    """Return what gcsfs raises beside OSError and ValueError."""
+    """Return the exceptions that gcsfs raises in addition to OSError and ValueError."""
     import aiohttp
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError

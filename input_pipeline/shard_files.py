@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a shard: what its record says of them, whether they are that, and their numbers as a run reads them."""
+"""The files of a shard: their record, the check that they match it, and an array view for a run."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ NAMES = re.compile(r"(train|heldout)-\d{5,}")  # of shards
 
 
 class Record(Object):
-    """What NAME.json says of a shard."""
+    """The content of a shard's NAME.json."""
 
     name: str
     documents: Count
@@ -27,32 +27,32 @@ class Record(Object):
 
 
 class Manifest(Object):
-    """What manifest.json says of the shards of a folder, beside the facts that the folder is named by."""
+    """The content of manifest.json, in addition to the facts that determine the folder's name."""
 
-    documents: str  # digest of which there are
+    documents: str  # digest of the documents
     end_of_document: Count
     token: Literal["<u2", "<u4"]
     splits: dict[str, list[Record]]
 
 
 class ShardFile:
-    """The numbers in a file of a shard, of which a slice is an array, as of a numpy array.
+    """The numbers in a file of a shard; a slice of it is an array, as with a numpy array.
 
-    Every read opens the file and compares it with what it was at first: of a memory map that is cut off under it a
-    process dies, one that is overwritten gives other tokens, and hundreds of shards are too many to keep open.
+    Every read opens the file and compares it with its first state. A memory map would end the process if the file is
+    truncated and give other tokens if it is overwritten, and hundreds of shards are too many to keep open.
 
     Args:
         path: of the file.
         dtype, length: of its numbers.
-        mend: called where the file changed, was replaced or is gone; it returns once the shard is what it was again.
+        mend: called if the file changed, was replaced or is gone; it returns once the shard is restored.
 
     Raises:
-        DataLost: the file is not of this length, or changed, and cannot be mended.
+        DataLost: the file has another length, or changed, and cannot be restored.
     """
 
     def __init__(self, path: Path, dtype: str, length: int, mend: Callable[[str], None]):
         self._path, self._dtype, self._length, self._mend = str(path), np.dtype(dtype), length, mend
-        self._first: os.stat_result | None = None  # what the file was when it was known to be good
+        self._first: os.stat_result | None = None  # the file's status when it was known to be valid
         self[0:0]
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class ShardFile:
         return np.frombuffer(content, self._dtype)
 
     def _checked(self, offset: int, size: int) -> bytes:
-        """Return some bytes of the file. Raises DataLost where it is not what it was."""
+        """Return some bytes of the file; DataLost if the file changed."""
         content, now = self._read(offset, size)
         if self._first is None and now.st_size != self._length * self._dtype.itemsize:
             raise self._damaged(f"has {now.st_size:,} bytes, not {self._length * self._dtype.itemsize:,}")
@@ -81,7 +81,7 @@ class ShardFile:
         return content
 
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        """Return some bytes of the file, and then what it is."""
+        """Return some bytes of the file and its status after the read."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 file.seek(offset)
@@ -96,7 +96,7 @@ class ShardFile:
 
 
 def change_of(first: os.stat_result, now: os.stat_result) -> str:
-    """Return what was done to a file; '' where nothing was."""
+    """Return how a file changed; '' if it did not."""
     if first.st_ino != now.st_ino:
         return "was replaced"
     if first.st_size != now.st_size:
@@ -105,7 +105,7 @@ def change_of(first: os.stat_result, now: os.stat_result) -> str:
 
 
 def damage(folder: Path, shard: Record, token: str) -> str:
-    """Return which file of a shard is not what the shard's record says, and how; '' where they are."""
+    """Return which file of a shard differs from the shard's record, and how; '' if all match."""
     sizes = {"bin": shard["tokens"] * np.dtype(token).itemsize, "offsets": shard["documents"] * 8}
     try:
         for suffix, size in sizes.items():
@@ -130,13 +130,13 @@ def digest_of(folder: Path, name: str) -> str:
 
 
 def read_record(folder: Path, name: str) -> Record | None:
-    """Return the record of a shard; None where it is missing, was torn or is that of another one."""
+    """Return the record of a shard; None if it is missing, incomplete or of another shard."""
     record = _read(folder / f"{name}.json", Record)
     return record if record and record["name"] == name else None
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder; None where it is missing, was torn or names what are no shards."""
+    """Return the manifest of a folder; None if it is missing, incomplete or has names that are not shards."""
     manifest = _read(folder / "manifest.json", Manifest)
     shards = [shard for split in manifest["splits"].values() for shard in split] if manifest else []
     return manifest if all(NAMES.fullmatch(shard["name"]) for shard in shards) else None

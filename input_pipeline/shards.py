@@ -4,8 +4,8 @@
 A folder holds the shards of one corpus under one tokenizer; its name is the hash of both. Shard k of
 `train` or `heldout` is three files: NAME-k.bin (the tokens, each document followed by end of document),
 NAME-k.offsets (int64, where documents start in it) and, when those are complete, NAME-k.json (counts and
-digest). manifest.json comes last. A build that was interrupted goes on with the first shard that is not
-complete, and a shard that is not what its digest says is built again, also where it changes under a run.
+digest). manifest.json is written last. An interrupted build resumes with the first incomplete shard. A shard that
+does not match its digest is built again, even if it changes during a run.
 """
 
 import threading
@@ -56,16 +56,16 @@ class TokenWindows(Windows):
         return pack(stream, begins, self._starts, self.num_tokens)
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        """Return what of which documents is in a window, as `packing.pieces`."""
+        """Return the parts of documents in a window, as `packing.pieces` does."""
         return pieces(index * sequence_length, sequence_length, self._starts, self.num_tokens)
 
     def token_counts(self, most_tokens: int, vocab_size: int) -> np.ndarray:
-        """Return how often each token occurs: int64 [vocab_size]. Of a long store a part of each shard counts."""
+        """Return how often each token occurs: int64 [vocab_size]. In a long store only a part of each shard counts."""
         share = -(-most_tokens // len(self._shards))
         return sum(np.bincount(shard[:share], minlength=vocab_size) for shard in self._shards)
 
     def _copy(self, begin: int, row: np.ndarray) -> None:
-        """Fill a row with the stored tokens from `begin` on, across shards; place -1 is end of document."""
+        """Fill a row with the stored tokens from `begin` on, across shards; position -1 is end of document."""
         done = 0
         if begin < 0:
             row[0], begin, done = self._end_of_document, 0, 1
@@ -78,7 +78,7 @@ class TokenWindows(Windows):
 
 
 class Store:
-    """The shards of one source under one tokenizer, built where they are missing.
+    """The shards of one source under one tokenizer; missing shards are built.
 
     Attributes:
         folder, manifest: of the shards.
@@ -86,11 +86,11 @@ class Store:
     """
 
     def __init__(self, cache: Path, splits: Splits, tokenizer, again: Callable[[Announce], Splits], announce: Announce):
-        """Build what is missing in the cache.
+        """Build the shards that are missing in the cache.
 
         Args:
             splits: the documents of "train", of "heldout", or of both.
-            again: reads them again, as they are then.
+            again: reads their current content again.
 
         Raises:
             DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
@@ -98,17 +98,17 @@ class Store:
         facts = facts_of(splits, tokenizer)
         self.folder, self.announce = cache / "shards" / digest_of_json(facts), announce
         self._tokenizer, self._again, self._mending = tokenizer, again, threading.Lock()
-        self._lost: DataLost | None = None  # once it could not be mended
+        self._lost: DataLost | None = None  # set once a shard could not be rebuilt
         self.manifest = load_or_build(self.folder, splits, tokenizer, facts, announce)
 
     def mend(self, shard: Record, what: str) -> None:
-        """Return when a shard is what its record says, which one thread of one process sees to.
+        """Rebuild a damaged shard and return when it matches its record; one thread of one process does the work.
 
         Args:
-            what: was found to be wrong with it.
+            what: the damage that was found.
 
         Raises:
-            DataLost: it cannot be built again, since a document is another one now, or cannot be read.
+            DataLost: it cannot be built again, because a document changed or cannot be read.
         """
         with self._mending:
             if self._lost:
@@ -136,7 +136,7 @@ class Store:
 
 
 def facts_of(splits: Splits, tokenizer) -> dict:
-    """Return what a folder of shards is named by."""
+    """Return the facts that determine the name of a folder of shards."""
     documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
     return {
         "format": FORMAT,
@@ -151,7 +151,7 @@ def load_or_build(folder: Path, splits: Splits, tokenizer, facts: dict, announce
 
     Args:
         splits: the documents of "train", of "heldout", or of both.
-        facts: what the folder's name is the hash of, kept in the manifest.
+        facts: the folder's name is their hash; the manifest keeps them.
 
     Raises:
         DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
@@ -166,7 +166,7 @@ def load_or_build(folder: Path, splits: Splits, tokenizer, facts: dict, announce
 def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:
     """Open a split of some stores, end to end, as windows of a kind.
 
-    They have one tokenizer. Nothing is read but the starts of the documents.
+    All stores have the same tokenizer. Only the starts of the documents are read.
     """
     shards = [(store, shard) for store in stores for shard in store.manifest["splits"][split]]
     manifest = stores[0].manifest
@@ -211,7 +211,7 @@ def _build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Annou
 
 
 def _named_units(splits: Splits) -> dict[str, list[Span]]:
-    """Return the documents of each shard, by its name."""
+    """Return {name of a shard: its documents}."""
     return {f"{split}-{k:05d}": unit for split in splits for k, unit in enumerate(_units(splits[split]))}
 
 
@@ -254,7 +254,7 @@ def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: st
 
 
 def _encoded(unit: list[Span], tokenizer, advance) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield (tokens of a piece, with the end of document where it ends one; whether a document begins with it)."""
+    """Yield (tokens of a piece, with end of document if it ends one; whether a document begins with it)."""
     for batch in _batches(_pieces(unit)):
         arrays = tokenizer.encode_batch([text for text, _, _ in batch])
         for tokens, (_, begins, ends) in zip(arrays, batch, strict=True):
@@ -282,7 +282,7 @@ def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[st
 
 
 def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | None:
-    """Return the manifest if it is there and every shard is what it says.
+    """Return the manifest if it exists and every shard matches it.
 
     Raises:
         DataError: it has other facts.
@@ -307,9 +307,9 @@ def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | 
 
 
 def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, announce: Announce = str) -> Record | None:
-    """Return the record of a shard if it is there, is of these documents, and its files are what it says.
+    """Return the record of a shard if it exists, is of these documents, and matches its files.
 
-    Announces what is not.
+    It announces a shard that is damaged.
     """
     shard = read_record(folder, name)
     if shard is None or shard["bytes"] != sum(span.size for span in unit):

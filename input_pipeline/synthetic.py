@@ -18,13 +18,13 @@ NATS_PER_TOKEN = 1.75 * np.log(2)  # entropy of a step taken with probabilities 
 class MarkovWindows(Windows):
     """A Markov chain over all the tokens in which each has four successors; a window source without files.
 
-    A hidden walk on the circle of vocab_size places goes on by one of four random strides with
-    probabilities 1/2, 1/4, 1/8, 1/8, and a random labelling turns places into tokens. Each token is as
-    frequent as another, and whoever knows the previous one is left with exactly 1.75 bits, 1.2130 nats.
-    A window is a pure function of (seed, stream, index); chain and labelling are one of the seed alone.
+    A hidden walk on a circle of vocab_size places advances by one of four random strides with probabilities 1/2, 1/4,
+    1/8, 1/8, and a random labelling maps places to tokens. All tokens are equally frequent, and the entropy of a token
+    given the previous one is exactly 1.75 bits, 1.2130 nats. A window is a pure function of (seed, stream, index);
+    chain and labelling depend only on the seed.
 
     Attributes:
-        digest: the same for both streams, and wherever vocab_size and seed are.
+        digest: depends only on vocab_size and seed, so both streams share it.
 
     Raises:
         DataError: vocab_size is below 4.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that waits for numpy, a disk or a network, done beside each other by threads, with results in order."""
+"""Runs work that waits for numpy, a disk or a network concurrently in threads, with results in order."""
 
 import os
 from collections import deque
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-MOST_THREADS = 8  # of their own accord: they take turns at Python's lock
+MOST_THREADS = 8  # the default's limit: threads compete for Python's lock
 
 
 def in_threads(function: Callable, items: Iterable, count: int = 0) -> Iterator:
     """Yield function(item) of each item, in order; few are begun before they are asked for, none once closed.
 
     Args:
-        count: of threads, and of results held in memory; 0: one more than cores, up to a few.
+        count: of threads, and of results held in memory; 0: one more than cores, at most MOST_THREADS + 1.
     """
     count = count or min(os.cpu_count(), MOST_THREADS) + 1
     with ThreadPoolExecutor(count) as threads:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back: bytes, SentencePiece trained on the corpus or given, or a tokenizer.json.
 
-The trained tokenizer is a byte-pair encoding with byte fallback that leaves text as it is: no
-normalisation, no space put in front, white space in pieces of its own. Any text comes back exactly. A tokenizer.json
-of others' may normalise, and then text comes back as it does that.
-SentencePiece writes a space as U+2581, so a U+2581 in the text itself is spelt in its three bytes.
+The trained tokenizer is a byte-pair encoding with byte fallback that does not change text: it does not normalise, adds
+no leading space, and keeps white space in separate pieces. Decoding restores any text exactly. A tokenizer.json may
+normalise; decoding then returns the normalised text. SentencePiece writes a space as U+2581, so a U+2581 in the text
+itself is encoded as its three bytes.
 """
 
 import io
@@ -25,34 +25,34 @@ from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
 from input_pipeline.json_lines import shown
 
-MOST_BYTES = 128 << 20  # of a tokenizer's file: the largest published ones have some 60 MB
+MOST_BYTES = 128 << 20  # of a tokenizer's file; the largest published ones have about 60 MB
 MOST_IDS = 1 << 24
 SPACE_MARK = "\u2581"
 CHOICES = "use byte, sentencepiece, or the path of a .model file or a tokenizer.json"
 NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
-SAMPLE_BYTES = 16_000_000  # trained on at most; the trainer needs many times as much memory
+SAMPLE_BYTES = 16_000_000  # of training text at most; the trainer needs many times as much memory
 SENTENCE_CHARACTERS = 4_000  # the trainer's unit; several lines, so that pieces may cross a line's end
-# What cannot be part of a piece: U+2581, NUL, and what SentencePiece uses as marks of its own.
+# Characters that cannot be part of a piece: U+2581, NUL, and SentencePiece's own marks.
 NOT_IN_PIECES = "\0\5\t\u2581\u2585"
 # Chosen by the bits per byte of a small model trained on the standard library's source: pieces that cross white
-# space come to about the same, pieces that cross scripts and numbers too to slightly more. Unigram takes minutes to
-# train where BPE takes seconds.
+# space give about the same; pieces that also cross scripts and numbers give slightly more. Unigram trains for minutes,
+# BPE for seconds.
 OPTIONS = {
-    "model_type": "bpe",  # counts alone, so the same on every machine
+    "model_type": "bpe",  # depends only on counts, so it is the same on every machine
     "byte_fallback": True,
-    "character_coverage": 0.9999,  # characters rarer than that are spelt in bytes
+    "character_coverage": 0.9999,  # rarer characters are encoded as bytes
     "normalization_rule_name": "identity",
     "add_dummy_prefix": False,
     "remove_extra_whitespaces": False,
     "allow_whitespace_only_pieces": True,
     "split_by_whitespace": False,
     "max_sentence_length": 4 * SENTENCE_CHARACTERS,
-    "hard_vocab_limit": False,  # a small corpus gives the pieces that it has
+    "hard_vocab_limit": False,  # a small corpus may give fewer pieces
     "unk_id": 0,
     "eos_id": 1,
     "bos_id": -1,
     "pad_id": -1,
-    "num_threads": 1,  # stored in the model; more are not faster
+    "num_threads": 1,  # the value is stored in the model; more threads are not faster
     "minloglevel": 2,
 }
 
@@ -69,7 +69,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Return the tokens of a text that is to go on, and which may come next: any."""
+        """Return the tokens of a text to be continued, and bool [vocab_size], the allowed next tokens: all."""
         return self.encode(text), np.ones(self.vocab_size, bool)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -77,19 +77,20 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are no byte are left out."""
+        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are not bytes are skipped."""
         return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
 
 
 class Pieces:
-    """What tokenizers have in common whose tokens are pieces of text: `texts` has that of each, None of a mark's."""
+    """Base of tokenizers whose tokens are pieces of text; `texts` has the text of each token, None for a mark."""
 
     texts: list[str | None]
 
     def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
-        """Return the tokens of a text that is to go on, but for its last one, and which may stand in its place.
+        """Return the tokens of a text to be continued without the last one, and the tokens that may replace it.
 
-        Those are, bool [vocab_size], the pieces that begin with it. A last token that is a byte or a mark stays.
+        The replacements, bool [vocab_size], are the pieces that begin with it. A last token that is a byte or a mark is
+        kept.
         """
         tokens = self.encode(text)
         last = self.texts[tokens[-1]] if tokens else None
@@ -99,17 +100,17 @@ class Pieces:
 
 
 class SentencePieceTokenizer(Pieces):
-    """A SentencePiece model, its end-of-sentence piece ending documents; `files`, {name: content}, open it again.
+    """A SentencePiece model whose end-of-sentence piece ends documents; `files`, {name: content}, are its source.
 
     Raises:
-        DataError: `model` is not one, or has no end-of-sentence piece.
+        DataError: `model` is not a SentencePiece model, or has no end-of-sentence piece.
     """
 
     def __init__(self, model: bytes, name: str):
         try:
             self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
             self._pieces = self._model.id_to_piece(list(range(self._model.vocab_size())))
-        except (RuntimeError, UnicodeDecodeError) as error:  # of a piece, or of what the library says of one
+        except (RuntimeError, UnicodeDecodeError) as error:  # a piece, or the library's message about it, is not UTF-8
             raise DataError(f"data.tokenizer={name}: not a SentencePiece model; {CHOICES}") from error
         self.files = {"tokenizer.model": model}
         self.vocab_size = self._model.vocab_size()
@@ -135,7 +136,7 @@ class SentencePieceTokenizer(Pieces):
         return [np.array(self.encode(text) if SPACE_MARK in text else next(plain), np.int32) for text in texts]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are no piece are left out."""
+        """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are not pieces are skipped."""
         return self._model.decode([int(token) for token in tokens if token < self.vocab_size])
 
 
@@ -147,7 +148,7 @@ class NamedTemplate(Object):
 
 
 class TokenizerFile(Object):
-    """What is read here of a tokenizer.json."""
+    """The keys that are read from a tokenizer.json."""
 
     model: dict[str, Any]
     truncation: NotRequired[Any]
@@ -155,28 +156,28 @@ class TokenizerFile(Object):
 
 
 class TokenizerConfig(Object):
-    """What is read here of a tokenizer_config.json, beside its special tokens."""
+    """The keys that are read from a tokenizer_config.json, in addition to its special tokens."""
 
     chat_template: NotRequired[str | list[NamedTemplate] | None]
 
 
 class HuggingFaceTokenizer(Pieces):
-    """A tokenizer.json, by the `tokenizers` package; eos_token of the tokenizer_config.json beside it ends documents.
+    """A tokenizer.json, read by the `tokenizers` package; eos_token in its tokenizer_config.json ends documents.
 
-    Its special tokens are found in texts too, as all who read such files find them; none is added.
+    Special tokens are recognised inside texts, as in all readers of such files; none is added.
 
     Attributes:
-        chat_template: of chat_template.jinja beside it, else of tokenizer_config.json; "" where there is none, None
-            where there are several and no default among them.
-        special_tokens: texts by the names that chat templates have for them: bos_token, eos_token and so on.
+        chat_template: from chat_template.jinja in the same folder, else from tokenizer_config.json; "" if there is
+            none, None if there are several without a default.
+        special_tokens: {name in chat templates (bos_token, eos_token, ...): text}.
 
     Raises:
-        DataError: a file is missing or is none, or no token ends documents; of its methods, the library cannot encode
-            a text, as where a vocabulary has no token for what it does not know.
+        DataError: a file is missing or invalid, or no token ends documents. Its methods raise it if the library cannot
+            encode a text, for example because the vocabulary has no token for unknown text.
     """
 
     def __init__(self, path: Path):
-        import tokenizers  # late, since few runs need it
+        import tokenizers  # imported here because few runs need it
 
         beside, self._library = path.with_name("tokenizer_config.json"), Library(f"data.tokenizer={path}")
         try:
@@ -198,8 +199,8 @@ class HuggingFaceTokenizer(Pieces):
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())[:200]})") from None
         eos = self.special_tokens.get("eos_token")
-        self._tokenizer.post_processor = None  # adds what is never asked for, and some leave spaces out of offsets
-        self._tokenizer.no_truncation()  # nor are these two asked for: texts are encoded whole, and as they are
+        self._tokenizer.post_processor = None  # it adds unwanted tokens, and some omit spaces from offsets
+        self._tokenizer.no_truncation()  # truncation and padding are unwanted too
         self._tokenizer.no_padding()
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
@@ -215,15 +216,15 @@ class HuggingFaceTokenizer(Pieces):
             )
         self.digest = digest(b"\0".join(self.files.values()))
         if model.get("truncation") or model.get("padding"):
-            self.digest += "-whole"  # what was once encoded cut or padded is in caches under the digest alone
+            self.digest += "-whole"  # caches have truncated or padded texts under the plain digest
 
     def _chat_template(self, file: Path, config: dict) -> str | None:
-        """Return the chat template; a file of its own is one of the tokenizer's too."""
+        """Return the chat template; a separate file of it is added to the tokenizer's files."""
         if file.is_file():
             self.files[file.name] = _content(file)
             return self.files[file.name].decode()
         found = config.get("chat_template") or ""
-        if isinstance(found, list):  # several by name
+        if isinstance(found, list):  # several named templates
             found = next((one["template"] for one in found if one["name"] == "default"), None)
         return found
 
@@ -232,7 +233,7 @@ class HuggingFaceTokenizer(Pieces):
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_spans(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return for each text its tokens, int32 [tokens], and which characters each stands for, [tokens, 2]."""
+        """Return the tokens of each text, int32 [tokens], and the character range of each token, [tokens, 2]."""
         found = self._encode_batch(texts)
         return [(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in found]
 
@@ -247,7 +248,7 @@ class HuggingFaceTokenizer(Pieces):
         return [np.array(found.ids, np.int32) for found in self._encode_batch(texts)]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text, special tokens too; ids that are no token are left out."""
+        """Return the text with special tokens; ids that are not tokens are skipped."""
         known = [int(token) for token in tokens if int(token) in self._tokens]
         with self._library:
             return self._tokenizer.decode(known, skip_special_tokens=False)
@@ -258,9 +259,9 @@ class HuggingFaceTokenizer(Pieces):
 
 
 class Library:
-    """Within its block, what the `tokenizers` package raises becomes one line.
+    """Turns exceptions of the `tokenizers` package inside its block into one line.
 
-    It raises plain exceptions, and those of Rust by a kind that no module gives: both are known by their names.
+    The package raises plain exceptions, and Rust panics of a class that no module exports: both are recognised by name.
     """
 
     KINDS = ("Exception", "PanicException")
@@ -285,10 +286,11 @@ def make_tokenizer(
     """Return the tokenizer that data.tokenizer names: `byte`, `sentencepiece`, or the path of its file.
 
     Args:
-        spans: the training documents, for `sentencepiece`, which may find fewer pieces than vocab_size in them.
+        spans: the training documents of `sentencepiece`; they may give fewer pieces than vocab_size.
 
     Raises:
-        DataError: no such tokenizer, more ids than vocab_size, or a vocab_size without room for byte fallback.
+        DataError: the tokenizer does not exist or has more ids than vocab_size, or vocab_size has no room for byte
+            fallback.
     """
     is_trained = name == "sentencepiece"
     tokenizer = _trained(vocab_size, spans, cache, announce) if is_trained else open_tokenizer(name)
@@ -301,7 +303,7 @@ def make_tokenizer(
 
 
 def open_tokenizer(name: str) -> AnyTokenizer:
-    """Return `byte`, or the tokenizer in a .model file or a tokenizer.json; DataError if there is none."""
+    """Return the tokenizer `byte`, or the one in a .model file or a tokenizer.json; DataError if there is none."""
     if not name:
         raise DataError(
             "the model was imported without a tokenizer; name the one that it was trained with: "
@@ -318,7 +320,7 @@ def open_tokenizer(name: str) -> AnyTokenizer:
 
 
 def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> SentencePieceTokenizer:
-    """Return the tokenizer trained on these documents, from the cache where it was trained before."""
+    """Return the tokenizer trained on these documents, from the cache if it was trained before."""
     if vocab_size <= NUM_FIXED:
         raise DataError(
             f"model.vocab_size={vocab_size} has no room for a SentencePiece tokenizer, which begins with 256 bytes "
@@ -343,16 +345,16 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
 def train(spans: list[Span], vocab_size: int) -> bytes:
     """Return a SentencePiece model trained on an even sample of the documents, the same each time.
 
-    It has vocab_size pieces, or as many as the text has to give.
+    It has vocab_size pieces, or fewer if the text does not give as many.
 
     Raises:
-        DataError: no text to learn a piece from.
+        DataError: there is no text to learn a piece from.
     """
     sentences = list(_sentences(spans))
     characters = Counter()
     for sentence in sentences:
         characters.update(sentence)
-    # A script of thousands of characters (Chinese) gets pieces for the usual ones; bytes spell the rest.
+    # A script of thousands of characters (Chinese) gets pieces for the frequent ones; bytes encode the rest.
     rare = [char for char, _ in characters.most_common()[max(1, (vocab_size - NUM_FIXED) // 2) :]]
     outside = re.compile(f"[{re.escape(NOT_IN_PIECES + ''.join(rare))}]+")
     model = io.BytesIO()
@@ -369,7 +371,7 @@ def train(spans: list[Span], vocab_size: int) -> bytes:
 
 
 def _sentences(spans: list[Span]) -> Iterator[str]:
-    """Yield runs of characters spread evenly over the documents, SAMPLE_BYTES of them at most."""
+    """Yield runs of characters spread evenly over the documents, at most SAMPLE_BYTES in total."""
     kept = min(1.0, SAMPLE_BYTES / sum(span.size for span in spans))
     number = 0
     for text in (text for span in spans for text in span.text()):
@@ -380,7 +382,7 @@ def _sentences(spans: list[Span]) -> Iterator[str]:
 
 
 def _content(path: Path) -> bytes:
-    """Return what is in a tokenizer's file. Raises DataError where it is larger than any."""
+    """Return the content of a tokenizer's file; DataError if it is larger than MOST_BYTES."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -389,7 +391,7 @@ def _content(path: Path) -> bytes:
 
 
 def _special_tokens(config: dict) -> dict[str, str]:
-    """Return the special tokens of a tokenizer_config.json, each a text or an object that has it as its content."""
+    """Return the special tokens of a tokenizer_config.json, where each is a text or an object with its content."""
     named = {name: token for name, token in config.items() if name.endswith("_token") and token}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in Hugging Face's format taken in as the checkpoint of step 0, and runs of ours given out in it.
+"""Imports models in Hugging Face's format as the checkpoint of step 0, and exports runs to that format.
 
-Both go through the tensors some rows at a time, so that a model of any size needs little memory. What a family's
-configuration and tensors are with us is in hugging_face_families.py.
+Both process tensors a few rows at a time, so that a model of any size needs little memory. hugging_face_families.py
+maps the configuration and tensors of each family to those of Torus. "Theirs" means Hugging Face's, "ours" Torus's.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from training.other_run import newest_checkpoint, reader
 from training.retention import Retention
 from training.workdir import open_workdir
 
-KEPT = "hugging_face"  # folder in a workdir of what came beside the weights, and is given out again
-WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # of a published folder, what is not kept but written anew
+KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
+WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # published files that are not kept; an export writes its own
 BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
 TOKENIZERS = {
     "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -46,19 +46,19 @@ TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
 
 
 class Published:
-    """A folder in Hugging Face's format, its configuration and the headers of its files read.
+    """A folder in Hugging Face's format, with its configuration and the headers of its files.
 
     Attributes:
       config: of a run with its model, and its tokenizer if it has one.
       num_parameters: of the model.
 
     Raises:
-      ConfigError: a configuration that our models do not have; names the key.
-      WeightsError: files that cannot be read, or other tensors than the model has; names the first one.
+      ConfigError: no model of Torus has this configuration; names the key.
+      WeightsError: files cannot be read, or their tensors differ from the model's; names the first one.
     """
 
     def __init__(self, folder: pathlib.Path, workdir: pathlib.Path):
-        """Read a folder that is to become a run in `workdir`."""
+        """Read a folder that is to be imported as a run in `workdir`."""
         self.folder, self.workdir = folder, workdir
         self.config, self.family, self.model = configuration(folder)
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
@@ -70,10 +70,10 @@ class Published:
         check(self.stored, self.tensors, folder, tied=self.model["tie_embeddings"])
 
     def make_run(self, record: dict) -> None:
-        """Make the folder of the run, with the weights as the checkpoint of step 0; all of it or nothing.
+        """Make the folder of the run atomically, with the weights as the checkpoint of step 0.
 
         Raises:
-          ConfigError: there is such a folder.
+          ConfigError: the folder exists already.
           SaveFailed: it cannot be written.
         """
         with new_folder(self.workdir, "workdir") as part:
@@ -84,7 +84,7 @@ class Published:
                 checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": fixed})
 
     def _keep(self, part: pathlib.Path) -> None:
-        """Write the tokenizer, and all files that came with the weights as they are."""
+        """Write the tokenizer, and copy all files that came with the weights."""
         kept = part / KEPT
         kept.mkdir()
         names = {path.name for pattern in BESIDE for path in self.folder.glob(pattern) if path.is_file()}
@@ -97,7 +97,7 @@ class Published:
                 shutil.copyfile(kept / name, part / name)
 
     def _fill(self, folder: pathlib.Path) -> None:
-        """Write every array of the checkpoint, of each a block at a time."""
+        """Write every array of the checkpoint, one block at a time."""
         shapes, arrays = flatten_dict(self.params, sep="."), {}
         for tensor in self.tensors:
             if tensor.ours not in arrays:
@@ -114,7 +114,7 @@ class Published:
 
 
 def read_config(folder: pathlib.Path) -> dict:
-    """Return the config.json of a folder; ConfigError where there is none, or one with values that cannot be."""
+    """Return the config.json of a folder; ConfigError if there is none or a value is invalid."""
     try:
         return dict(read_json(folder / "config.json", Config))
     except OSError as error:
@@ -127,7 +127,7 @@ def read_config(folder: pathlib.Path) -> dict:
 
 
 def configuration(folder: pathlib.Path) -> tuple[ConfigDict, families.Family, dict]:
-    """Return a configuration with the model of a folder, its family, and the keys of `model` that come from there.
+    """Return a configuration with a folder's model, its family, and the keys of `model` that the folder determines.
 
     Raises:
       ConfigError: as in Published.
@@ -145,7 +145,7 @@ def configuration(folder: pathlib.Path) -> tuple[ConfigDict, families.Family, di
 
 
 def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path, *, tied: bool) -> None:
-    """Raise WeightsError for the first tensor that is missing, unknown or of another shape."""
+    """Raise WeightsError for the first tensor that is missing, unknown or has another shape."""
     expected = {tensor.name: tensor.shape for tensor in tensors}
     unread = (*families.UNREAD, "lm_head.weight") if tied else families.UNREAD
     given = [name for name in stored if name in expected or not name.endswith(unread)]
@@ -159,10 +159,10 @@ def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path
 
 @contextlib.contextmanager
 def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
-    """Give a folder that gets the name of the target at the end of the block, and is removed where the block fails.
+    """Yield a folder that is renamed to the target after the block, and removed if the block fails.
 
     Raises:
-      ConfigError: there is such a folder with something in it, or it cannot be made.
+      ConfigError: the target exists and is not empty, or it cannot be made.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--{flag}={target} exists; name another folder, or remove it")
@@ -180,9 +180,9 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
 
 
 class Saved:
-    """The evaluated weights of a checkpoint of ours as they are given out, as these tensors of these types (or F32).
+    """The evaluated weights of a checkpoint for an export, as the given tensors of the given types (or F32).
 
-    They are read in parts, and rounded to the type that they go out in.
+    They are read in parts, and rounded to the exported type.
     """
 
     def __init__(self, checkpoints: Checkpoints, step: int, tensors: Sequence[Tensor] = (), types: dict | None = None):
@@ -192,13 +192,13 @@ class Saved:
         self.type_of = {(tensor.ours, tensor.index[:1]): self.types[tensor.name] for tensor in tensors}
 
     def written(self) -> dict[str, tuple[str, tuple]]:
-        """Return {name: (type, shape)} of all tensors of theirs."""
+        """Return {name: (type, shape)} of all exported tensors."""
         return {name: (self.types[name], tensor.shape) for name, tensor in self.tensors.items()}
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """Yield the rows of a tensor of theirs, some at a time."""
+        """Yield the rows of an exported tensor, some at a time."""
         tensor = self.tensors[name]
-        if tensor.ours != self.last:  # what it kept of files of several layers goes
+        if tensor.ours != self.last:  # drop cached parts of files of several layers
             self.opened.cache_clear()
         self.last, array = tensor.ours, self.opened(tensor.ours)
         for where, _, _ in tensor.blocks():
@@ -206,13 +206,13 @@ class Saved:
             yield rows * np.float32(tensor.factor) if tensor.factor != 1.0 else rows
 
     def read(self, ours: str, index: tuple = (), rows: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 of an array of ours: of one layer, whose experts go out in one type, or rows of a table."""
+        """Return float32 of an array of ours: one layer, whose experts share an exported type, or rows of a table."""
         values = self.opened(ours)(index if rows is None else (*index, rows))
         return values.astype(DTYPES[self.type_of.get((ours, index), "F32")]).astype(np.float32)
 
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
-    """Return the folder of what came beside the weights, of a run or of that which it began from; None: of neither."""
+    """Return the folder KEPT of a run or of the run that it was initialised from; None if neither has one."""
     folders = [workdir, *([pathlib.Path(config.train.init_from).expanduser()] if config.train.init_from else [])]
     return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
@@ -223,7 +223,7 @@ def kept_types(kept: pathlib.Path) -> dict[str, str]:
 
 
 def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
-    """Return (config.json, tensors, their types) of a run: those of its import, or of the family that its model fits.
+    """Return (config.json, tensors, their types) of a run: those of its import, or of a family that fits its model.
 
     Raises:
       ConfigError: no family has such a model.
@@ -248,11 +248,11 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
     """Write the evaluated weights of a run's newest checkpoint as a folder; return its step.
 
     Args:
-      verify: (the folder, the run, its weights as they are given out) -> raises where the folder is another model; it
-        is then removed.
+      verify: (the folder, the run, its exported weights) -> raises if the folder computes another model; the folder is
+        then removed.
 
     Raises:
-      ConfigError: there is such a folder, or no family has such a model.
+      ConfigError: the folder exists already, or no family has such a model.
       CheckpointError: the run has no checkpoint.
     """
     values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
@@ -270,7 +270,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
 
 
 def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
-    """Raise ConfigError where an array for which the family has no place is not 0."""
+    """Raise ConfigError if an array that the family lacks is not 0."""
     for name in family.zeros:
         if weights.read(name).any():
             settings = ", ".join(f"--config.{key}={value}" for key, value in family.settings.items())

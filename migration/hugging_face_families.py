@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hugging Face's config.json and tensors of each family of models are with us; the whole of what is known of them.
+"""The one mapping of Hugging Face's config.json and tensors to ours, for each family of models.
 
-A family is an entry of FAMILIES. Names and defaults are those of the `transformers` library, where versions from 5 on
-write rotary keys in another form, which `_classic` brings back to the older one that all tools read.
+A family is an entry of FAMILIES. Names and defaults are those of the `transformers` library. Its versions from 5 on
+write rotary keys in another form; `_classic` converts them to the older form, which all tools read.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from configs.base import ConfigError, shown
 
 
 class Rule(NamedTuple):
-    """Where tensors stand in our tree; of a model that has not ours there are none.
+    """The place of their tensors in our tree; a rule does not apply to a model without our array.
 
     Attributes:
-        theirs: their name, with {} for each leading dim of ours that counts them (layers, experts).
-        ours: dotted name.
-        inputs: how many dims of ours, after those, a product sums over: theirs is [out, in]; 0: theirs is ours made
-            flat; None: both have the same array.
+        theirs: their name, with {} for each leading dim of our array that counts them (layers, experts).
+        ours: dotted name of our array.
+        inputs: the number of dims of our array, after the leading ones, that a product sums over; theirs is [out, in].
+            0: theirs is ours flattened; None: both have the same shape.
     """
 
     theirs: str
@@ -66,7 +66,7 @@ NORMS_AROUND = (
     Rule(LAYER + "pre_feedforward_layernorm.weight", OURS + "mlp_norm.scale"),
     Rule(LAYER + "post_feedforward_layernorm.weight", OURS + "mlp_post_norm.scale"),
 )
-# In some published files, computed from the configuration or equal to the embedding, and read by nobody.
+# Some published files have these; they follow from the configuration or equal the embedding, and nobody reads them.
 UNREAD = (".rotary_emb.inv_freq",)
 
 KEYS = {  # of every family: key of config.json -> key of config.model
@@ -79,7 +79,7 @@ CAPS = {
     "final_logit_softcapping": "logit_soft_cap", "attn_logit_softcapping": "attention_soft_cap",
     "query_pre_attn_scalar": "query_scalar",
 }  # fmt: skip
-MODEL = {  # what other keys of config.model are unless a family or its config.json says otherwise
+MODEL = {  # values of other keys of config.model, unless a family or its config.json says otherwise
     "norm_from_one": False, "post_norms": False, "embed_scale": 1.0, "biases": "none", "qk_norm": False,
     "query_scalar": 0.0, "logit_soft_cap": 0.0, "attention_soft_cap": 0.0, "local_rope_theta": 0.0, "mup_base_dim": 0,
     "num_experts": 0,
@@ -94,16 +94,16 @@ class Family:
     """A kind of model that `transformers` knows.
 
     Attributes:
-      architecture: name of its class there.
-      model: keys of config.model that it has whatever its config.json says.
-      keys: of config.json -> of config.model, beside KEYS; null there is 0 here.
+      architecture: name of its class in `transformers`.
+      model: keys of config.model that its config.json does not change.
+      keys: {key of config.json: key of config.model}, in addition to KEYS; null there is 0 here.
       defaults: values of keys that its config.json may lack.
-      required: {key of config.json: the one value that it may have}, where we have no other.
-      least: {key of config.json: its least value}, where what we compute with less is something else.
-      rules: of its norms and of its MLP or experts, beside RULES.
-      zeros: arrays of ours that it has not, and that so are 0.
-      settings: other keys of a configuration in which a run begins with it.
-      activation: its key of config.json for that.
+      required: {key of config.json: its one allowed value}, because Torus supports no other.
+      least: {key of config.json: its smallest allowed value}, because Torus would compute smaller ones differently.
+      rules: for its norms and its MLP or experts, in addition to RULES.
+      zeros: our arrays that it lacks, and that are therefore 0.
+      settings: other configuration keys of a run that begins from it.
+      activation: its key of config.json for the activation.
     """
 
     architecture: str
@@ -139,7 +139,7 @@ FAMILIES = {  # by model_type
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
         keys=CAPS | {"rope_local_base_freq": "local_rope_theta"},
         activation="hidden_activation",
-        # A cap on scores is kept there, and not computed.
+        # Their configuration has a cap on scores, but their code does not apply it.
         required=NO_BIASES | {"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
     ),
@@ -150,17 +150,17 @@ FAMILIES = {  # by model_type
             "tie_word_embeddings": False, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
             "sliding_window": None,
         },
-        # Read by nothing there: the window is of all layers.
+        # Their code does not read it: all layers have the window.
         required={"layer_types": None, "sliding_window_pattern": None},
-        # The gate of one expert alone is 1 there, and its score here (layers/experts.py).
+        # The gate of a single expert is 1 in theirs and its score in ours (layers/experts.py).
         least={"num_local_experts": 2, "num_experts_per_tok": 2},
-        settings={"optimizer.bias_step": 0.0},  # a bias that moves could not go out again
+        settings={"optimizer.bias_step": 0.0},  # a changed bias could not be exported
     ),
 }  # fmt: skip
 
 
 def family_of(values: dict) -> Family:
-    """Return the family of a config.json; ConfigError where there is none."""
+    """Return the family of a config.json; ConfigError if there is none."""
     kind = values.get("model_type")
     if kind not in FAMILIES:
         raise ConfigError(f"model_type={shown(kind)} is none that can be converted: {', '.join(FAMILIES)}")
@@ -171,7 +171,7 @@ def model_section(values: dict) -> dict:
     """Return the keys of config.model that a config.json determines.
 
     Raises:
-      ConfigError: names the key whose value is missing, or is one that our models do not have.
+      ConfigError: names a key whose value is missing or not supported by our models.
     """
     family = family_of(values)
     values = family.defaults | _classic(values)
@@ -199,7 +199,7 @@ def model_section(values: dict) -> dict:
 
 
 def config_json(model: dict) -> dict | None:
-    """Return a config.json of the first family that has such a model; None where none has.
+    """Return a config.json of the first family that has such a model; None if there is none.
 
     Args:
       model: the section of the configuration, head_dim not 0.
@@ -208,14 +208,14 @@ def config_json(model: dict) -> dict | None:
 
 
 def nearest(model: dict) -> str:
-    """Return which family is most like a model that none has, and what the model would have to be."""
+    """Return the family nearest to an unsupported model, and the keys that would have to change."""
     values, others = min(_candidates(model), key=lambda found: ("num_experts" in found[1], len(found[1])))
     wanted = ", ".join(f"model.{key}={value}" for key, value in others.items())
     return f"nearest: {values['model_type']}, which has {wanted}"
 
 
 def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
-    """Yield a config.json of each family for a model, and the keys of the model that would be others by it."""
+    """Yield each family's config.json for a model, and the keys of the model that it would change."""
     model = model | {"query_scalar": model["query_scalar"] or model["head_dim"]}
     for kind, family in FAMILIES.items():
         values = _values(kind, family, model)
@@ -229,7 +229,7 @@ def _values(kind: str, family: Family, model: dict) -> dict:
     values = {"architectures": [family.architecture], "model_type": kind, "torch_dtype": "float32"}
     values |= {theirs: model[ours] for theirs, ours in KEYS.items()}
     values |= {theirs: model[ours] or None for theirs, ours in family.keys.items()}
-    if "query_pre_attn_scalar" in values:  # which transformers refuses where it is not whole
+    if "query_pre_attn_scalar" in values:  # transformers refuses a value that is not an integer
         values["query_pre_attn_scalar"] = round(model["query_scalar"])
     values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}
     values |= family.required
@@ -275,7 +275,7 @@ def _theta(rope: dict) -> float:
 
 
 def _local_layers(values: dict, size: int) -> list[bool]:
-    """Return which layers have the sliding window, where layer_types do not say."""
+    """Return which layers have the sliding window, for a config.json without layer_types."""
     if every := values.get("sliding_window_pattern"):  # Gemma's: all but every n-th
         return [(layer + 1) % every != 0 for layer in range(size)]
     if "use_sliding_window" in values:  # Qwen's: the upper ones
@@ -285,7 +285,7 @@ def _local_layers(values: dict, size: int) -> list[bool]:
 
 
 def _window(values: dict) -> dict:
-    """Return sliding_window and global_every; ConfigError where layers do not alternate as ours can."""
+    """Return sliding_window and global_every; ConfigError if the layers alternate in a way that ours cannot."""
     size, kinds = values["num_hidden_layers"], values.get("layer_types")
     if unknown := set(kinds or ()) - {"sliding_attention", "full_attention"}:
         raise ConfigError(f"layer_types has {shown(min(unknown))}, which is not supported")
@@ -302,7 +302,7 @@ def _window(values: dict) -> dict:
     return {"sliding_window": values["sliding_window"], "global_every": every}
 
 
-FIXED_OF_ROPE = {  # keys of rope_scaling that our layers know one value of
+FIXED_OF_ROPE = {  # keys of rope_scaling for which our layers support one value
     "linear": {},
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"beta_fast": 32.0, "beta_slow": 1.0},
@@ -310,7 +310,7 @@ FIXED_OF_ROPE = {  # keys of rope_scaling that our layers know one value of
 
 
 def _rope(values: dict) -> dict:
-    """Return the scaling of rotary positions; ConfigError names what ours has not."""
+    """Return the scaling of rotary positions; ConfigError names an unsupported key or value."""
     scaling = dict(values.get("rope_scaling") or {})
     older = scaling.pop("type", None)
     kind = scaling.pop("rope_type", None) or older or "default"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model on Hugging Face's hub, brought to this machine: of its files those that an import reads or keeps.
+"""Downloads a model from Hugging Face's hub: only the files that an import reads or keeps.
 
-They lie in the hub's own cache (HF_HOME), where other programs look too; a download that was cut off goes on. For a
-gated model the library reads HF_TOKEN, or what `hf auth login` left; nothing here sees the token.
+They are in the hub's own cache (HF_HOME), which other programs share; an interrupted download resumes. For a gated
+model the library reads HF_TOKEN or the login of `hf auth login`; this code never sees the token.
 """
 
 import pathlib
@@ -17,10 +17,10 @@ from migration.hugging_face import BESIDE, WRITTEN
 
 
 def folder_of(name: str) -> pathlib.Path:
-    """Return a folder, or where there is none such the copy of what the hub has under this name, `org/name`.
+    """Return a local folder of this name, or else a copy of the hub's model `org/name`.
 
     Raises:
-      ConfigError: there is no such folder, and the hub has no such model, does not give it out, or does not answer.
+      ConfigError: there is no such folder, and the hub has no such model, denies access, or does not answer.
     """
     folder = pathlib.Path(name).expanduser()
     if folder.exists() or not _may_be_on_hub(name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second reading of Hugging Face's format: logits in plain numpy from config.json and the tensors by their names.
+"""An independent reader of Hugging Face's format: computes logits in numpy from config.json and the named tensors.
 
-It shares nothing with the conversion and serves to check it. Formulas are those of the `transformers` library's models,
-float32; a layer's weights are in memory at a time. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
+It shares no code with the conversion and serves to check it. Formulas are those of the `transformers` library's models,
+in float32, with one layer's weights in memory. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
 """
 
 import math
@@ -13,12 +13,12 @@ import safetensors
 
 from files.json_reader import Object, read_json
 
-MILLION = ("gemma3_text", "mixtral")  # of model_type: the base of rotary positions where config.json has none
-WITH_ONE = ("gemma2", "gemma3_text")  # of model_type: norms scale by 1 + weight, and there are two around a sublayer
+MILLION = ("gemma3_text", "mixtral")  # values of model_type whose default base of rotary positions is a million
+WITH_ONE = ("gemma2", "gemma3_text")  # values of model_type whose norms scale by 1 + weight, two for each sublayer
 
 
 class Unreadable(ValueError):
-    """A folder that is no model, or not one of those that are known here."""
+    """The folder is not a model, or not one of a known family."""
 
     exit_status = 1
 
@@ -31,7 +31,7 @@ def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
     """Return float32 [B, T, V] of int [B, T], each row a document.
 
     Raises:
-      Unreadable: files are missing or damaged, or a key or a tensor is missing or of another kind than it should be.
+      Unreadable: files are missing or damaged, or a key or a tensor is missing or of the wrong kind.
     """
     try:
         config = read_json(folder / "config.json", dict[str, object])
@@ -88,7 +88,7 @@ class _Reader:
         return x + self.norm(y, at + "post_feedforward_layernorm.weight")
 
     def mixture(self, x: np.ndarray, at: str) -> np.ndarray:
-        """Return the sum of a token's experts, weighed by the softmax over the logits of these alone."""
+        """Return the sum of a token's experts, weighted by the softmax over the logits of these experts only."""
         logits_TE = self.linear(x, at + "gate")
         chosen_TK = np.argsort(-logits_TE, axis=-1)[:, : self.config.get("num_experts_per_tok", 2)]
         logits_TK = np.take_along_axis(logits_TE, chosen_TK, axis=-1)
@@ -125,7 +125,7 @@ class _Reader:
         k_TNH, v_TNH = (np.repeat(a, heads // kv_heads, axis=1) for a in (k_TKH, v_TKH))
         scale = (config.get("query_pre_attn_scalar") or width) ** -0.5
         scores = np.einsum("tnh,snh->nts", q_TNH, k_TNH) * np.float32(scale)
-        if config["model_type"] == "gemma2":  # another that has the key does not read it
+        if config["model_type"] == "gemma2":  # other families may have the key but do not read it
             scores = _capped(scores, config.get("attn_logit_softcapping"))
         back = np.arange(length)[:, None] - np.arange(length)[None]
         seen = (back >= 0) & (back < config["sliding_window"] if is_local else True)
@@ -135,7 +135,7 @@ class _Reader:
         return self.linear(y.reshape(length, -1), at + "o_proj")
 
     def is_local(self, number: int) -> bool:
-        """Whether a layer has the sliding window."""
+        """Return whether a layer has the sliding window."""
         config = self.config
         if config.get("layer_types") and config["model_type"] != "mixtral":
             return config["layer_types"][number] == "sliding_attention"
@@ -147,7 +147,7 @@ class _Reader:
         return bool(config.get("sliding_window"))
 
     def rope(self, is_local: bool) -> dict:
-        """Return the rotary parameters of a layer, those of both forms that config.json has had."""
+        """Return the rotary parameters of a layer, from either of the two forms of config.json."""
         config = self.config
         if config.get("rope_parameters"):
             rope = config["rope_parameters"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each tensor of Hugging Face's stands in our arrays, and how blocks of the one become blocks of the other."""
+"""Maps each Hugging Face tensor ("theirs") to its place in our arrays, and converts blocks in both directions."""
 
 import math
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ BLOCK_BYTES = 1 << 26  # of float32 rows in memory at once
 
 
 class Tensor(NamedTuple):
-    """A tensor of theirs, and where it stands in ours.
+    """A Hugging Face tensor and its place in our array.
 
     Attributes:
-        shape: of theirs.
-        ours: dotted name of the array.
-        index: in the leading dims of ours.
-        inner: shape of ours after these.
-        inputs: as of a Rule.
-        factor: ours times this is theirs.
+        shape: of their tensor.
+        ours: dotted name of our array.
+        index: in the leading dims of our array.
+        inner: shape of our array after these dims.
+        inputs: as in Rule.
+        factor: theirs = ours * factor.
     """
 
     name: str
@@ -36,16 +36,16 @@ class Tensor(NamedTuple):
 
     @property
     def split(self) -> int:
-        """The dim of `inner` along which blocks are taken."""
+        """The dim of `inner` that is split into blocks."""
         return self.inputs or 0
 
     @property
     def step(self) -> int:
-        """How much of that dim is a block."""
+        """The size of a block along that dim."""
         return max(1, min(self.inner[self.split], BLOCK_BYTES * self.inner[self.split] // (4 * math.prod(self.inner))))
 
     def blocks(self) -> Iterator[tuple[tuple, int, int]]:
-        """Yield (where a block is in ours, its first row in theirs, the row after its last)."""
+        """Yield (index of a block in our array, its first row in their tensor, the row after its last)."""
         size, dim = self.inner[self.split], self.split
         rows = self.shape[0] // size
         for start in range(0, size, self.step):
@@ -53,19 +53,19 @@ class Tensor(NamedTuple):
             yield (*self.index, *(slice(None),) * dim, slice(start, stop)), start * rows, stop * rows
 
     def from_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return float32 of ours of rows of theirs."""
+        """Convert rows of their tensor to a float32 block of our array."""
         shape = [*self.inner[: self.split], -1, *self.inner[self.split + 1 :]]
         return (rows.T if self.inputs else rows).astype(np.float32).reshape(shape)
 
     def to_rows(self, block: np.ndarray) -> np.ndarray:
-        """Return rows of theirs of a block of ours."""
+        """Convert a block of our array to rows of their tensor."""
         if self.inputs:
             return block.reshape(self.shape[1], -1).T
         return block.reshape(-1, *self.shape[1:])
 
 
 def tensors_of(family: families.Family, params: dict) -> list[Tensor]:
-    """Return all tensors of theirs that a model has, those of one array of ours one after the other.
+    """Return all their tensors of a model; tensors of one of our arrays are consecutive.
 
     Args:
       params: tree of anything with a shape.
@@ -94,7 +94,7 @@ def _their_shape(inner: tuple, inputs: int | None) -> tuple:
 
 
 def folded(model: dict, tensors: list[Tensor]) -> list[Tensor]:
-    """Return tensors of a model whose embedding is not scaled and whose head is apart and not scaled either."""
+    """Return tensors for a format with an unscaled embedding and a separate, unscaled head; scales become factors."""
     width = model["embed_dim"]
     embed = next(tensor for tensor in tensors if tensor.ours == "embed.embedding")
     head = next((tensor for tensor in tensors if tensor.ours == "head.kernel"), embed._replace(name="lm_head.weight"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of a run's model in float32, a layer in memory at a time: to compare a conversion with its source."""
+"""Computes the logits of a run's model in float32, one layer in memory at a time, to check conversions."""
 
 import os
 import pathlib
@@ -16,17 +16,17 @@ from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context
 
 TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order differ by far less, a wrong weight by far more
-PROMPTS, LENGTH = 2, 24  # of the tokens by which an export is checked
+PROMPTS, LENGTH = 2, 24  # of the tokens that check an export
 
 
 class Different(ValueError):
-    """What was exported does not compute what the run does."""
+    """The exported model computes other logits than the run."""
 
     exit_status = 1
 
 
 def float32_run(config) -> assembly.Run:
-    """Return the run of a configuration such that it computes in float32, by the reference, on one device."""
+    """Return the run of a configuration that computes in float32 with reference attention on one device."""
     config = config.copy_and_resolve_references()
     config.model.update(dtype="float32", attention="reference", quantization="none")
     config.mesh.update(dict.fromkeys(MESH_AXES, 1))
@@ -55,7 +55,7 @@ def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
 
 
 def read_tokens(file: pathlib.Path, model) -> np.ndarray:
-    """Return int32 [batch, length] of a file; ConfigError for anything else, and for ids that are not the model's."""
+    """Return int32 [batch, length] from a file; ConfigError for anything else, and for ids outside the vocabulary."""
     try:
         tokens_BT = np.asarray(map_integers(file, 2))
     except OSError as error:
@@ -76,7 +76,7 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
 
 
 def write(file: pathlib.Path, shape: tuple[int, ...], rows: Iterator[np.ndarray]) -> None:
-    """Write a float32 array row by row to an .npy file that is whole or absent."""
+    """Write a float32 array row by row to an .npy file, atomically."""
     part = file.with_name(file.name + ".part")
     try:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters given out in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
+"""Exports adapters in the format of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors.
 
-Of a weight W, there [out, in], lora_A is [rank, in] and lora_B [out, rank], and (alpha / rank) lora_B lora_A is added.
+For a weight W [out, in] in that format, lora_A is [rank, in] and lora_B is [out, rank]; (alpha / rank) lora_B lora_A is
+added to W.
 """
 
 import json
@@ -28,7 +29,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
       run: without adapters, as a stored configuration describes it.
 
     Raises:
-      ConfigError: the run has none, there is such a folder, or no family has such a model.
+      ConfigError: the run has no adapters, the folder exists already, or no family has such a model.
       CheckpointError: the run has no checkpoint.
     """
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
@@ -53,7 +54,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
 
 
 def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
-    """Return lora_A and lora_B of the tensor of one layer, by their names."""
+    """Return {name: array} of lora_A and lora_B for the tensor of one layer."""
     name = ".".join((root, *adapters.adapter_path(tuple(tensor.ours.split(".")))))
     a, b = (array_files.open_array(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
@@ -61,7 +62,7 @@ def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndar
 
 
 def _base_name(config, workdir: pathlib.Path) -> str:
-    """Return by which name the published model that was imported calls itself, else the folder of the run."""
+    """Return the published name of the imported model, or else the folder of the run."""
     kept = kept_in(config, workdir)
     return (read_config(kept).get("_name_or_path") if kept else "") or config.train.init_from
 

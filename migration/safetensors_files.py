@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of safetensors files, read and written some rows at a time, so that no tensor need be in memory whole.
+"""Reads and writes folders of safetensors files a few rows at a time, so that no whole tensor is held in memory.
 
-A file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other, as
-github.com/huggingface/safetensors describes it, whose own reader checks each file before we read from it. Several files
-have an index that says in which each tensor is.
+A file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other, see
+github.com/huggingface/safetensors. The format's own reader checks each file before we read from it. A folder with
+several files has an index with the file of each tensor.
 """
 
 import json
@@ -21,26 +21,26 @@ from files.json_reader import JsonError, Object, read_json
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SHARD_BYTES = 5_000_000_000  # of tensors in a file, at most, unless one alone is larger
-METADATA = "__metadata__"  # in a header, beside the tensors
+SHARD_BYTES = 5_000_000_000  # limit for the tensors of a file, unless one alone is larger
+METADATA = "__metadata__"  # a key of a header that is not a tensor
 NAME_CHARACTERS = 255  # of a file
-INDEX_BYTES = 100_000_000  # as large as the format lets a header be
+INDEX_BYTES = 100_000_000  # the format's limit for a header
 
 
 class WeightsError(ValueError):
-    """Files of weights that do not fit: one line with the file, the tensor and what would work."""
+    """Files of weights do not fit; the line names the file, the tensor and what would work."""
 
     exit_status = 2
 
 
 class Index(Object):
-    """The file that says in which file each tensor is."""
+    """The index: the file of each tensor."""
 
     weight_map: dict[str, str]
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies: the file, the first byte, a key of DTYPES and the shape."""
+    """The location of a tensor: the file, the first byte, a key of DTYPES and the shape."""
 
     file: pathlib.Path
     start: int
@@ -50,8 +50,8 @@ class Stored(NamedTuple):
     def rows(self, first: int, last: int) -> np.ndarray:
         """Return rows `first` to `last` of the first dimension, in the type of the file.
 
-        Not by the format's reader, which maps files: what it has read would count as memory of this process, and a
-        file that becomes shorter would end it.
+        It does not use the format's reader, which maps files: mapped pages would count as memory of this process, and a
+        truncated file would end the process.
         """
         dtype, width = DTYPES[self.dtype], math.prod(self.shape[1:])
         size = (last - first) * width
@@ -62,10 +62,10 @@ class Stored(NamedTuple):
 
 
 def find(folder: pathlib.Path) -> dict[str, Stored]:
-    """Return {name: where it lies} of all tensors of a folder; only headers are read.
+    """Return {name: location} of all tensors of a folder; only headers are read.
 
     Raises:
-      WeightsError: there is no such file, one is not safetensors, or the index and the files disagree.
+      WeightsError: there is no such file, a file is not safetensors, or the index and the files disagree.
     """
     index = folder / INDEX
     if not index.is_file():
@@ -83,7 +83,7 @@ def find(folder: pathlib.Path) -> dict[str, Stored]:
 
 
 def check_names(given: Iterable[str], expected: Iterable[str], where, hint: str) -> None:
-    """Raise WeightsError for the first tensor that is missing, and for the first that the model has not."""
+    """Raise WeightsError for the first missing tensor, or the first that the model does not have."""
     missing, unknown = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
     said = []
     for names, verb, rest in ((missing, "lacks", ""), (unknown, "has", ", for which the model has no place")):
@@ -96,11 +96,11 @@ def check_names(given: Iterable[str], expected: Iterable[str], where, hint: str)
 def write(
     folder: pathlib.Path, tensors: dict[str, tuple[str, tuple]], blocks: Callable[[str], Iterator[np.ndarray]]
 ) -> None:
-    """Write tensors to a folder, in this order, in as many files as their size asks for.
+    """Write tensors to a folder, in this order, in as many files as their size needs.
 
     Args:
       tensors: {name: (key of DTYPES, shape)}.
-      blocks: of a name, gives the tensor's rows, some at a time, in any float type.
+      blocks: name -> iterator of the tensor's rows, some at a time, in any float type.
     """
     shards = _shards(tensors)
     files = [ONE_FILE] if len(shards) == 1 else [
@@ -149,7 +149,7 @@ def _size(dtype: str, shape: tuple) -> int:
 
 
 def _files_by_index(index: pathlib.Path) -> dict[str, str]:
-    """Return {tensor: name of the file that it is in}."""
+    """Return {tensor: name of its file}."""
     try:
         where = read_json(index, Index, max_bytes=INDEX_BYTES)["weight_map"]
         why = next((f"{shown(file)!r} is none" for file in where.values() if not _is_name(file)), "")
@@ -161,17 +161,17 @@ def _files_by_index(index: pathlib.Path) -> dict[str, str]:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a text is a plain name of a file in the same folder."""
+    """Return whether a text is a plain name of a file in the same folder."""
     return pathlib.Path(text).name == text and text.isprintable() and len(text) <= NAME_CHARACTERS
 
 
 def _tensors(path: pathlib.Path) -> dict[str, Stored]:
-    """Return {name: where it lies} of one file, which the format's own reader accepts."""
+    """Return {name: location} of the tensors of one file, after the format's own reader has accepted it."""
     _check(path)
 
     def named_once(pairs: list[tuple]) -> dict:
         names = [name for name, _ in pairs]
-        if len(set(names)) < len(names):  # which the format forbids, and its reader does not see
+        if len(set(names)) < len(names):  # the format forbids duplicates, but its reader accepts them
             twice = next(name for number, name in enumerate(names) if name in names[:number])
             raise WeightsError(f"{path}: its header has {shown(twice)} twice; copy it again from where it is published")
         return dict(pairs)
@@ -191,7 +191,7 @@ def _tensors(path: pathlib.Path) -> dict[str, Stored]:
 
 
 def _check(path: pathlib.Path) -> None:
-    """Raise WeightsError where a file cannot be read, or its header does not describe it byte for byte."""
+    """Raise WeightsError if a file cannot be read, or its header does not describe it byte for byte."""
     try:
         if path.exists() and not path.is_file():
             raise WeightsError(f"{path}: is no file; name a folder of safetensors files")
@@ -200,7 +200,7 @@ def _check(path: pathlib.Path) -> None:
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
     except safetensors.SafetensorError as error:
-        if "header too large" in str(error):  # the first bytes are no length, but those of a text
+        if "header too large" in str(error):  # the first bytes are text, not a length
             hint = "is no safetensors file; in a clone, `git lfs pull` brings what it stands for"
             raise WeightsError(f"{path}: {hint}") from None
         why = shown(str(error).removeprefix("Error while deserializing header: "))

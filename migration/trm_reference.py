@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of the Tiny Recursive Model's public reference as ours, and ours as its.
+"""Converts weights of the Tiny Recursive Model's public reference to ours, and ours to the reference's.
 
-The files are safetensors; the names are those of the published checkpoints, with or without what torch.compile and the
-loss head put before them. `RULES` and `BLOCK_RULES` are the whole of what is known about them. A projection of the
-reference is [out, in] and several of ours may stand in it, one below the other; ours are [in, out], heads apart.
+The files are safetensors. The names are those of the published checkpoints, with or without the prefixes of
+torch.compile and the loss head. `RULES` and `BLOCK_RULES` are the complete mapping. A projection of the reference is
+[out, in] and may stack several of ours by rows; ours are [in, out], with a separate dim for heads.
 """
 
 import math
@@ -23,12 +23,12 @@ TABLE = "inner.puzzle_emb.weights"
 
 
 class Rule(NamedTuple):
-    """Where a tensor of the reference stands in our tree.
+    """The place of a reference tensor in our tree.
 
     Attributes:
         theirs: its name.
-        ours: names of what is in it, from its first row down.
-        inputs: how many leading dims of ours a product sums over; 0 where both have the same array.
+        ours: names of our arrays in it, from its first row down.
+        inputs: how many leading dims of ours a product sums over; 0 if both have the same array.
     """
 
     theirs: str
@@ -43,7 +43,7 @@ RULES = (
     Rule("inner.H_init", ("initial.high",)),
     Rule("inner.L_init", ("initial.low",)),
     Rule("inner.lm_head.weight", ("head.kernel",), 1),
-    Rule("inner.q_head.weight", ("halt.kernel",), 1),  # column 0 says whether to halt, column 1 whether to go on
+    Rule("inner.q_head.weight", ("halt.kernel",), 1),  # column 0: halt, column 1: continue
     Rule("inner.q_head.bias", ("halt.bias",)),
 )
 BLOCK, THEIR_BLOCK = "network.blocks.", "inner.L_level.layers."  # then the number of the block
@@ -61,10 +61,10 @@ def load(path: pathlib.Path, like: dict) -> dict:
     """Return the weights of a file as our tree.
 
     Args:
-      like: the tree of the model that is to have them: anything with a shape at its leaves.
+      like: the tree of the target model; its leaves need only a shape.
 
     Raises:
-      WeightsError: the file cannot be read, or has other tensors than the model; names the first one.
+      WeightsError: the file cannot be read, or its tensors differ from the model's; names the first one.
     """
     try:
         tensors = safetensors.numpy.load_file(path)
@@ -79,23 +79,23 @@ def load(path: pathlib.Path, like: dict) -> dict:
 
 
 def save(path: pathlib.Path, params: dict, prefix: str = PREFIXES[0]) -> None:
-    """Write our weights under the reference's names, to a file that is whole or absent."""
+    """Write our weights under the reference's names, atomically."""
     write_atomically(path, safetensors.numpy.save(to_reference(params, prefix)))
 
 
 def to_reference(params: dict, prefix: str = PREFIXES[0]) -> dict[str, np.ndarray]:
-    """Return {name: float32 array} of the reference, of our tree."""
+    """Return our tree as {name in the reference: float32 array}."""
     flat = {name: np.asarray(leaf, np.float32) for name, leaf in _leaves(params).items()}
     return {prefix + rule.theirs: _joined(rule, [flat[name] for name in rule.ours]) for rule in _rules(flat)}
 
 
 def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "the weights") -> dict:
-    """Return our tree, float32, of the reference's tensors; see `load`.
+    """Return our tree, float32, from the reference's tensors; see `load`.
 
-    A puzzle table of another number of rows is of other puzzles: every row becomes the mean of all.
+    A puzzle table with another number of rows belongs to other puzzles: every row becomes the mean of all its rows.
 
     Args:
-      source: what messages call the tensors.
+      source: the name of the tensors in messages.
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like).items()}
     given = _without_prefix(tensors, source)
@@ -118,7 +118,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
 
 
 def _rules(ours: dict) -> Iterator[Rule]:
-    """Yield the rules for the leaves that are there, those of blocks with the block's number.
+    """Yield the rules for the existing leaves; rules of blocks have the block's number.
 
     Raises:
       WeightsError: a leaf has no rule.
@@ -136,7 +136,7 @@ def _rules(ours: dict) -> Iterator[Rule]:
 
 
 def _without_prefix(tensors: dict, source: str) -> dict:
-    """Return the tensors under names that begin with inner."""
+    """Return the tensors under names that begin with `inner.`."""
     prefix = next((p for p in PREFIXES if any(name.startswith(f"{p}inner.") for name in tensors)), None)
     if prefix is None:
         raise WeightsError(f"{source}: has no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")

@@ -21,8 +21,8 @@ from input_pipeline.cache import cache_path
 from parallelism import processes, startup
 
 JOIN_SECONDS = 300
-EARLIER_MESH = (4, 4, 2)  # data, model, fsdp, of 32 chips; other numbers of chips get the shape nearest to it
-WITHOUT = {  # arguments of which one value alone can be had, and why
+EARLIER_MESH = (4, 4, 2)  # data, model, fsdp of 32 chips; other numbers of chips get the nearest shape
+WITHOUT = {  # arguments with one supported value, and the reason
     "use_flash_attention": (True, "on a TPU the kernel attends wherever it serves; there is no switch for it"),
     "use_bias": (False, "set config.model.biases"),
     "attention_dropout": (0.0, "dropout_rate drops parts of embeddings and sublayers; scores are not dropped"),
@@ -35,14 +35,14 @@ WITHOUT = {  # arguments of which one value alone can be had, and why
 
 
 def setup_multi_host_environment() -> dict:
-    """Join the other processes of the run, if it has any; call it before jax is imported. Again, it changes nothing.
+    """Join the other processes of the run, if any; call it before jax is imported. A second call changes nothing.
 
     Returns:
       process_index, process_count, local_devices, global_devices (numbers), coordinator ("host:port", "" when alone).
 
     Raises:
       ConfigError: variables that place a process contradict each other, or one is missing.
-      RunError: not all processes came in time; names who is late.
+      RunError: not all processes joined in time; names those that are late.
     """
     coordinator = _join()
     import jax
@@ -57,15 +57,15 @@ def setup_multi_host_environment() -> dict:
 
 
 def setup_tpu_mesh(device_count: int = 32, use_global: bool = True, validate: bool = True):
-    """Return the mesh of TPU_MESH_CONFIG and TPU_AXIS_NAMES, else one of `device_count` like (4, 4, 2), of all axes.
+    """Return the mesh of TPU_MESH_CONFIG and TPU_AXIS_NAMES, else one of `device_count` like (4, 4, 2); all axes.
 
     Args:
-      device_count: where TPU_MESH_CONFIG is not set; JAX shows a chip of a v4-32 as one device, so that it has 16.
-      use_global: over the devices of all processes, else over those of this one.
-      validate: the mesh has to take every device; else it takes the first ones.
+      device_count: used if TPU_MESH_CONFIG is not set; JAX shows a chip as one device, so a v4-32 has 16.
+      use_global: use the devices of all processes, else only those of this one.
+      validate: the mesh has to use every device; else it uses the first ones.
 
     Raises:
-      ConfigError: there are other devices than it needs; says what would fit.
+      ConfigError: the number of devices does not fit; says what would fit.
     """
     import jax
 
@@ -90,7 +90,7 @@ def ValkyrieConfig(
     """Return a configuration of Torus: that of configs/llama2_7b.py with these sizes, trained at its full length.
 
     Raises:
-      ConfigError: an argument that Torus has no such option for, or sizes that do not go together.
+      ConfigError: Torus does not support an argument, or the sizes are inconsistent.
     """
     _check_fixed(
         use_flash_attention=use_flash_attention, rope_scaling=rope_scaling, use_bias=use_bias,
@@ -109,7 +109,7 @@ def ValkyrieConfig(
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """step(state, batch) -> (state, metrics) of `run`; the state that is handed in is gone afterwards."""
+    """step(state, batch) -> (state, metrics) of `run`; the input state is donated."""
 
     run: object
 
@@ -136,7 +136,7 @@ def create_train_step(
     model: str = "decoder_lm", optimizer: str = "adamw", *, config: ConfigDict, mesh, mixed_precision: bool = True,
     use_2d_sharding: bool = True, use_3d_mesh: bool = True,
 ) -> TrainStep:  # fmt: skip
-    """Return the train step of a configuration on a mesh; `config` becomes what is trained.
+    """Return the train step of a configuration on a mesh; `config` is updated to the trained configuration.
 
     Args:
       model, optimizer: names, as in config.model.name and config.optimizer.name.
@@ -145,7 +145,7 @@ def create_train_step(
       mixed_precision: compute in bfloat16; parameters and moments are float32 either way.
 
     Raises:
-      ConfigError: an object in place of a name, a size that the mesh does not divide.
+      ConfigError: an argument is an object instead of a name, or the mesh does not divide a size.
     """
     import assembly
 
@@ -178,8 +178,8 @@ def _join() -> str:
 
 
 def _part() -> None:
-    """Wait for the others to be done; after an exception tell them, so that they end too."""
-    error = vars(sys).get("last_value")  # is there once an exception has ended the program
+    """Wait until the other processes are done; after an exception notify them, so that they end too."""
+    error = vars(sys).get("last_value")  # set once an exception has ended the program
     if error is None:
         processes.leave()
     else:
@@ -187,9 +187,9 @@ def _part() -> None:
 
 
 def _end(line: str, status: int) -> None:
-    """End this process as another one of the group did."""
+    """End this process with the message and status of another one of the group."""
     print(line, file=sys.stderr, flush=True)
-    os._exit(status)  # from a thread, while the main one may hang in a collective
+    os._exit(status)  # called from a thread, because the main thread may hang in a collective
 
 
 def _check_fixed(**given) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts and programs on them print for us as JSON, and which values it may have.
+"""The schemas of the JSON that hosts and programs on them print.
 
-Texts that are shown are of few characters, so that nothing in them is obeyed by a terminal.
+Texts that are shown have a limited set of characters, so that they contain no control sequence of a terminal.
 """
 
 from typing import Annotated, NotRequired
@@ -18,7 +18,7 @@ Digest = Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z._-]{0,64}$")]
 
 
 class Heartbeat(Object):
-    """What a process of train.py says of itself, see training/watch.py."""
+    """The heartbeat of a process of train.py, see training/watch.py."""
 
     step: Number
     phase: Annotated[str, pydantic.Field(pattern="^[a-z_ ]{1,20}$")]
@@ -29,7 +29,7 @@ class Heartbeat(Object):
 
 
 class Answer(Object):
-    """What a worker prints of itself, see pods/hosts.py."""
+    """The status of a worker, see `status_line` in pods/hosts.py."""
 
     alive: bool
     pid: Number | None
@@ -44,7 +44,7 @@ class Answer(Object):
 
 
 class Configuration(Object):
-    """What is read here of the flat configuration of a run."""
+    """The keys of a run's flat configuration that are read here."""
 
     train_steps: Annotated[int, pydantic.Field(ge=0, lt=2**31, alias="train.steps")]
 
@@ -59,7 +59,7 @@ class Trained(Object):
 
 
 class Checked(Object):
-    """What scripts/check_host.py has found on a host."""
+    """The result of scripts/check_host.py on a host."""
 
     process: Number
     num_processes: Number
@@ -85,6 +85,6 @@ class Given(Object):
 
 
 class Report(Object):
-    """What is read of the report of scripts/deploy_optimizations.py."""
+    """The keys that are read from the report of scripts/deploy_optimizations.py."""
 
     switches: Given

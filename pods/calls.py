@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of programs of this machine: displayed as they go, tried again where the reason passes, or only printed."""
+"""Calls of local programs: with live output, retried if a failure is transient, and only printed in a dry run."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from typing import TextIO
 from pods.settings import Settings
 from pods.transports import PodError, Result
 
-PERMANENT = re.compile(  # said of a call that fails again however often it is made
+PERMANENT = re.compile(  # messages of failures that a retry does not fix
     r"permission|denied|forbidden|unauthenticated|not[_ ](?:be )?found|already[_ ]exists|invalid[_ ]argument"
     r"|no more capacity|quota(?!.*per minute)",
     re.IGNORECASE,
@@ -25,19 +25,19 @@ TRANSIENT = re.compile(
     r"|name resolution|could not resolve|unable to find the server|kex_exchange",
     re.IGNORECASE,
 )
-SSH_FAILED = 255  # ssh's own status, where no command ran
+SSH_FAILED = 255  # ssh's own status if no command ran
 
 
 def call(
     settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, repeat: bool = True
 ) -> Result:
-    """Make a call and return how it ended; with --dry_run print it. What stderr said counts of a failure alone.
+    """Make a call and return its result; with --dry_run print it. The result has stderr only after a failure.
 
     Args:
       show: display its output as it comes.
-      remote: it runs a command elsewhere, whose status and words are not gcloud's; only what gcloud or ssh say of
-        themselves is a reason to try again.
-      repeat: making it twice does no harm, also where a part of it was done.
+      remote: it runs a command elsewhere, whose status and output are not gcloud's; only failures of gcloud or ssh
+        themselves are retried.
+      repeat: it is safe to make the call twice, even if a part of it was done.
 
     Raises:
       PodError: the program is not installed.
@@ -60,7 +60,7 @@ def call(
 
 
 def _passes(result: Result, remote: bool, repeat: bool) -> bool:
-    """Whether the reason of a failure may be gone at the next try."""
+    """Return whether a failure may be transient."""
     if result.status == 0:
         return False
     if remote and result.status == SSH_FAILED:
@@ -71,7 +71,7 @@ def _passes(result: Result, remote: bool, repeat: bool) -> bool:
 
 
 def _run(argv: list[str], show: bool) -> Result:
-    """Run it, reading both outputs side by side."""
+    """Run a program and read both of its outputs concurrently."""
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
@@ -85,7 +85,7 @@ def _run(argv: list[str], show: bool) -> Result:
     try:
         status = process.wait()
     except KeyboardInterrupt:
-        process.terminate()  # the readers are left: what it started may hold the pipes for long
+        process.terminate()  # do not join the readers: child processes may hold the pipes open
         raise
     for reader in readers:
         reader.join()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deploys the optimizations: the configuration to every host, the real step compiled there, and a report of it."""
+"""Deploys the optimizations: copies the configuration to all hosts, compiles the real step there, checks the report."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from pods.answers import Report
 from pods.settings import Settings, with_experts
 from pods.transports import PodError, Transport, expect_success, usage_error
 
-CONFIG = "configs/optimization_config.json"  # of the code's folder on a host
+CONFIG = "configs/optimization_config.json"  # in the code's folder on a host
 REPORT = "optimization_deployment_report.json"
 SIZES = ("small", "medium", "large")
 DISABLE = {  # flags of scripts/deploy_optimizations.py
@@ -29,11 +29,11 @@ DISABLE = {  # flags of scripts/deploy_optimizations.py
 
 
 def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Copy the configuration that the variables make to every host, and run scripts/deploy_optimizations.py there.
+    """Copy the configuration from the variables to every host, and run scripts/deploy_optimizations.py there.
 
     Raises:
-      PodError: the configuration cannot run (status 2); the devices are a run's; a host fails, or reports other
-        switches.
+      PodError: the configuration cannot run (status 2), a run holds the devices, a host fails, or a host reports
+        other switches.
     """
     settings, resolved = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     recipes.arguments(settings, resolved.keys)
@@ -59,20 +59,20 @@ def send(settings: Settings, transport: Transport, resolved: switches.Resolved) 
 
 
 def check_devices_free(settings: Settings, transport: Transport) -> None:
-    """Raise PodError where something that was launched runs: it holds the devices of its host."""
+    """Raise PodError if a launched program runs: it holds the devices of its host."""
     running = [str(worker.number) for worker in watch.look(settings, transport, None) if worker.alive]
     if running:
         raise PodError(f"a run holds the devices of workers {', '.join(running)}; `stop` lets it save, then try again")
 
 
 def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str]]:
-    """Return for scripts/deploy_optimizations.py the switches, and train.py's arguments.
+    """Return the switches for scripts/deploy_optimizations.py, and train.py's arguments.
 
-    A flag that is absent leaves what the file says: a switch that is off there stays off. The file is data: it may
-    choose a recipe of this workspace by its size, and nothing else that runs.
+    Without a flag the value of the file counts: a switch that is off there stays off. The file is data. It may choose
+    a recipe of this workspace by its size, and no other code.
 
     Raises:
-      PodError: an unknown flag, or a file that cannot be read or names what it may not (status 2).
+      PodError: a flag is unknown, or the file cannot be read or has a forbidden value (status 2).
     """
     own, rest = _own_flags(argv, description)
     given = own["config"].value or []
@@ -94,7 +94,7 @@ def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[
 
 
 def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
-    """Return the path of a recipe of configs/; a usage error where the size that a file names is none of them."""
+    """Return the path of the recipe of a size in configs/; a usage error if there is no such recipe."""
     name = with_experts(size) if num_experts else size
     if name not in (known := [recipe for recipe in loading.recipe_names() if recipe != "base"]):
         raise usage_error(f"{', '.join(file)}: model_size={size} is not a recipe of configs/; use {', '.join(known)}")
@@ -102,7 +102,7 @@ def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
 
 
 def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
-    """Raise PodError unless every host's report has exactly the switches that were given."""
+    """Raise PodError unless every host's report has exactly the given switches."""
     for number, result in enumerate(transport.run_each(hosts.in_code(settings, f"cat {REPORT}"))):
         if result.status or _switches_of(result.output) != given:
             raise PodError(f"worker {number}: {REPORT} is missing or tells other switches than were given")
@@ -110,7 +110,7 @@ def _check_reports(settings: Settings, transport: Transport, given: dict[str, bo
 
 
 def _switches_of(report: str) -> dict | None:
-    """Return the switches that a report was given; None where it is none."""
+    """Return the given switches of a report; None if the text is not a valid report."""
     try:
         return parse_json(report[report.find("{") :], Report, REPORT)["switches"]["given"]
     except JsonError:
@@ -118,7 +118,7 @@ def _switches_of(report: str) -> dict | None:
 
 
 def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, list[str]]:
-    """Return our flags, None where they are absent, and the arguments that are train.py's."""
+    """Return the script's own flags, None if absent, and the arguments for train.py."""
     own = flags.FlagValues()
     flags.DEFINE_multi_string("config", None, "recipe, or JSON file of switches; one of each", flag_values=own)
     flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pod of TPU VMs, by the commands of gcloud: https://cloud.google.com/sdk/gcloud/reference/compute/tpus
 
-With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, ..., and workers are counted through.
+With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, ...; its workers are numbered across
+all nodes.
 """
 
 import contextlib
@@ -27,12 +28,12 @@ from pods.transports import PodError, Result, check_worker, expect_success, sele
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
 SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
-OPTIONS = (  # of a creation
+OPTIONS = (  # settings that become flags of a creation
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "tags", "data_disk",
 )  # fmt: skip
-Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # nothing that a terminal would obey
-RUN_SECRET = "torus-run-secret"  # attribute of every host, by which the processes of a run know each other
+Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # no control sequence of a terminal
+RUN_SECRET = "torus-run-secret"  # an attribute of every host, with which processes of a run authenticate
 
 
 class Endpoint(Object, total=False):
@@ -42,7 +43,7 @@ class Endpoint(Object, total=False):
 
 
 class Node(Object, total=False):
-    """What gcloud says of a node, as far as it is read here."""
+    """The keys that are read from gcloud's description of a node."""
 
     state: Word
     health: Word
@@ -72,14 +73,14 @@ class Gcloud:
 
     @functools.cached_property
     def num_workers(self) -> int:
-        """Hosts of the pod that is there; in a dry run those of its type."""
+        """The number of hosts of the existing pod; in a dry run that of its type."""
         workers = self.found()["workers"]
         if not workers:
             raise PodError(f"{self.settings.name} has no hosts yet; `wait` for it")
         return workers
 
     def versions(self) -> None:
-        """Display the software and the types of accelerators that the zone has."""
+        """Display the software versions and the accelerator types of the zone."""
         for kind in ("versions", "accelerator-types"):
             self._gcloud(["tpu-vm", kind, "list", *self.scope], show=True)
 
@@ -105,7 +106,7 @@ class Gcloud:
         return f"{settings.name}: {asked}"
 
     def wait(self) -> str:
-        """PodError where the pod never will be there, or not within wait_seconds."""
+        """Wait for the pod; PodError if it can never become ready, or is not ready within wait_seconds."""
         end, said = time.monotonic() + self.settings.wait_seconds, ""
         while True:
             state, lost = self._state()
@@ -136,7 +137,7 @@ class Gcloud:
         return slowest | {"networkEndpoints": endpoints, "workers": len(endpoints)}
 
     def delete(self) -> str:
-        """With the pod goes the queued resource that it came from."""
+        """Delete the pod and the queued resource that it came from."""
         settings = self.settings
         request = settings.request if settings.queued else ""
         try:
@@ -151,7 +152,7 @@ class Gcloud:
         return f"{settings.name}: deleted"
 
     def put_code(self) -> None:
-        """Clone or fetch the present commit, install its packages; a URL with a password is refused."""
+        """Clone or fetch the current commit and install its packages; a URL with a password is refused."""
         settings = self.settings
         url = settings.repo_url or records.git("remote", "get-url", "origin").stdout.strip()
         if not url:
@@ -167,13 +168,13 @@ class Gcloud:
         expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """By one ssh call a node."""
+        """Run a command with one ssh call for each node."""
         extra = [f"--output-directory={output_directory}"] if output_directory else []
 
         def ssh(target: tuple[str, str, int]) -> Result:
             node, chosen, first = target
             words = ["tpu-vm", "ssh", node, *self.scope, f"--worker={chosen}", f"--command={command}", *extra]
-            # gcloud itself tries ten times to reach each worker; of several, some may have run the command.
+            # gcloud retries ten times to reach each worker. Some of several workers may have run the command.
             result = self._call(words, show=show, remote=True, repeat=chosen.isdigit())
             return dataclasses.replace(result, worker=first + int(chosen)) if chosen.isdigit() else result
 
@@ -183,10 +184,10 @@ class Gcloud:
         return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], range(self.num_workers))
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
-        """By scp; from a worker, `worker` is one number.
+        """Copy with scp; for a copy from a worker, `worker` is one number.
 
-        A path on a worker may be a glob. An old scp passes it to a shell there, so that no other text of a shell may be
-        in it.
+        A path on a worker may be a glob. Old versions of scp pass it to a shell, so it may contain no other shell
+        syntax.
         """
         for text in (source, target):
             if text.startswith(f"{self.settings.name}:") and (found := SHELL_TEXT.search(text)):
@@ -211,7 +212,7 @@ class Gcloud:
         return described
 
     def _imagined(self) -> dict:
-        """In a dry run every host is there."""
+        """Return the description of a pod for a dry run, where every host exists."""
         topology = recipes.preset(self.settings)
         workers = topology.hosts if topology else self.settings.slices
         print(f"# dry run: taken to be READY with {workers} workers", flush=True)
@@ -220,7 +221,7 @@ class Gcloud:
         return described | {"networkEndpoints": endpoints, "workers": workers}
 
     def _state(self) -> tuple[str, tuple[str, ...]]:
-        """Return the state of the request or the pod, and those from which it never becomes usable."""
+        """Return the state of the request or the pod, and the states from which it never becomes usable."""
         if not self.settings.queued:
             return self.found().get("state", "UNKNOWN"), NODE_AND_LOST
         words = ["queued-resources", "describe", self.settings.request, *self.scope, "--format=value(state.state)"]
@@ -233,7 +234,7 @@ class Gcloud:
         return [f"--accelerator-type={self.settings.accel.replace(recipes.V5E, recipes.V5E_AT_GOOGLE)}"]
 
     def _flags(self, *names: str) -> list[str]:
-        """Return gcloud's flags of those settings that are given."""
+        """Return gcloud's flags for those of the named settings that are given."""
         words = []
         for name in names:
             value, flag = getattr(self.settings, name), "--" + name.replace("_", "-")
@@ -241,7 +242,7 @@ class Gcloud:
         return words
 
     def _targets(self, worker: str) -> list[tuple[str, str, int]]:
-        """Return (node, its workers as gcloud takes them, number of its first worker) for what --worker names."""
+        """Return (node, its workers in gcloud's syntax, number of its first worker) for each node of --worker."""
         check_worker(worker)
         if len(self.nodes) == 1 or worker == "all":
             return [(node, worker, 0) for node in self.nodes]
@@ -250,9 +251,9 @@ class Gcloud:
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
     def _side_by_side(self, function, targets) -> list[Result]:
-        """Return what `function` makes of each target, all at once; in a dry run in order."""
+        """Return the results of `function` for all targets, concurrently; in a dry run in order."""
         targets = list(targets)
-        if len(targets) == 1:  # in this thread, which Ctrl-C reaches
+        if len(targets) == 1:  # in this thread, because it receives Ctrl-C
             return [function(targets[0])]
         with ThreadPoolExecutor(max_workers=1 if self.settings.dry_run else min(32, len(targets))) as pool:
             return list(pool.map(function, targets))
@@ -261,7 +262,7 @@ class Gcloud:
         return call(self.settings, ["gcloud", "compute", "tpus", *words], **options)
 
     def _gcloud(self, words: list[str], **options) -> Result:
-        """Make a call that has to succeed."""
+        """Call gcloud; PodError if the call fails."""
         result = self._call(words, **options)
         if result.status:
             kinds = [kind for kind in (_Missing, _Exists) if kind.SAID.search(result.message)]
@@ -271,24 +272,24 @@ class Gcloud:
 
 
 class _Missing(PodError):
-    """There is no such node or request."""
+    """The node or request does not exist."""
 
     SAID = re.compile(r"not[_ ](?:be )?found", re.IGNORECASE)
 
 
 class _Exists(PodError):
-    """There is one already."""
+    """The node or request exists already."""
 
     SAID = re.compile(r"already[_ ]exists?", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def _new_secret(settings: Settings) -> Iterator[pathlib.Path]:
-    """Give the path of a file with a new secret, which only this user can read, and which goes after the block."""
+    """Yield the path of a file with a new secret; only this user can read it, and it is deleted after the block."""
     if settings.dry_run:
         yield pathlib.Path("/tmp/private", RUN_SECRET)
         return
-    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
+    with tempfile.TemporaryDirectory() as folder:  # the folder has mode 700
         file = pathlib.Path(folder, RUN_SECRET)
         file.touch(mode=0o600)
         file.write_text(secrets.token_hex(32))
@@ -296,5 +297,5 @@ def _new_secret(settings: Settings) -> Iterator[pathlib.Path]:
 
 
 def storage(settings: Settings, words: list[str]) -> Result:
-    """Call `gcloud storage` with these words, as ["ls", "gs://bucket"]; the status decides."""
+    """Call `gcloud storage` with these words, such as ["ls", "gs://bucket"]; the caller checks the status."""
     return call(settings, ["gcloud", "storage", *words])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell commands that run on the hosts, by ssh or here: what stands in the folder of the code is
+"""The shell commands that run on the hosts, by ssh or on this machine. They keep these files in the code's folder:
 
-    run.pid      the process group that was launched; gone when it was stopped
-    run.command  what was launched, to tell the same from another
-    run.status   how it ended: the exit status (75: saved)
-    run.stopped  there where `pod.py stop` was called since
-    run.boot     the boot it was launched in, since numbers of processes are given anew after each
-    run.lock     held while it is launched
+    run.pid      the process group of the launch; `stop` removes it
+    run.command  the launched command, to recognise a second launch of the same
+    run.status   the exit status (75: saved)
+    run.stopped  exists if `pod.py stop` was called since the launch
+    run.boot     the boot id of the launch, because process ids are reused after a reboot
+    run.lock     held during a launch
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
 
@@ -20,22 +20,22 @@ from pods.settings import Settings
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 ENV_FILE = ".env"
-OURS = (  # in git's eyes no changes
+OURS = (  # files that git ignores on a host
     "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
 )  # fmt: skip
-WORKER_NUMBER = "$W"  # as a variable's value: the number of each worker
+WORKER_NUMBER = "$W"  # as the value of a variable it stands for the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
 WORKER = (
     f"W=${{POD_WORKER:-$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' {METADATA} | head -c 9)}}; "
     'case "$W" in ""|*[!0-9]*) echo "the metadata server does not tell the number of this worker" >&2; exit 1;; esac'
 )
-# Not kill -0, to which a zombie that nobody reaps is alive.
+# kill -0 would count a zombie that nobody reaps as alive.
 ALIVE = (
     "boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }; "
     'alive() { [ -s run.pid ] && [ "$(cat run.boot 2>/dev/null)" = "$(boot)" ] && ps -A -o pgid=,stat= | '
     "awk -v p=\"$(cat run.pid)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }"
 )
-# TERM is for the program, which saves; the shell around it stays to write down how it ended.
+# The program handles TERM and saves; the shell around it survives TERM and records the exit status.
 WRAPPER = 'trap : TERM INT HUP; "$@"; status=$?; echo $status > run.status; exit $status'
 PYTHONS = "python3.13 python3.12 python3.11 python3"
 SUITABLE = "import sys, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))"
@@ -52,7 +52,7 @@ def fail(text: str) -> str:
 
 
 def path(text: str) -> str:
-    """Quote a path of a host, where ~/ is the home folder there."""
+    """Quote a path of a host; ~/ stays the home folder there."""
     return "~/" + shlex.quote(text.removeprefix("~/")) if text.startswith("~/") else shlex.quote(text)
 
 
@@ -69,26 +69,27 @@ def python(settings: Settings) -> str:
 
 def in_environment(settings: Settings, command: str) -> str:
     """Return `command` in the folder of the code and in the environment of its packages."""
-    # Not &&, which would bind the first of several commands alone.
+    # With && only the first of several commands would depend on it.
     activate = f". {path(settings.venv_activate)} || exit 1; " if settings.venv_activate else ""
     return in_code(settings, activate + command)
 
 
 def log_name(prefix: str) -> str:
-    """Return the path of a worker's log for a shell, as train_worker or train_optimized_worker."""
+    """Return the path of a worker's log for a shell; the prefix is train_worker or train_optimized_worker."""
     return f'logs/{shlex.quote(prefix)}_"$W".out'
 
 
 def launch(
     settings: Settings, words: Sequence[str], *, environment: Mapping[str, str] | None = None, log: str = "train_worker"
 ) -> str:
-    """Start a program that survives the terminal, and return at once.
+    """Start a program that survives the terminal, and return immediately.
 
-    Where the same runs already it says so and succeeds, where another does it fails, also of two that begin at once.
+    If the same program already runs, the command says so and succeeds; if another runs, it fails. A lock makes this
+    hold for concurrent launches too.
 
     Args:
       words: the program and its arguments.
-      environment: variables beside those of the host, or WORKER_NUMBER; no secrets, which stand in .env.
+      environment: additional variables, whose value may be WORKER_NUMBER; secrets belong in .env.
       log: prefix of its log's name.
     """
     variables = [f"{name}={value}" for name, value in (environment or {}).items()]
@@ -119,12 +120,12 @@ def launch(
 
 
 def stop(settings: Settings, *, for_good: bool = True) -> str:
-    """End what was launched: TERM, time to save, then KILL; where nothing runs it says so and succeeds.
+    """Stop the launched program: TERM, time to save, then KILL; if nothing runs, say so and succeed.
 
-    Each worker says what was done; the status is 1 where something had to be killed, and so did not save.
+    Each worker reports what was done. The status is 1 if a program had to be killed and so did not save.
 
     Args:
-      for_good: leave run.stopped, by which `supervise` knows that it is not to start again.
+      for_good: create run.stopped, so that `supervise` does not start the program again.
     """
     grace = settings.grace_seconds
     end = (
@@ -144,11 +145,11 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
 def status_line(settings: Settings, heartbeat: str = "") -> str:
     """Print a JSON object about the worker: the fields below.
 
-    `now` and `started`, of the launch, are unix seconds by the clock of the host; `changed` counts git's changed files.
+    `now` and `started` (the launch) are Unix seconds by the clock of the host; `changed` counts git's changed files.
 
     Args:
-      heartbeat: path of this worker's heartbeat file (a JSON object), with $W for its number; ~ and globs are the
-        host's. The field is null where there is none.
+      heartbeat: path of this worker's heartbeat file (a JSON object), with $W for its number; the host expands ~ and
+        globs. The field is null if there is no such file.
     """
     beat = f'"$(cat {heartbeat} 2>/dev/null | grep . || echo null)"' if heartbeat else "null"
     fields = (
@@ -173,7 +174,7 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
 
 
 def tail(settings: Settings, *, follow: bool) -> str:
-    """Print the end of the log that was written last, and go on with it where `follow`."""
+    """Print the end of the newest log; with `follow`, continue as it grows."""
     flag = " -F" if follow else ""
     newest = "$(ls -t logs/*_$W.out 2>/dev/null | head -n 1)"
     return in_code(
@@ -183,9 +184,9 @@ def tail(settings: Settings, *, follow: bool) -> str:
 
 
 def setup(settings: Settings, url: str, commit: str) -> str:
-    """Bring the code at `commit` and its packages; again, where they are there, it changes nothing.
+    """Install the code at `commit` and its packages; a second call changes nothing.
 
-    A folder that a broken set-up left is taken up: there is no clone that has to find it empty.
+    It uses `git init` and `git fetch`, so it also completes a folder that an interrupted set-up left behind.
     """
     unpushed = fail(f"commit {commit[:12]} is not in {url}, or files that were changed here are in its way")
     code = (
@@ -199,7 +200,7 @@ def setup(settings: Settings, url: str, commit: str) -> str:
 
 
 def packages(settings: Settings) -> str:
-    """From the folder of the code: install what it needs, with a Python from PyPI's uv where the host's is too old."""
+    """Install packages from the folder of the code, with a Python from PyPI's uv if the host's is unsuitable."""
     if settings.venv_activate:
         return f". {path(settings.venv_activate)}"
     candidates = f"{shlex.quote(settings.python_bin)} {PYTHONS}"
@@ -213,12 +214,12 @@ def packages(settings: Settings) -> str:
 
 
 def protect_secrets(settings: Settings) -> str:
-    """Nobody else reads the file of secrets, whatever mode it was copied with."""
+    """Set mode 600 on the file of secrets, whatever mode it was copied with."""
     return in_code(settings, f"chmod 600 {ENV_FILE}")
 
 
 def count_devices(settings: Settings) -> str:
-    """Print how many devices the host sees; not while a run holds them."""
+    """Print how many devices the host sees, unless a run holds them."""
     program = 'import jax; print(f"{jax.device_count()} devices, {jax.local_device_count()} of them here")'
     count = f'n=$({python(settings)} -c {shlex.quote(program)}) && echo "worker $W: $n"'
     busy = 'echo "worker $W: a run holds the devices; they are not counted"'

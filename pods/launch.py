@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a program on all hosts of a pod as one process group, ends it, and starts the same again.
+"""Starts a program on all hosts of a pod as one process group, stops it, and restarts it.
 
-What was launched is kept on this side (pods/records.py): the words, variables, switches, commit and time;
-restart and supervise start that again, whatever the environment says by then.
+This machine records each launch (pods/records.py): the words, variables, switches, commit and time. `restart` and
+`supervise` start the recorded launch again and ignore later changes of the environment.
 """
 
 import os
@@ -15,12 +15,12 @@ from pods.switches import Resolved
 from pods.transports import PodError, Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
-PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this side that count on the hosts too
+PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts
 LOG_TAIL_LINES = 15
 
 
 def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Start `rest` on all hosts as one process group; without it train.py on the recipe of MODEL_SIZE."""
+    """Start `rest` on all hosts as one process group; if it is empty, train.py with the recipe of MODEL_SIZE."""
     settings = recipes.of_pod(settings, transport)
     if not rest:
         return _train(settings, transport, "launch", recipes.chosen_data_keys(settings), [])
@@ -29,13 +29,13 @@ def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Train the plain recipe on the Hugging Face data set of DATASET, CONFIG, SPLIT, TEXT_KEY; `rest` is train.py's."""
+    """Train the recipe on the Hugging Face data set of DATASET, CONFIG, SPLIT, TEXT_KEY; train.py receives `rest`."""
     settings = recipes.of_pod(settings, transport)
     return _train(settings, transport, "launch_pretrain_hf", recipes.data_keys(settings), rest)
 
 
 def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Train the recipe with what the enabled switches change, logging to logs/train_optimized_worker_I.out."""
+    """Train the recipe with the changes of the enabled switches, and log to logs/train_optimized_worker_I.out."""
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
     say_not_yet(settings, switches)
@@ -43,13 +43,13 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """End what was launched: it may save, and is killed only after the time for that; each worker says what it did."""
+    """Stop the launched program. It has time to save before it is killed; each worker reports what it did."""
     results = transport.run(hosts.stop(settings))
     return max(result.status != 0 for result in results)
 
 
 def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Stop, and start what was launched last again; a run of train.py goes on from its newest good checkpoint."""
+    """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint."""
     record = records.read(settings)
     transport.run(hosts.stop(settings, for_good=False))
     return start(settings, transport, record | {"time": time.time()}, anew=True)
@@ -58,14 +58,14 @@ def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def start(
     settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False, anew: bool = False
 ) -> int:
-    """Launch what a record describes and see that it stays; show the log of a worker where it does not.
+    """Launch the recorded program and check that it keeps running; if it does not, show the log of a worker.
 
     Args:
-      unless_ended: not where `stop` or `delete` was called since the last launch.
-      anew: what ran has been stopped for it, so that the same, still running, is an error.
+      unless_ended: do not launch if `stop` or `delete` was called since the last launch.
+      anew: the previous program has been stopped, so it is an error if it still runs.
 
     Raises:
-      PodError: some workers run already and others do not, or another program runs, or one ends with an error.
+      PodError: some workers already run and others do not, or another program runs, or one ends with an error.
     """
     variables = record["environment"] | life.group_variables(settings, transport)
     command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
@@ -73,7 +73,7 @@ def start(
     if anew and not (idle or settings.dry_run):
         raise PodError("what was launched before still runs, as it could not be stopped; nothing was started again")
     life.share_secrets(settings, transport)
-    if idle:  # before the launch: of one that fails on some workers, or is cut short, `restart` has to know
+    if idle:  # record before the launch: `restart` needs the record if it fails on some workers or is interrupted
         records.write(settings, record)
     results = transport.run(command)
     if settings.dry_run:
@@ -86,13 +86,13 @@ def start(
 
 
 def say_not_yet(settings: Settings, switches: Resolved) -> None:
-    """Print a line for each switch that is wanted in vain; as a comment where commands are printed."""
+    """Print a line for each enabled switch that Torus does not support; in a dry run as a comment."""
     for line in switches.lines():
         print(f"# {line}" if settings.dry_run else line, flush=True)
 
 
 def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], **kept) -> int:
-    """Launch train.py; its folder is the one in the arguments that counts, the last."""
+    """Launch train.py; the last --workdir of the arguments is its folder."""
     arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
     workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
     words = [hosts.python(settings), "train.py", *arguments]
@@ -119,9 +119,9 @@ def _record(
 
 
 def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bool:
-    """Return whether no worker runs anything; False where all do.
+    """Return True if no worker runs anything, False if all do.
 
-    PodError where a part of them does, since a late worker would wait for a group that is not its own.
+    PodError if only some of them run: a worker that starts late would wait for a process group that it cannot join.
     """
     workers = watch.look(settings, transport, None)
     if unless_ended and not records.launched(settings):
@@ -136,7 +136,7 @@ def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bo
 
 
 def _check_started(settings: Settings, transport: Transport, record: dict) -> int:
-    """Return 0 where every worker runs or has ended well; else show the log of one that failed."""
+    """Return 0 if every worker runs or has succeeded; else show the log of a failed worker and raise PodError."""
     workers = watch.look(settings, transport, record)
     failed = [worker for worker in workers if not worker.alive and worker.status != 0]
     if not failed:

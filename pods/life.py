@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a pod, from create to delete: a function for each subcommand.
+"""The subcommands for the life of a pod, from create to delete, one function each.
 
-Each takes the settings, the transport and what else was typed, returns the exit status, and raises PodError.
+Each takes the settings, the transport and the remaining arguments, returns the exit status, and raises PodError.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from pods.settings import Settings
 from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
 
 BACKUP = "/tmp/backup_models"
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # of this machine's environment, for the hosts
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # variables of this machine that are copied to the hosts
 REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
 
 
 def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Display the software and the accelerators that the zone has."""
+    """Display the software versions and the accelerators of the zone."""
     if settings.transport == "local":
         print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
     else:
@@ -33,7 +33,7 @@ def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Make the pod; where it is there, tell what it is."""
+    """Create the pod; if it exists, describe it."""
     if not settings.version:
         versions(settings, transport, rest)
     line = transport.create()
@@ -56,7 +56,7 @@ def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Print state, health, accelerator and addresses; where there is no pod, in gcloud's words."""
+    """Print state, health, accelerator and addresses; PodError with gcloud's message if there is no pod."""
     pod = transport.found()
     if not settings.dry_run:
         print(json.dumps(pod, indent=1) if settings.json else _summary(settings, pod))
@@ -64,14 +64,14 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Give the pod back, and forget what was launched on it."""
+    """Delete the pod and the record of its launch."""
     with records.forgotten(settings):
         _tell(settings, transport.delete())
     return 0
 
 
 def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Bring code, packages, secrets and the optimizations' configuration to every host."""
+    """Install code, packages, secrets and the optimizations' configuration on every host."""
     transport.put_code()
     share_secrets(settings, transport)
     expect_success(transport.run(hosts.count_devices(settings)), "count its devices")
@@ -81,16 +81,16 @@ def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def share_secrets(settings: Settings, transport: Transport) -> None:
-    """Copy HF_TOKEN and the like, where they are set here, to a file that a launch reads there.
+    """Copy the SECRETS that are set here to a file on every host, which a launch reads.
 
-    They never stand on a command line.
+    They never appear on a command line.
     """
     secrets = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
     if not secrets:
         return
     text = "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items())
     target = f"{settings.name}:{settings.repo_dir}/{hosts.ENV_FILE}"
-    with tempfile.TemporaryDirectory() as folder:  # itself mode 700
+    with tempfile.TemporaryDirectory() as folder:  # the folder has mode 700
         source = pathlib.Path("/tmp/private" if settings.dry_run else folder, hosts.ENV_FILE)
         if not settings.dry_run:
             source.touch(mode=0o600)
@@ -101,7 +101,7 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
 
 
 def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
-    """Return variables that name the process group, where PORT or COORDINATOR_WORKER is set; else hosts find it."""
+    """Return variables of the process group if PORT or COORDINATOR_WORKER is set; otherwise hosts detect the group."""
     told = settings.given("port") or settings.given("coordinator_worker")
     if not told or settings.transport == "local":
         return {}
@@ -120,9 +120,9 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
 
 
 def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Copy between here and the pod: SOURCE and TARGET, of which one is NAME:PATH.
+    """Copy SOURCE to TARGET between this machine and the pod; one of them is NAME:PATH.
 
-    From several workers it is copied to folders worker-I in the target.
+    Files of several workers are copied to folders worker-I in the target.
     """
     if len(rest) != 2:
         raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
@@ -143,18 +143,18 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
         transport.copy(str(path), remote, worker=worker, recurse=path.is_dir())
     elif worker.isdigit():
         transport.copy(remote, rest[1], worker=worker)
-    else:  # scp takes one at a time
+    else:  # scp copies from one worker at a time
         for number in selected(worker, transport.num_workers):
             transport.copy(remote, f"{_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
     return 0
 
 
 def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Run a command on the hosts; its exit status is ours."""
+    """Run a command on the hosts; its exit status becomes that of pod.py."""
     if not rest:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
     worker = settings.worker or "all"
-    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # one word is text for the shell there
+    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # one word is passed to the remote shell as it is
     results = transport.run(command, worker=worker, output_directory=_folder(settings, settings.output_directory))
     if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
@@ -162,17 +162,17 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Copy the run, with its checkpoints, to this machine: to the folder typed, else to /tmp/backup_models."""
+    """Copy the run, with its checkpoints, to a folder of this machine, by default /tmp/backup_models."""
     if len(rest) > 1:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
-    folder = settings.run_folder(num_workers=1)  # where each host has its own, the coordinator's
+    folder = settings.run_folder(num_workers=1)  # if each host has its own folder, that of the coordinator
     if (bucket := folder.startswith("gs://")) or settings.transport == "local":
         words = ["gcloud", "storage", "rsync", "-r", folder] if bucket else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, _folder(settings, str(target))], show=True)], f"back {folder} up")
     else:
         path = folder if folder.startswith("/") else f"{settings.repo_dir}/{folder}"
-        inside = "/*" if target.is_dir() else ""  # scp would put a folder into one that is there
+        inside = "/*" if target.is_dir() else ""  # scp would put the folder into an existing one
         _folder(settings, str(target.parent))
         transport.copy(f"{settings.name}:{path}{inside}", str(target), worker=str(settings.coordinator_worker))
     if not settings.dry_run:
@@ -182,7 +182,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Follow the newest log of one worker; of several, print its end."""
+    """Follow the newest log of one worker; for several workers, print the end of each."""
     worker = settings.worker or str(settings.coordinator_worker)
     folder = _folder(settings, settings.output_directory)
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
@@ -193,12 +193,12 @@ def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def _tell(settings: Settings, line: str) -> None:
-    """Print what was done; in a dry run as a comment among the commands."""
+    """Print a line; in a dry run as a comment among the commands."""
     print(f"# {line.removeprefix('# ')}" if settings.dry_run else line, flush=True)
 
 
 def _summary(settings: Settings, pod: dict) -> str:
-    """Return what there is to know about a pod, in a line and one for each host."""
+    """Return a summary of a pod: one line, and one line for each host."""
     facts = [pod.get("state", "state unknown"), pod.get("health", "health unknown"), pod.get("acceleratorType", "")]
     addresses = [endpoint.get("ipAddress", "?") for endpoint in pod.get("networkEndpoints", [])]
     count = pod.get("workers", len(addresses))
@@ -209,7 +209,7 @@ def _summary(settings: Settings, pod: dict) -> str:
 
 
 def _folder(settings: Settings, path: str) -> str:
-    """Return the path of a folder here, made but in a dry run; "" is none."""
+    """Return the path of a local folder; create it unless this is a dry run or the path is ""."""
     if path and not settings.dry_run:
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod on this machine: real processes in place of hosts, behind the same shell commands.
+"""A pod on this machine: real processes in place of hosts, with the same shell commands.
 
-A worker is the folder POD_ROOT/NAME/worker-I, which plays the host's home folder. What one call runs on several
-workers is a process group of its own, found through JAX_COORDINATOR_ADDRESS. Caches are this machine's.
+A worker is the folder POD_ROOT/NAME/worker-I, which serves as the host's home folder. The processes that one call
+starts on several workers form one JAX process group (JAX_COORDINATOR_ADDRESS). Workers share this machine's caches.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from pods import hosts, records
 from pods.settings import LARGEST, Settings
 from pods.transports import PodError, Result, expect_success, selected, usage_error
 
-KEPT = (  # of the environment; a host would not see the rest either
+KEPT = (  # variables that workers inherit; a real host would not see the others either
     r"PATH|LANG|LC_\w+|TERM|TZ|USER|LOGNAME|SHELL|TMPDIR|\w+_proxy|\w+_PROXY|SSL_\w+|HF_\w+|XLA_FLAGS"
     r"|JAX_PLATFORMS|JAX_COMPILATION_CACHE_DIR|JAX_PERSISTENT_\w+|TF_\w+"
 )
-PORTS = range(20000, 32000)  # below those that the system hands out by itself
+PORTS = range(20000, 32000)  # below the system's ephemeral ports
 DELETE_GRACE_SECONDS = 20
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
-GONE = 'echo "its folder is gone"; exit 255'  # as of a host that ssh does not reach
+GONE = 'echo "its folder is gone"; exit 255'  # the status of ssh for an unreachable host
 
 
 class Description(Object):
-    """What pod.json says of a pod."""
+    """The content of pod.json."""
 
     state: str
     acceleratorType: str
@@ -51,7 +51,7 @@ class Description(Object):
 
 
 class Local:
-    """The transport `local`; `folder` holds everything of the pod, `shared` in place of a bucket what all see."""
+    """The transport `local`; `folder` holds everything of the pod, and `shared` serves as its bucket."""
 
     def __init__(self, settings: Settings):
         self.settings, self.name = settings, settings.name
@@ -63,7 +63,7 @@ class Local:
 
     @property
     def num_workers(self) -> int:
-        """Workers of the pod that is there, else of the one that `create` would make."""
+        """The number of workers of the existing pod, else of the one that `create` would make."""
         if pod := self.describe():
             return pod["workers"]
         topology = topologies.get(self.settings.accel)
@@ -81,10 +81,10 @@ class Local:
         return pod
 
     def create(self) -> str:
-        """Make the workers' folders with the code as it stands here; what a broken create left goes.
+        """Make the workers' folders with the present code; the remains of an interrupted create are removed.
 
         Raises:
-          PodError: the workers cannot share the chips evenly, there can be no folder for them, or git fails.
+          PodError: the workers cannot share the chips evenly, their folder cannot be made, or git fails.
         """
         if self.describe():
             return f"{self.name} exists already"
@@ -109,9 +109,9 @@ class Local:
         return f"{self.name} is READY"
 
     def delete(self) -> str:
-        """End what runs and remove the workers; `shared`, with checkpoints, stays, as a bucket would.
+        """Stop all programs and remove the workers; `shared`, with checkpoints, remains, as a bucket would.
 
-        The workers are those that are there, whatever pod.json says: a create that was cut short left none.
+        It finds the workers by their folders, because an interrupted create leaves no pod.json.
         """
         homes = {int(path.name.removeprefix("worker-")): path for path in self.folder.glob("worker-[0-9]*")}
         if not homes and not self.description.exists():
@@ -124,18 +124,18 @@ class Local:
         for home in homes.values():
             shutil.rmtree(home, ignore_errors=True)
         for folder in (self.shared, self.folder):
-            with contextlib.suppress(OSError):  # holds something
+            with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
         kept = f"; {self.shared} stays" if self.shared.exists() else ""
         return f"{self.name}: deleted{kept}"
 
     def put_code(self) -> None:
-        """Lay the present commit and changed files over every worker's code, and link the .venv that runs this."""
+        """Copy the current commit and changed files to every worker's code, and link the .venv of this process."""
         for index in range(self.found()["workers"] if not self.settings.dry_run else 0):
             self._put_code(index)
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """As one process group; a worker whose folder is gone has status 255, as by ssh."""
+        """Run a command as one process group; a worker without a folder has status 255, as with ssh."""
         workers = selected(worker, self.num_workers)
         if self.settings.dry_run:
             print(shlex.join(["bash", "-c", command]))
@@ -150,7 +150,7 @@ class Local:
         return self.run(command, show=False)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
-        """By `cp`; an absolute path of a worker lies under worker-I/root."""
+        """Copy with `cp`; an absolute path of a worker is below worker-I/root."""
         workers, cp = selected(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
         if self.settings.dry_run:
             print(shlex.join([*cp, source, target]))
@@ -166,7 +166,7 @@ class Local:
             expect_success([Result(index, done.returncode, done.stdout)], f"copy {source} to {target}")
 
     def _run_on(self, workers: list[int], command: str, show: bool) -> list[Result]:
-        """Run a command on workers as one process group; after Ctrl-C, what was started goes with us."""
+        """Run a command on workers as one process group; Ctrl-C ends its processes too."""
         group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(len(workers))}
         group |= {"TORUS_RUN_SECRET": secrets.token_hex(32)}
         started = {
@@ -175,7 +175,7 @@ class Local:
         }
 
         def read(index: int) -> Result:
-            """Take the output line by line, and show it, where there are several workers with their number."""
+            """Read the output line by line and show it, with the worker's number if there are several."""
             process, prefix, lines = started[index], f"worker {index}: ", []
             with process.stdout:
                 for line in process.stdout:
@@ -225,7 +225,7 @@ class Local:
         return text.startswith(f"{self.name}:")
 
     def _place(self, text: str, index: int) -> str:
-        """Return where a path of `copy` lies on this machine."""
+        """Return the path on this machine for a path of `copy`."""
         if not self._is_remote(text):
             return text
         path, home = text.partition(":")[2], self._home(index)
@@ -235,14 +235,14 @@ class Local:
 
 
 def host_environment() -> dict[str, str]:
-    """Return the variables that a worker sees of this machine's, without a number of devices to simulate."""
+    """Return this machine's variables that a worker inherits, without a number of devices to simulate."""
     environment = {name: value for name, value in os.environ.items() if re.fullmatch(KEPT, name)}
     flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_FLAG)]
     return environment | {"XLA_FLAGS": " ".join(flags)}
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, as on the one after it."""
+    """Return a free port of this machine whose next port is free too."""
     while True:
         port = random.choice(PORTS)
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
@@ -252,7 +252,7 @@ def free_port() -> int:
 
 
 def _kill(processes: Iterable[subprocess.Popen]) -> None:
-    """End the process groups of those that still run."""
+    """Kill the process groups of the processes that still run."""
     for process in processes:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -260,7 +260,7 @@ def _kill(processes: Iterable[subprocess.Popen]) -> None:
 
 
 def _git(*words: str) -> str:
-    """Return what git answers about the code that runs this; PodError with its last line where it fails."""
+    """Return git's output for this checkout; PodError with its last line if it fails."""
     done = records.git(*words)
     if done.returncode:
         raise PodError(f"git {words[0]}: {Result(None, done.returncode, done.stderr).message}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run as a manifest for those who rent by other means: a JobSet for GKE, or a batch file for Slurm.
+"""Prints a run as a manifest for other schedulers: a JobSet for GKE, or a batch file for Slurm.
 
-Each starts one process of train.py a host, gives it time to save, and starts it again where it ended with 75.
+Each starts one process of train.py on each host, gives it time to save, and restarts it after exit status 75.
 References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
 """
 
@@ -13,9 +13,9 @@ from pods.hosts import ENV_FILE
 from pods.settings import Settings
 from pods.transports import usage_error
 
-NOT_AGAIN = (2, 3)  # exit statuses that come again: configuration, loss not finite
+NOT_AGAIN = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 SAVED = 75
-SIGNAL_SECONDS = 120  # that Slurm gives before the end
+SIGNAL_SECONDS = 120  # between Slurm's signal and the end
 SECRET = "torus-secrets"
 JOBSET = """\
 apiVersion: jobset.x-k8s.io/v1alpha2
@@ -117,13 +117,13 @@ exit "$status"
 
 
 def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
-    """Print the manifest that --gke or --slurm asks for; `rest` are more arguments of train.py."""
+    """Print the manifest for --gke or --slurm; `rest` has more arguments of train.py."""
     if settings.gke == settings.slurm:
         raise usage_error("manifest takes one of --gke and --slurm")
     topology = recipes.preset(settings)
     if topology is None:
         raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
-    num_hosts = topology.hosts if settings.gke else 1  # under Slurm hosts share their folders
+    num_hosts = topology.hosts if settings.gke else 1  # Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
     return 0
@@ -132,8 +132,8 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
 def jobset(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:
     """Return the YAML of a JobSet: a job for each slice, a pod for each host; `kubectl apply -f -` takes it.
 
-    The image has the code and its .venv in /torus; HF_TOKEN and TORUS_RUN_SECRET come from the Kubernetes secret
-    torus-secrets, where there is one.
+    The image has the code and its .venv in /torus. HF_TOKEN and TORUS_RUN_SECRET come from the optional Kubernetes
+    secret torus-secrets.
     """
     if not topology.gke_name:
         known = ", ".join(name for name, chip in topologies.CHIPS.items() if "gke_name" in chip)
@@ -152,7 +152,7 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
 
 
 def _yaml(text: str) -> str:
-    """Return a double-quoted scalar of YAML, in printable ASCII."""
+    """Return a double-quoted YAML scalar in printable ASCII."""
 
     def escaped(character: str) -> str:
         plain = character.isascii() and character.isprintable() and character not in '"\\'
@@ -162,7 +162,7 @@ def _yaml(text: str) -> str:
 
 
 def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:
-    """Return a batch file for `sbatch`, from the folder of the code; train.py finds its group through Slurm."""
+    """Return a batch file to submit with `sbatch` from the code's folder; train.py finds its group through Slurm."""
     gpus = f"#SBATCH --gpus-per-node={topology.chips_per_host}\n" if topology.accelerator == "gpu" else ""
     command = shlex.join([".venv/bin/python", "train.py", *arguments])
     worker = f"exec {command} >> logs/train_worker_$SLURM_PROCID.out 2>&1"

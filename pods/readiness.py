@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is everything ready to train? Checked on every host, each item with its evidence; a table, and READINESS.md.
+"""Checks on every host whether everything is ready to train, and writes a table with evidence to READINESS.md.
 
-Three sources: the pod's own state, a shell command on each host, and scripts/check_host.py, which trains three steps
-of the real configuration on all hosts together and restores what they saved.
+The evidence has three sources: the pod's own state, a shell command on each host, and scripts/check_host.py. That
+script trains three steps of the real configuration on all hosts together and restores the checkpoint.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ REPORT = "READINESS.md"
 MARK = "CHECKED "  # begins the line of scripts/check_host.py
 UNREACHED = "the run on the hosts did not get there"
 LONGEST = 200  # characters of an item in the last line
-STEPS = [1, 2, 3, 4]  # three, and one after they were restored
-CONTINENTS = {"us": "us", "eu": "europe", "asia": "asia"}  # locations of buckets: how their regions begin
+STEPS = [1, 2, 3, 4]  # three steps, then one after the restore
+CONTINENTS = {"us": "us", "eu": "europe", "asia": "asia"}  # {multi-region of a bucket: prefix of its regions}
 
 
 class Item(NamedTuple):
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass
 class Found:
-    """What all checks are judged by. `checks` has what each host's script printed, None where it did not get there."""
+    """The evidence for all checks. `checks` has the answer of each host's script, None if it did not get that far."""
 
     settings: Settings
     pod: dict
@@ -54,23 +54,23 @@ class Found:
 
     @property
     def told(self) -> dict[int, dict]:
-        """What the workers found whose script got there, by their numbers."""
+        """The answers of the workers whose script gave one, by worker number."""
         return {number: check for number, check in enumerate(self.checks) if check}
 
     @property
     def first(self) -> dict:
-        """What process 0 found."""
+        """The answer of process 0."""
         return next((check for check in self.told.values() if check["process"] == 0), {})
 
     def differences(self, key: str) -> list[str]:
-        """Return a line for each worker that tells something else than the first."""
+        """Return a line for each worker whose value differs from the first worker's."""
         one, *_ = self.told
         values = {number: check[key] for number, check in self.told.items() if check[key] != self.told[one][key]}
         return [f"worker {n} has other {key} than worker {one}: {value}" for n, value in values.items()]
 
 
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Check everything, print the table, leave READINESS.md in the pod's folder; 1 where an item is not ready."""
+    """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready."""
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     keys = recipes.chosen_data_keys(settings) | switches.keys
     recipes.arguments(settings, keys)
@@ -80,7 +80,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
         if settings.transport != "local":
             deploy.check_devices_free(settings, transport)
     workdir = settings.run_folder(transport.num_workers)
-    scratch = f"{workdir.rstrip('/')}-readiness-{secrets.token_hex(3)}"  # of this call alone
+    scratch = f"{workdir.rstrip('/')}-readiness-{secrets.token_hex(3)}"  # only for this call
     words = [hosts.python(settings), "scripts/check_host.py", *recipes.arguments(settings, keys, (), scratch)]
     command = hosts.in_environment(settings, shlex.join(words))
     if settings.dry_run:
@@ -101,7 +101,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def judge(name: str, found: Found) -> Item:
-    """Return what an item of the table comes to."""
+    """Return one item of the table."""
     if name in OF_THE_RUN and not found.first:
         return Item(name, False, UNREACHED)
     wrong, evidence = ITEMS[name](found)
@@ -109,7 +109,7 @@ def judge(name: str, found: Found) -> Item:
 
 
 def hardware(found: Found) -> tuple[list[str], str]:
-    """The pod is there, healthy, and its hosts see as many chips as its type has."""
+    """Check that the pod exists and is healthy, and that its hosts see as many chips as its type has."""
     pod, topology = found.pod, recipes.preset(found.settings)
     state = ", ".join(filter(None, (pod.get("state"), pod.get("health"), pod.get("acceleratorType"))))
     counts = [check["local_devices"] for check in found.told.values()]
@@ -121,7 +121,7 @@ def hardware(found: Found) -> tuple[list[str], str]:
 
 
 def processes(found: Found) -> tuple[list[str], str]:
-    """Every host's process sees all the others."""
+    """Check that every host's process sees all other processes."""
     count, total = len(found.checks), sum(check["local_devices"] for check in found.told.values())
     wrong = [f"worker {n}: {found.outputs[n].message}" for n in range(count) if n not in found.told]
     wrong += [
@@ -133,14 +133,14 @@ def processes(found: Found) -> tuple[list[str], str]:
 
 
 def versions(found: Found) -> tuple[list[str], str]:
-    """The same libraries everywhere, as locked."""
+    """Check that all hosts have the same library versions, as in the lock file."""
     wrong = found.differences("versions")
     wrong += [f"worker {n}: {line}" for n, check in found.told.items() for line in check["not_as_locked"]]
     return wrong, ", ".join(f"{name} {version}" for name, version in found.first["versions"].items())
 
 
 def code(found: Found) -> tuple[list[str], str]:
-    """One commit on all hosts, that of this clone, and nothing changed, there or here."""
+    """Check that all hosts have the commit of this clone, and that no file is changed there or here."""
     commit, changed = records.code_state()
     wrong = [] if commit else ["git does not tell the commit of the code here"]
     wrong += [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
@@ -155,19 +155,19 @@ def code(found: Found) -> tuple[list[str], str]:
 
 
 def mesh(found: Found) -> tuple[list[str], str]:
-    """The mesh of the configuration stands."""
+    """Check that all hosts built the same mesh."""
     axes = " * ".join(f"{axis}={size}" for axis, size in found.first["mesh"].items())
     return found.differences("mesh"), axes or "one device"
 
 
 def corpus(found: Found) -> tuple[list[str], str]:
-    """Every host has prepared the same corpus."""
+    """Check that every host has prepared the same corpus."""
     first = found.first
     return found.differences("corpus"), f"{first['corpus_tokens']:,} tokens to train on, digest {first['corpus'][:12]}"
 
 
 def three_steps(found: Found) -> tuple[list[str], str]:
-    """Three steps of the real configuration with each enabled feature on, the loss finite."""
+    """Check that three steps of the real configuration, with every enabled feature, have a finite loss."""
     losses = [line["loss"] for line in found.first["trained"]]
     if len(losses) < 3 or None in losses:
         return [f"losses {losses}"], ""
@@ -176,14 +176,14 @@ def three_steps(found: Found) -> tuple[list[str], str]:
 
 
 def checkpoint(found: Found) -> tuple[list[str], str]:
-    """What the steps saved was read back, digests and all, and went on."""
+    """Check that the checkpoint was restored with valid digests and that training resumed from it."""
     steps, starts = [line["step"] for line in found.first["trained"]], found.first["starts"]
     wrong = [f"steps {steps}, starts {starts}"] if (steps, starts) != (STEPS, [0, 3]) else []
     return wrong, f"saved at step 3 beside {found.workdir}, restored, went on to step 4"
 
 
 def storage_place(found: Found) -> tuple[list[str], str]:
-    """The bucket exists, in the pod's region, and can be written; a folder in its place can be written."""
+    """Check that the bucket exists in the pod's region and is writable, or that the shared folder is writable."""
     if not found.workdir.startswith("gs://"):
         return [] if found.first else [UNREACHED], f"{found.workdir} written and read by every host"
     settings, bucket = found.settings, "gs://" + found.workdir.removeprefix("gs://").partition("/")[0]
@@ -201,7 +201,7 @@ def storage_place(found: Found) -> tuple[list[str], str]:
 
 
 def logging(found: Found) -> tuple[list[str], str]:
-    """metrics.jsonl has a whole line for each step, and every process keeps its log."""
+    """Check that metrics.jsonl has a complete line for each step, and that every process writes a log."""
     lines = found.first["trained"]
     wrong = [] if all(line["tokens_per_second"] for line in lines) else ["metrics.jsonl has lines without a speed"]
     wrong += [f"worker {n} keeps no log" for n, check in found.told.items() if not check["log"]]
@@ -209,16 +209,16 @@ def logging(found: Found) -> tuple[list[str], str]:
 
 
 def monitoring(found: Found) -> tuple[list[str], str]:
-    """Every worker can be asked how it is, and says so while it trains."""
+    """Check that every worker can be reached and wrote heartbeats while it trained."""
     wrong = [f"worker {n} wrote no heartbeat" for n, check in found.told.items() if not check["heartbeat"]]
     wrong += [worker.how() for worker in found.workers if not worker.reachable]
     return wrong, "heartbeats of all workers; `supervise` restarts what dies"
 
 
 def cost(found: Found) -> tuple[list[str], str]:
-    """What the run would cost by what a step took; no figure where it was simulated or has no price."""
+    """Return the cost of a run from the time of a step; no figure if it was simulated or the price is unknown."""
     settings, topology = found.settings, recipes.preset(found.settings)
-    price = watch.price_per_chip_hour(dataclasses.replace(settings, transport="gcloud"))  # of the pod that is imitated
+    price = watch.price_per_chip_hour(dataclasses.replace(settings, transport="gcloud"))  # of the simulated pod
     if not (topology and price):
         return [], f"the price of {settings.accel} is not known; --price=DOLLARS per chip-hour"
     chips = topology.chips
@@ -229,7 +229,7 @@ def cost(found: Found) -> tuple[list[str], str]:
     return [], f"{hour}; ${1000 * seconds / 3600 * chips * price:,.2f} for 1,000 steps of {seconds:.3f} s"
 
 
-OF_THE_RUN = {  # what only the run on the hosts shows
+OF_THE_RUN = {  # items that need the run on the hosts
     "versions": versions, "mesh": mesh, "data": corpus, "3-step run": three_steps, "checkpoint": checkpoint,
     "metrics and logs": logging, "monitoring and recovery": monitoring,
 }  # fmt: skip
@@ -244,7 +244,7 @@ ITEMS = {
 
 
 def markdown(settings: Settings, items: list[Item]) -> str:
-    """Return the table as a page."""
+    """Return the table as a Markdown page."""
     ready = "ready" if all(item.ready for item in items) else "NOT ready"
     run = f"{settings.accel}, {settings.transport}, {settings.recipe}; {time.strftime('%F %T %Z')}"
     lines = [f"# {settings.name} is {ready}", "", run, "", "| item | ready | evidence |", "|---|---|---|"]
@@ -254,7 +254,7 @@ def markdown(settings: Settings, items: list[Item]) -> str:
 
 
 def _three_steps(settings: Settings, transport: Transport, command: str, scratch: str) -> list[Result]:
-    """Have all hosts train; the scratch folder of that goes again."""
+    """Train on all hosts, then remove the scratch folder."""
     print(f"training three steps on {transport.num_workers} hosts", flush=True)
     try:
         return transport.run_each(command)
@@ -265,7 +265,7 @@ def _three_steps(settings: Settings, transport: Transport, command: str, scratch
 
 
 def _printed(output: Result) -> Checked | None:
-    """Return what a host's script found; None where it did not get there, or what it printed is no answer."""
+    """Return the answer that a host's script printed; None if it did not get that far or printed no valid answer."""
     line = re.search(f"^{MARK}(.*)$", output.output, re.MULTILINE)
     if not line or output.status:
         return None
@@ -274,7 +274,7 @@ def _printed(output: Result) -> Checked | None:
 
 
 def _why(items: list[Item]) -> str:
-    """Return what failed where, in a line; last the items that were not reached because of the others."""
+    """Return the failed items in one line; the items that were not reached because of them come last."""
     failed = [item for item in items if not item.ready]
     reached = [f"{item.name}: {item.evidence[:LONGEST]}" for item in failed if item.evidence != UNREACHED]
     unreached = [item.name for item in failed if item.evidence == UNREACHED]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From settings to the arguments of train.py: recipe, slice, folder of the run, and configuration keys."""
+"""Converts settings to the arguments of train.py: recipe, slice, folder of the run, and configuration keys."""
 
 import dataclasses
 import os
@@ -11,9 +11,9 @@ from pods import switches
 from pods.settings import Settings
 from pods.transports import Transport, usage_error
 
-MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this side, passed on to the hosts
+MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
-V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type that Google calls otherwise
+V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with another name at Google
 
 
 def resolved_switches(settings: Settings) -> switches.Resolved:
@@ -25,7 +25,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
 
 
 def of_pod(settings: Settings, transport: Transport) -> Settings:
-    """Return the settings with the accelerator type that the pod has; a usage error where another was typed."""
+    """Return the settings with the pod's accelerator type; a usage error if the user typed another."""
     pod = None if settings.dry_run or settings.type else transport.describe()
     actual = pod.get("acceleratorType") if pod else None
     if not actual or actual == settings.accel:
@@ -36,7 +36,7 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
 
 
 def preset(settings: Settings) -> topologies.Topology | None:
-    """Return what the pod is of configs/topologies.py, all its slices; None where there is none."""
+    """Return the topology of the pod, all its slices, from configs/topologies.py; None if there is none."""
     name = settings.accel.replace(V5E_AT_GOOGLE, V5E)
     if settings.type:
         wanted = f"{settings.type}:{settings.topology}"
@@ -47,15 +47,15 @@ def preset(settings: Settings) -> topologies.Topology | None:
 
 
 def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str] = (), workdir: str = "") -> list[str]:
-    """Return what train.py is given. Later ones win: `keys`, then what was set by variables, then as typed.
+    """Return the arguments of train.py. Later ones win: `keys`, then keys set by variables, then typed ones.
 
     Args:
       keys: dotted configuration keys of the subcommand.
       more: arguments of train.py, after all others.
-      workdir: folder of the run; "": not said.
+      workdir: folder of the run; "" gives no --workdir.
 
     Raises:
-      PodError: they do not come to a configuration that can run (status 2).
+      PodError: the resulting configuration cannot run (status 2).
     """
     keys, topology = dict(keys) | training_keys(settings), preset(settings)
     words = [f"--config={settings.recipe}"] + ([f"--workdir={workdir}"] if workdir else [])
@@ -68,7 +68,7 @@ def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str
 
 
 def training_keys(settings: Settings) -> dict[str, object]:
-    """Return the configuration keys that the earlier systems' variables set; what was not given is the recipe's."""
+    """Return the configuration keys that the earlier systems' variables set; the recipe decides all others."""
     keys = {
         "train.steps": settings.steps,
         "train.global_batch": settings.batch_size,
@@ -87,10 +87,10 @@ def training_keys(settings: Settings) -> dict[str, object]:
 
 
 def length_keys(recipe: str, length: int | None) -> dict[str, int]:
-    """Return the keys that set a sequence length; beyond the recipe's longest, that too. 0 or None: none.
+    """Return the keys for a sequence length, with model.max_length if it exceeds the recipe's; {} for 0 or None.
 
     Args:
-      recipe: as train.py is given it, --config=FILE.
+      recipe: the --config=FILE of train.py.
     """
     if not length:
         return {}
@@ -106,7 +106,7 @@ def data_keys(settings: Settings) -> dict[str, object]:
     first = f"{settings.dataset}:{settings.split}"
     subset = settings.config if not settings.config.endswith(".py") else ""
     if settings.given("dataset") and not settings.given("config"):
-        subset = ""  # the default is that of the default data set
+        subset = ""  # the default subset belongs to the default data set
     keys = {"data.source": "huggingface", "data.subset": subset, "data.field": settings.text_key}
     if not settings.dataset2:
         return keys | {"data.path": first}
@@ -119,7 +119,7 @@ def data_keys(settings: Settings) -> dict[str, object]:
 
 
 def chosen_data_keys(settings: Settings) -> dict[str, object]:
-    """Return those of `data_keys` where a data set was asked for; else the recipe's own data are read."""
+    """Return `data_keys` if the user chose a data set; otherwise {}, so that the recipe's own data are read."""
     return data_keys(settings) if settings.given("dataset") else {}
 
 
@@ -141,6 +141,6 @@ def check(settings: Settings, words: list[str]) -> None:
 
 
 def _in_workspace(recipe: str) -> str:
-    """Return where a recipe is that hosts find from the repository's root; the present folder may have another one."""
+    """Return a recipe's path in this repository, because the current folder may have another file of that name."""
     file = loading.ROOT / recipe
     return str(file) if file.is_file() else recipe

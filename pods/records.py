@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was created and launched, kept on this side, and the state of the code that it was launched from."""
+"""Records, on this machine, of the created pod and the launched program, and the state of the launched code."""
 
 import contextlib
 import dataclasses
@@ -16,17 +16,17 @@ from files.json_reader import JsonError, Object, Scalar, Schema, read_json
 from pods.settings import FIELDS, ROOT, Settings
 from pods.transports import PodError, usage_error
 
-NULL = {  # what stands for null in a launch
+NULL = {  # replacements for null in a launch
     "subcommand": "", "words": [], "environment": {}, "log": "", "workdir": None, "switches": None, "recipe": "",
     "accelerator": "", "commit": "", "changed": [], "time": 0.0,
 }  # fmt: skip
 KEYS = NULL.keys()
 CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
-CREATION += ["accel", "version", "workers"]  # with the above, all that a pod is made by
+CREATION += ["accel", "version", "workers"]  # all settings that a pod is created with
 
 
 class Switches(Object):
-    """What a launch keeps of the switches, see `Resolved.record`."""
+    """The switches in the record of a launch, see `Resolved.record`."""
 
     given: NotRequired[dict[str, bool]]
     on: list[str]
@@ -34,10 +34,10 @@ class Switches(Object):
 
 
 class Launch(Object):
-    """What was launched.
+    """The record of a launch.
 
-    Keys: the subcommand; words, the program and its arguments; environment, variables beside the hosts' own; log, the
-    prefix of its name; workdir, None where it is no run of train.py; switches, None where it has none; recipe;
+    Keys: the subcommand; words, the program and its arguments; environment, variables added to the hosts' own; log, the
+    prefix of its name; workdir, None if it is not a run of train.py; switches, None if it has none; recipe;
     accelerator; commit, and changed, the files that differed from it; time (Unix seconds).
     """
 
@@ -55,12 +55,12 @@ class Launch(Object):
 
 
 def launched(settings: Settings) -> bool:
-    """Whether anything was launched from here on the pod that is there."""
+    """Return whether this machine has launched anything on the existing pod."""
     return _launch_path(settings).exists()
 
 
 def read(settings: Settings) -> Launch:
-    """Return what was launched last; PodError where that is damaged, and (status 2) where nothing was."""
+    """Return the last launch; PodError if its record is damaged, or (status 2) if there is none."""
     if not launched(settings):
         raise usage_error(f"nothing was launched from here ({_launch_path(settings)} is missing); `launch` first")
     kept = read_kept(_launch_path(settings), Launch)
@@ -68,7 +68,7 @@ def read(settings: Settings) -> Launch:
 
 
 def read_kept(path: pathlib.Path, schema: type[Schema]) -> Schema:
-    """Return the content of a JSON file of ours; PodError, naming it, where it is damaged."""
+    """Return the content of a JSON record; a PodError names the file if it is damaged."""
     try:
         return read_json(path, schema)
     except JsonError as error:
@@ -78,22 +78,22 @@ def read_kept(path: pathlib.Path, schema: type[Schema]) -> Schema:
 
 
 def write(settings: Settings, record: dict) -> None:
-    """Keep what was launched."""
+    """Write the record of a launch."""
     write_json(_launch_path(settings), record)
 
 
 def keep_creation(settings: Settings) -> None:
-    """Keep the flags of a creation, by which the pod is made again where it is taken away."""
+    """Record the flags of a creation, so that a preempted pod can be created again."""
     write_json(_creation_path(settings), {name: getattr(settings, name) for name in CREATION})
 
 
 def creation_kept(settings: Settings) -> bool:
-    """Whether they are there."""
+    """Return whether the flags of the creation are recorded."""
     return _creation_path(settings).exists()
 
 
 def as_created(settings: Settings) -> Settings:
-    """Return the settings with the flags that the pod was created with, where they are kept; typed ones win."""
+    """Return the settings with the recorded flags of the pod's creation; typed flags win."""
     if not creation_kept(settings):
         return settings
     path = _creation_path(settings)
@@ -107,7 +107,7 @@ def as_created(settings: Settings) -> Settings:
 
 @contextlib.contextmanager
 def forgotten(settings: Settings) -> Iterator[None]:
-    """What is kept goes, before the pod does, so that `supervise` lets it go; it is back where that fails."""
+    """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails."""
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
     for file in texts:
@@ -121,10 +121,10 @@ def forgotten(settings: Settings) -> Iterator[None]:
 
 
 def code_state() -> tuple[str, list[str]]:
-    """Return the commit of the code here, and the files that differ from it; "" outside a git checkout.
+    """Return the commit of the local code, and the files that differ from it; "" outside a git checkout.
 
     Raises:
-      PodError: git knows the commit and cannot tell what differs from it.
+      PodError: git knows the commit, but `git status` fails.
     """
     commit, changed = git("rev-parse", "HEAD").stdout.strip(), git("status", "--porcelain")
     if commit and changed.returncode:
@@ -133,7 +133,7 @@ def code_state() -> tuple[str, list[str]]:
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
-    """Ask git of the code here."""
+    """Run git in the local checkout."""
     return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
 
 
@@ -146,7 +146,7 @@ def _creation_path(settings: Settings) -> pathlib.Path:
 
 
 def write_json(path: pathlib.Path, content: dict) -> None:
-    """Write a file that is whole or absent."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=1))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of what pod.py reads: every variable with its default and meaning, as a flag and in the environment.
+"""The one table of pod.py's settings: every flag and environment variable with its default and meaning.
 
-A flag wins over the environment, which wins over the default; a flag is a field's name below (--zone), the
-environment's variable the same in capitals (ZONE). The names are those of the earlier systems.
+A flag wins over the environment, which wins over the default. A flag has a field's name below (--zone); the
+environment variable is the same in capitals (ZONE). The names are those of the earlier systems.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ from configs.loading import ROOT
 from pods.transports import check_worker, usage_error
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # what Google lets a node be called
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # node names that Google accepts
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
-SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, as gcloud takes it
-LARGEST = {  # of numbers; a number that is not here goes up to LARGEST_NUMBER
+SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
+LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
     "retry_seconds": 3_600.0, "join_seconds": 1_000_000,
 }  # fmt: skip
-LARGEST_NUMBER = 1_000_000_000  # of seconds that is thirty years
-NOT_IN_ENVIRONMENT = {  # of one call, or with a name that other programs use
+LARGEST_NUMBER = 1_000_000_000  # as seconds, thirty years
+NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs use
     "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
     "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert",
 }  # fmt: skip
@@ -44,13 +44,13 @@ ANSWERED = {  # variables of the earlier systems that nothing here reads, and wh
 
 
 def variable(default, meaning: str, group: str):
-    """Return a field of the table; its type is its default's."""
+    """Return a field of the table; it has the type of its default."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, "group": group})
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Everything that was asked for. Empty strings and zeros of training mean: as the recipe has it."""
+    """All settings of a call. For training settings an empty string or zero means the recipe's value."""
 
     project: str = variable("", "Google Cloud project; needed for every call of gcloud", "pod")
     zone: str = variable("", "zone of the pod, as us-central2-b; needed for every call of gcloud", "pod")
@@ -143,35 +143,35 @@ class Settings:
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # flag, environment or default, by field
 
     def given(self, field: str) -> bool:
-        """Whether the user set it."""
+        """Return whether the user set a field."""
         return self.origins.get(field, "default") != "default"
 
     @property
     def recipe(self) -> str:
-        """Path of the recipe, from the repository's root."""
+        """The path of the recipe, relative to the repository's root."""
         size = with_experts(self.model_size) if self.num_experts else self.model_size
         return self.config if self.config.endswith(".py") else f"configs/{size}.py"
 
     @property
     def recipe_name(self) -> str:
-        """Its name."""
+        """The name of the recipe."""
         return pathlib.Path(self.recipe).stem
 
     @property
     def request(self) -> str:
-        """Id of the queued resource."""
+        """The id of the queued resource."""
         return self.queued_resource or self.name
 
     @property
     def pod_folder(self) -> pathlib.Path:
-        """Folder here of this pod."""
+        """The local folder of this pod."""
         return pathlib.Path(self.pod_root).expanduser() / self.name
 
     def run_folder(self, num_workers: int) -> str:
-        """Return the folder of the run as the hosts write it, the same for all of them.
+        """Return the folder of the run on the hosts, the same for all of them.
 
-        A relative one is in the bucket, or beside the code where there is one host. PodError (status 2) where
-        several hosts would each write their own.
+        A relative folder is in the bucket (`shared` of a local pod); a single host without a bucket has it in the
+        code's folder. PodError (status 2) if several hosts would each write their own.
         """
         wanted = self.workdir or self.ckpt_out
         if "://" in wanted or wanted.startswith("/"):
@@ -200,20 +200,20 @@ GROUPS = {
 
 
 def with_experts(size: str) -> str:
-    """Return the recipe of a size that has experts; it may be named itself."""
+    """Return the recipe with experts for a size, which may be that recipe's own name."""
     return f"{size.removesuffix('_moe')}_moe"
 
 
 def environment_name(field: str) -> str:
-    """Return the environment's variable of a field, or "" for flags alone."""
+    """Return the environment variable of a field, or "" if it is only a flag."""
     return "" if field in NOT_IN_ENVIRONMENT else field.upper()
 
 
 def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> tuple[Settings, list[str]]:
-    """Return the settings by flags, environment and defaults, and the arguments that are no flags.
+    """Return the settings from flags, environment and defaults, and the arguments that are not flags.
 
     Raises:
-      PodError: an unknown flag, or a value that cannot be, in one line with what would work (status 2).
+      PodError: a flag is unknown or a value is invalid (status 2); one line says what would work.
     """
     overrides, rest = _split_overrides(arguments)
     typed, positional = _parse_flags(rest)
@@ -226,10 +226,10 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
         elif environment.get(variable_name):
             given, origins[name] = environment[variable_name], "environment"
         elif variable_name == "VERSION" and variable_name in environment:
-            given, origins[name] = "", "environment"  # empty: `create` lists them
+            given, origins[name] = "", "environment"  # empty: `create` lists the versions
         values[name] = field.default if given is None else _convert(name, given, field.default, origins[name])
     home = os.path.expanduser("~/")
-    if values["repo_dir"].startswith(home):  # REPO_DIR=$HOME/torus: the shell here expanded what is meant there
+    if values["repo_dir"].startswith(home):  # the local shell expanded $HOME, but the host's is meant
         values["repo_dir"] = "~/" + values["repo_dir"].removeprefix(home)
     settings = Settings(**values, overrides=tuple(overrides), origins=origins)
     _check(settings)
@@ -237,7 +237,7 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
 
 
 def lines(settings: Settings) -> list[str]:
-    """Return the table with the values now and where each is from, by groups."""
+    """Return the table with current values and their origins, by groups."""
     text = []
     for group, title in GROUPS.items():
         text.append(f"{title}:")
@@ -251,7 +251,7 @@ def lines(settings: Settings) -> list[str]:
 
 
 def answers(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a line for each variable of the earlier systems that is set and not read."""
+    """Return a line for each variable of the earlier systems that is set but not read."""
     return [f"{name} is not read: {why}" for name, why in ANSWERED.items() if environment.get(name)]
 
 
@@ -270,7 +270,7 @@ def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _parse_flags(arguments: list[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Return each field's flag as typed, None where it was not, and the positional arguments."""
+    """Return each field's flag as typed, None if it was not typed, and the positional arguments."""
     values = flags.FlagValues()
     for name, field in FIELDS.items():
         define = flags.DEFINE_boolean if isinstance(field.default, bool) else flags.DEFINE_string
@@ -288,13 +288,13 @@ def _parse_flags(arguments: list[str]) -> tuple[dict[str, str | None], list[str]
 
 
 def _with_underscores(argument: str) -> str:
-    """Take gcloud's --dry-run for --dry_run."""
+    """Return a flag with underscores, so that gcloud's --dry-run means --dry_run."""
     name, equals, value = argument.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else argument
 
 
 def _convert(name: str, given, default, origin: str):
-    """Return a value as the type of its default."""
+    """Return a value converted to the type of its default."""
     label = f"--{name}" if origin == "flag" else name.upper()
     if isinstance(default, bool):
         return truth(label, given)
@@ -307,20 +307,20 @@ def _convert(name: str, given, default, origin: str):
         raise usage_error(f"{label}={shown(given)} is not {kind}") from None
     if value < 0:
         raise usage_error(f"{label}={shown(given)} is negative")
-    if not value <= (most := LARGEST.get(name, LARGEST_NUMBER)):  # nor is nan
+    if not value <= (most := LARGEST.get(name, LARGEST_NUMBER)):  # also refuses nan
         raise usage_error(f"{label}={shown(given)} must be at most {most:,}")
     return value
 
 
 def truth(label: str, given: str | bool) -> bool:
-    """Return a value as a truth value; a usage error, which calls it `label`, where it is none."""
+    """Return a value as a bool; a usage error that names it `label` if it is neither true nor false."""
     if str(given).strip().lower() not in TRUTH:
         raise usage_error(f"{label}={shown(given)} is neither true nor false")
     return TRUTH[str(given).strip().lower()]
 
 
 def _check(settings: Settings) -> None:
-    """Raise PodError for values that cannot be, before anything is called."""
+    """Raise PodError for invalid values, before anything is called."""
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
             raise usage_error(f"{name.upper()}={getattr(settings, name)} is not {' or '.join(filter(None, choices))}")
@@ -336,7 +336,7 @@ def _check(settings: Settings) -> None:
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
         raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
     if not (ROOT / settings.recipe).is_file():
-        names = [name for name in loading.recipe_names() if name != "base"]  # from which all begin
+        names = [name for name in loading.recipe_names() if name != "base"]  # the base of all recipes
         near = did_you_mean(similar(settings.recipe_name, names))
         raise usage_error(f"there is no recipe {settings.recipe}{near} (all: {', '.join(names)})")
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a run going: when a worker dies or hangs, or the pod is taken away, all is started again from what was saved.
+"""Keeps a run alive: if a worker dies or hangs, or the pod is preempted, the run resumes from its checkpoint.
 
-It ends with the run: 0 when every process finished, 2 or 3 when one ended so, which no restart mends, 75 when
-`pod.py stop` or `delete` ended it, and 1 when the restarts without progress between them are used up.
+It exits when the run ends: with 0 when every process finished, 2 or 3 when a process exited so (a restart would not
+help), 75 after `pod.py stop` or `delete`, and 1 when the allowed restarts without progress are used up.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from pods.gcloud import NODE_AND_LOST
 from pods.settings import Settings
 from pods.transports import PodError, Transport, connect
 
-FINAL = (2, 3)  # wrong configuration, loss not finite: it would end so again
+FINAL = (2, 3)  # wrong configuration, loss not finite: a restart would end the same way
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress
-PROGRESS_STEPS = 5  # beyond the furthest so far
+PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
 LOCAL_POLL_SECONDS = 1.0
-UNREACHABLE_LOOKS = 3  # in a row; fewer may be the network's
+UNREACHABLE_LOOKS = 3  # in a row; fewer may be a network failure
 ALERT_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a look comes to: the exit status to end with, or trouble that a restart may mend, or neither (all is well).
+    """The result of a check: an exit status to end with, trouble that a restart may fix, or neither (all is well).
 
-    `lost`: the pod itself is gone, and has to be created again.
+    `lost`: the pod itself is gone and has to be created again.
     """
 
     end: int | None = None
@@ -37,9 +37,9 @@ class Verdict:
 
 
 def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Watch what was launched last until it ends, and start it again where something ends it before.
+    """Watch the last launch until it ends, and restart it after an interruption.
 
-    A pod that was taken away is created again with the flags that it was created with (--queued, --spot, ...).
+    A preempted pod is created again with its original flags (--queued, --spot, ...).
     """
     if settings.dry_run:
         print("# dry run: would look at every worker, and stop and launch all again where one died")
@@ -58,7 +58,7 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 class Supervisor:
-    """One run being watched; counts restarts since the last progress."""
+    """Watches one run; counts restarts since the last progress."""
 
     def __init__(self, settings: Settings, transport: Transport, record: dict):
         self.settings, self.transport, self.record = settings, transport, record
@@ -69,7 +69,7 @@ class Supervisor:
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
 
     def run(self) -> int:
-        """Look, and act, until the run has ended; return the exit status."""
+        """Check and act until the run has ended; return the exit status."""
         print(
             f"supervising {self.settings.name}: {self.record['subcommand']}, run {self.record['workdir']}", flush=True
         )
@@ -89,7 +89,7 @@ class Supervisor:
             time.sleep(self.poll_seconds)
 
     def look(self) -> Verdict:
-        """Ask the pod and its workers."""
+        """Check the pod and its workers."""
         if not records.launched(self.settings):
             return Verdict(end=watch.STOPPED, trouble="the pod was given back by `delete`")
         try:
@@ -97,7 +97,7 @@ class Supervisor:
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
             workers = watch.look(self.settings, self.transport, self.record)
-        except PodError as error:  # gcloud itself fails, which says nothing of the run
+        except PodError as error:  # a failure of gcloud says nothing about the run
             print(f"could not look: {error}", file=sys.stderr, flush=True)
             self.blind += 1
             if self.blind == UNREACHABLE_LOOKS:
@@ -108,7 +108,7 @@ class Supervisor:
         return self.judge(workers)
 
     def judge(self, workers: list[watch.Worker]) -> Verdict:
-        """Return what the workers' states come to."""
+        """Return the verdict on the workers' states."""
         ended = [worker for worker in workers if worker.reachable and not worker.alive]
         final = [worker for worker in ended if worker.status in FINAL]
         if final:
@@ -129,7 +129,7 @@ class Supervisor:
         return Verdict(trouble=hanging[0]) if hanging else self._some_ended(ended)
 
     def recover(self, verdict: Verdict) -> bool:
-        """Start all again; False where the restarts are used up."""
+        """Restart the run; return False if the restarts are used up."""
         if self.restarts >= self.settings.max_restarts:
             self.alert(
                 f"{self.settings.name}: {verdict.trouble}; given up after {self.restarts} restarts without progress"
@@ -140,7 +140,7 @@ class Supervisor:
         count = f"restart {self.restarts} of {self.settings.max_restarts}"
         self.alert(f"{self.settings.name}: {verdict.trouble}; {count} from the newest good checkpoint")
         time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self.restarts - 1), LONGEST_PAUSE_SECONDS))
-        if not records.launched(self.settings):  # given back meanwhile; the next look ends with it
+        if not records.launched(self.settings):  # deleted meanwhile; the next check ends the loop
             return True
         try:
             if verdict.lost:
@@ -149,26 +149,26 @@ class Supervisor:
                 self.stop()
             record = self.record | {"time": time.time()}
             launch.start(self.settings, self.transport, record, unless_ended=True, anew=True)
-        except PodError as error:  # the next look sees that nothing runs, and counts it
+        except PodError as error:  # the next check sees that nothing runs, and counts it
             print(f"restart failed: {error}", file=sys.stderr, flush=True)
         self.mixed_since = None
         return True
 
     def create_again(self) -> None:
-        """Give back what is left of the pod, create it as before, wait for it and set it up."""
+        """Delete the rest of the pod, create it as before, wait for it and set it up."""
         for step in (self.transport.delete, self.transport.create, self.transport.wait):
             print(step(), flush=True)
         self.transport.put_code()
 
     def stop(self) -> None:
-        """End what still runs."""
+        """Stop all programs that still run."""
         try:
             self.transport.run(hosts.stop(self.settings, for_good=False))
         except PodError as error:
             print(f"stop: {error}", file=sys.stderr, flush=True)
 
     def alert(self, message: str) -> None:
-        """Say it, and run the command of --alert with it; that this fails is said too, and ends nothing."""
+        """Print a message and pass it to the command of --alert; if that fails, print so and continue."""
         print(f"ALERT: {message}", file=sys.stderr, flush=True)
         if not self.settings.alert:
             return
@@ -181,7 +181,7 @@ class Supervisor:
             print(f"--alert={self.settings.alert} failed: {status}", file=sys.stderr, flush=True)
 
     def _note_progress(self, workers: list[watch.Worker]) -> None:
-        """Forget earlier restarts where the run has got further than ever."""
+        """Reset the count of restarts if the run has got further than before."""
         step = max((worker.step or 0 for worker in workers), default=0)
         if step >= self.furthest + PROGRESS_STEPS:
             self.furthest, self.restarts = step, 0
@@ -192,7 +192,7 @@ class Supervisor:
         return Verdict(trouble="all workers were interrupted" if any(w.launched for w in workers) else "nothing runs")
 
     def _some_ended(self, ended: list[watch.Worker]) -> Verdict:
-        """Some end a little before the others; one that stays behind hangs."""
+        """Return the verdict when some workers have ended; they may end at slightly different times, else one hangs."""
         if not ended:
             self.mixed_since = None
             return Verdict()
@@ -204,7 +204,7 @@ class Supervisor:
 
 
 def _as_created(settings: Settings, record: dict) -> Settings:
-    """Return the settings that the pod was created with, and the type and number of workers that it has."""
+    """Return the settings of the pod's creation, with its actual type and number of workers."""
     settings = records.as_created(settings)
     pod = connect(settings).describe() or {}
     accel = pod.get("acceleratorType") or record["accelerator"]
@@ -212,5 +212,5 @@ def _as_created(settings: Settings, record: dict) -> Settings:
 
 
 def _blame(worker: watch.Worker) -> bool:
-    """Sort first who was killed: the others ended because of it."""
+    """Return a sort key that puts killed workers first: the others ended because of them."""
     return worker.status is not None and worker.status <= watch.KILLED

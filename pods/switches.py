@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ENABLE_* switches of the earlier systems: what each changes in the configuration, or that it cannot yet.
+"""The ENABLE_* switches of the earlier systems and the configuration keys that each sets.
 
-A switch whose mechanism Torus does not have is told in a line and is never counted as on.
+If Torus does not have the mechanism of a switch, a line says so and the switch never counts as on.
 """
 
 import pathlib
@@ -15,9 +15,9 @@ from pods.settings import FIELDS, truth
 from pods.transports import usage_error
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
-ALL = "ENABLE_OPTIMIZATIONS"  # off: none of the others is on, whatever it says
-SWITCHES = {  # keys that are set in the configuration where it is on; None: Torus has no such mechanism yet
-    # On a TPU its kernels are on by themselves; the mesh and the compiler's options come with --topology.
+ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off
+SWITCHES = {  # configuration keys that an enabled switch sets; None: Torus has no such mechanism yet
+    # TPU kernels need no switch; the mesh and the compiler's options come from --topology.
     "ENABLE_TPU_OPT": {"model.dtype": "bfloat16", "model.remat": "attention"},
     "ENABLE_NEUROPLASTICITY": None,
     "ENABLE_CAUSAL": None,
@@ -27,7 +27,7 @@ SWITCHES = {  # keys that are set in the configuration where it is on; None: Tor
 
 
 class File(Object, total=False):
-    """A file of switches: these at the top or under "switches", and sizes."""
+    """A file of switches, at the top level or under "switches", and sizes."""
 
     switches: dict[str, Scalar]
     model_size: Annotated[str, pydantic.Field(max_length=100)] | None
@@ -36,31 +36,31 @@ class File(Object, total=False):
 
 
 class Resolved(NamedTuple):
-    """What was asked for, of every switch and the one for all of them, and what came of it."""
+    """The requested value of every switch and of ALL, and the switches that take effect."""
 
     given: dict[str, bool]
 
     @property
     def on(self) -> list[str]:
-        """Switches that are wanted and change the configuration."""
+        """Enabled switches that change the configuration."""
         return [name for name, keys in SWITCHES.items() if self._wanted(name) and keys is not None]
 
     @property
     def not_yet(self) -> list[str]:
-        """Switches that are wanted and that Torus cannot turn on."""
+        """Enabled switches that Torus does not support."""
         return [name for name, keys in SWITCHES.items() if self._wanted(name) and keys is None]
 
     @property
     def keys(self) -> dict[str, object]:
-        """Dotted configuration keys that the switches set."""
+        """Dotted configuration keys that the enabled switches set."""
         return {key: value for name in self.on for key, value in SWITCHES[name].items()}
 
     def record(self) -> dict:
-        """Return what reports keep."""
+        """Return the entry for reports."""
         return {"given": self.given, "on": self.on, "not_yet": self.not_yet}
 
     def lines(self) -> list[str]:
-        """Return a line for each switch that is wanted in vain."""
+        """Return a line for each enabled switch that Torus does not support."""
         return [f"{name}=true: not in Torus yet; the run goes without it" for name in self.not_yet]
 
     def _wanted(self, name: str) -> bool:
@@ -68,13 +68,13 @@ class Resolved(NamedTuple):
 
 
 def resolve(*sources: Mapping) -> Resolved:
-    """Return the switches by these sources, of which later ones win; what is absent, None or empty has its default.
+    """Return the switches from these sources; later ones win, and an absent, None or empty value means the default.
 
     Args:
-      sources: {enable_causal or ENABLE_CAUSAL: its value}, at the top or under "switches".
+      sources: {enable_causal or ENABLE_CAUSAL: its value}, at the top level or under "switches".
 
     Raises:
-      PodError: a value that is neither true nor false (exit status 2).
+      PodError: a value is neither true nor false (exit status 2).
     """
     given = {name: FIELDS[name.lower()].default for name in (ALL, *SWITCHES)}
     for source in sources:
@@ -84,7 +84,7 @@ def resolve(*sources: Mapping) -> Resolved:
 
 
 def read_file(path: str) -> File:
-    """Return the content of a file of switches; PodError (exit status 2) where it is missing or none."""
+    """Return the content of a file of switches; PodError (exit status 2) if it is missing or invalid."""
     try:
         return read_json(pathlib.Path(path).expanduser(), File)
     except OSError as error:

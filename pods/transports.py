@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod can be asked: by gcloud (pods/gcloud.py), or of processes of this machine (pods/local.py).
+"""The interface to a pod, implemented with gcloud (pods/gcloud.py) and with local processes (pods/local.py).
 
-Both run the same shell commands (pods/hosts.py), so that what the tests run here is what ssh would run there.
+Both run the same shell commands (pods/hosts.py), so tests run locally what ssh would run on a host.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from configs.base import shown
 
 WORKERS = re.compile(
     r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*"
-)  # what --worker takes; gcloud knows no names of workers
+)  # values of --worker; gcloud has no names for workers
 GCLOUD_ERROR = re.compile(r"ERROR: (?:\(gcloud\.[\w.-]+\) |(?=gcloud crashed))")
 LONGEST = 400  # characters of a message
 
 
 class PodError(Exception):
-    """What ends a subcommand, in one line; `exit_status` is 2 where nothing was called, else 1."""
+    """The one-line error that ends a subcommand; `exit_status` is 2 for a usage error, where nothing was called."""
 
     def __init__(self, message: str, exit_status: int = 1):
         super().__init__(" ".join(message.split()))
@@ -27,15 +27,15 @@ class PodError(Exception):
 
 
 def usage_error(message: str) -> PodError:
-    """Return the error of a mistake in what was typed: status 2, and nothing was called."""
+    """Return the error for wrong arguments: exit status 2, nothing was called."""
     return PodError(message, exit_status=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a command did: `worker` None where several workers gave one answer; `output` is what it said.
+    """The result of a command: `worker` is None if several workers share one answer; `output` is its text.
 
-    Where it succeeded that may be stdout alone, since gcloud's own words are on stderr.
+    After success `output` may be only stdout, because gcloud writes its own messages to stderr.
     """
 
     worker: int | None
@@ -44,7 +44,7 @@ class Result:
 
     @property
     def message(self) -> str:
-        """What went wrong, in one line: gcloud's own error, else the last line said."""
+        """The error in one line: gcloud's own error, else the last line of output."""
         *_, text = GCLOUD_ERROR.split(self.output)
         if text == self.output:
             text = ["", *filter(str.strip, text.splitlines())][-1].removeprefix("error: ")
@@ -52,7 +52,7 @@ class Result:
 
 
 def expect_success(results: Iterable[Result], what: str) -> None:
-    """Raise PodError where some failed: which workers could not do what, and what the first of them said."""
+    """Raise PodError if some failed, with the failed workers, the action and the first message."""
     if failed := [result for result in results if result.status]:
         numbers = [str(result.worker) for result in failed if result.worker is not None]
         who = f"worker{'s' * (len(numbers) > 1)} {', '.join(numbers)} " if numbers else ""
@@ -60,46 +60,46 @@ def expect_success(results: Iterable[Result], what: str) -> None:
 
 
 class Transport(Protocol):
-    """A pod and the way to it. Every method raises PodError, in one line, for a pod that cannot be reached at all."""
+    """A connection to a pod. Every method raises a one-line PodError if the pod cannot be reached at all."""
 
     @property
     def num_workers(self) -> int:
-        """Hosts of the pod."""
+        """The number of hosts of the pod."""
 
     def describe(self) -> dict | None:
-        """Return {"state", "health", "acceleratorType", "workers", ...}, or None where there is no such pod."""
+        """Return {"state", "health", "acceleratorType", "workers", ...}, or None if there is no such pod."""
 
     def found(self) -> dict:
-        """Return the same; PodError where there is no such pod."""
+        """Return the same; PodError if there is no such pod."""
 
     def create(self) -> str:
-        """Make the pod, and return a line that says so, or that it was there."""
+        """Create the pod, and return a line that says so, or that it exists already."""
 
     def wait(self) -> str:
-        """Return, with a line that says so, when the pod can be used."""
+        """Wait until the pod can be used, and return a line that says so."""
 
     def delete(self) -> str:
-        """Give the pod back, and return a line that says so, or that there was none."""
+        """Delete the pod, and return a line that says so, or that there was none."""
 
     def put_code(self) -> None:
-        """Bring the present commit and its packages to every worker, again where they are there already."""
+        """Install the current commit and its packages on every worker, or update them."""
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """Run a shell command, from the host's home folder, on the workers named: "all", "0", "0-3" or "0,2".
 
-        With `show` its output is displayed as it comes. With `output_directory` each worker's output is left in
+        With `show` its output is displayed as it comes. With `output_directory` each worker's output is written to
         a file WORKER.log there.
         """
 
     def run_each(self, command: str) -> list[Result]:
-        """Run it by one call a worker, side by side, showing nothing, so that an unreachable one hides no other."""
+        """Run a command with one silent call for each worker, so that an unreachable worker does not hide others."""
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
-        """Copy between here and the workers, whose paths are written NAME:PATH; PodError where that fails."""
+        """Copy between this machine and the workers, whose paths are NAME:PATH; PodError if it fails."""
 
 
 def connect(settings) -> Transport:
-    """Return the transport that `settings` name; nothing is called yet."""
+    """Return the transport that `settings` name, without calling anything yet."""
     if settings.transport == "local":
         from pods.local import Local
 
@@ -110,7 +110,7 @@ def connect(settings) -> Transport:
 
 
 def selected(worker: str, num_workers: int) -> list[int]:
-    """Return the numbers that "all", "0", "0-3" or "0,2" stand for; PodError where the pod has no such worker."""
+    """Return the worker numbers for "all", "0", "0-3" or "0,2"; PodError if the pod has no such worker."""
     check_worker(worker)
     if worker == "all":
         return list(range(num_workers))
@@ -122,6 +122,6 @@ def selected(worker: str, num_workers: int) -> list[int]:
 
 
 def check_worker(worker: str) -> None:
-    """Raise PodError unless `worker` is what gcloud takes."""
+    """Raise PodError unless gcloud accepts `worker`."""
     if not WORKERS.fullmatch(worker):
         raise usage_error(f"--worker={shown(worker)} is not all, a number, a range 0-3 or a list 0,2")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a pod and its run are doing: every worker's process, step and memory; and what metrics.jsonl says.
+"""Reports the state of a pod and its run: every worker's process, step and memory, and the metrics of metrics.jsonl.
 
-`look` asks each worker by a call of its own, so that one that cannot be reached hides no other. Times are compared
-by the clock of the host that they are from.
+`look` makes one call for each worker, so an unreachable worker does not hide others. Times are compared on the clock of
+the host that wrote them.
 """
 
 import dataclasses
@@ -23,25 +23,25 @@ from training.bucket import copy_name
 from training.metrics import read_lines
 
 WATCH_SECONDS = 1.0
-IDLE = "nothing runs"  # and nothing has, since the last launch or stop
-RECENT_LINES = 20  # of which the seconds of a step are the median
-KILLED = 128  # a shell adds the number of the signal
-NOT_THERE = re.compile("No such file|matched no objects")  # of cat, and of gcloud
-STOPPED = 75  # by us, after it saved
+IDLE = "nothing runs"  # nothing is launched, or it was stopped
+RECENT_LINES = 20  # the seconds of a step are the median of these
+KILLED = 128  # a shell adds the number of the signal to this status
+NOT_THERE = re.compile("No such file|matched no objects")  # messages of cat and of gcloud
+STOPPED = 75  # the exit status of a program that was stopped and saved
 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """What a host says of itself; `reachable` is false where it says nothing.
+    """The state of a worker; `reachable` is false if its host does not answer.
 
     Attributes:
-      status: how the program ended; None while it runs, or where nothing is known.
-      launched: whether something was launched and not ended by us since.
+      status: exit status of the program; None while it runs, or if it is unknown.
+      launched: whether something was launched and has not been stopped by pod.py since.
       stopped: whether `pod.py stop` was called since the launch.
-      trains: whether what was launched is a run of train.py, which has a heartbeat when it has compiled its step.
-      heartbeat: what the process of train.py wrote last in this run: step, phase, host_memory_gib, device_memory_gib,
-        code; None before its first.
-      age: seconds since it was written.
+      trains: whether the launched program is a run of train.py, which writes heartbeats once its step is compiled.
+      heartbeat: the last heartbeat of train.py in this run: step, phase, host_memory_gib, device_memory_gib, code;
+        None before the first.
+      age: seconds since the heartbeat was written.
     """
 
     number: int
@@ -60,17 +60,17 @@ class Worker:
 
     @property
     def step(self) -> int | None:
-        """The last step that ended."""
+        """The last completed step."""
         return self.heartbeat["step"] if self.heartbeat else None
 
     @property
     def died(self) -> bool:
-        """Whether it ended, and not because it was done or had been asked to stop."""
+        """Whether the program ended without having finished or having been asked to stop."""
         ended = self.reachable and self.launched and not self.alive
         return ended and not self.stopped and self.status not in (0, STOPPED)
 
     def process(self) -> str:
-        """Return what the process does, in a word or two."""
+        """Return the state of the process in a word or two."""
         if not self.reachable:
             return "unreachable"
         if self.alive:
@@ -80,7 +80,7 @@ class Worker:
         return "died" if self.died else "finished" if self.status == 0 else "stopped"
 
     def how(self) -> str:
-        """Return what is wrong with it, in a line."""
+        """Return the worker's problem in one line."""
         if not self.reachable:
             return f"worker {self.number} is unreachable: {self.error}"
         if self.status is None:
@@ -90,7 +90,7 @@ class Worker:
 
 
 def look(settings: Settings, transport: Transport, record: dict | None) -> list[Worker]:
-    """Ask every worker; `record` is what was launched (records.read), for the heartbeats of its run."""
+    """Return the state of every worker; `record` is the launch (records.read) whose heartbeats are read."""
     workdir = record["workdir"] if record else None
     command = hosts.status_line(settings, heartbeat_path(workdir) if workdir else "")
     results = transport.run_each(command)
@@ -98,22 +98,22 @@ def look(settings: Settings, transport: Transport, record: dict | None) -> list[
 
 
 def heartbeat_path(workdir: str) -> str:
-    """Return where a worker finds what its process of train.py says of itself, with $W for its number."""
+    """Return the path of a worker's heartbeat file on its host, with $W for its number."""
     return f"{here(workdir)}/workers/$W.json"
 
 
 def here(workdir: str) -> str:
-    """Return the folder of a run, for the shell of a host: of one in a bucket, the host's copy of what is small."""
+    """Return a run's folder for the shell of a host; for a run in a bucket, the host's copy of its small files."""
     if "://" not in workdir:
         return hosts.path(workdir)
     return f"${{XDG_CACHE_HOME:-$HOME/.cache}}/torus/workdirs/{shlex.quote(copy_name(workdir))}"
 
 
 def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, launched: bool = False) -> list[str]:
-    """Return what is wrong, a line each: nothing where all workers run, or finished, or were stopped, alike.
+    """Return problems, one line each; [] if all workers run, or all finished, or all were stopped.
 
     Args:
-      launched: whether something was, of which every worker then knows.
+      launched: whether something was launched, which every worker has to know then.
     """
     found = []
     if pod is None:
@@ -138,13 +138,13 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, lau
 
 
 def builds(settings: Settings, worker: Worker) -> bool:
-    """Return whether a worker builds data again that was lost, and got on with that lately; the others wait for it."""
+    """Return whether a worker rebuilds lost data and made progress recently; the other workers wait for it."""
     heartbeat, limit = worker.heartbeat, settings.hang_seconds
     return worker.alive and worker.age is not None and heartbeat["phase"] == "building" and worker.age <= limit
 
 
 def hangs(settings: Settings, worker: Worker) -> str:
-    """Return a line where a worker trains and its last step is too long ago, else ""."""
+    """Return a line if a worker trains and its last step is too long ago, else ""."""
     if not (worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"):
         return ""
     if worker.age <= settings.hang_seconds:
@@ -153,7 +153,7 @@ def hangs(settings: Settings, worker: Worker) -> str:
 
 
 def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Print the pod's state and every worker's; 1 where something is wrong."""
+    """Print the state of the pod and of every worker; return 1 if there is a problem."""
 
     def picture() -> tuple[str, int]:
         record = records.read(settings) if records.launched(settings) else None
@@ -171,7 +171,7 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Print how far the run is, how fast, and what it has cost."""
+    """Print the progress, speed and cost of the run."""
     if settings.dry_run:
         workdir = records.read(settings)["workdir"] if records.launched(settings) else ""
         workdir = workdir or settings.run_folder(transport.num_workers)
@@ -200,11 +200,11 @@ def summarise(
 ) -> dict:
     """Return the figures of a run from the lines of its metrics.jsonl, in the order in which they were written.
 
-    Hours count from the start to the last line of each process of the run, of the newest from its launch; None stands
-    for what is not known.
+    Hours are the sum over the run's processes, each from its start (the newest from its launch) to its last line.
+    Unknown figures are None.
 
     Args:
-      price: dollars for a chip and hour.
+      price: dollars per chip-hour.
       launched: when the newest process was launched (Unix seconds).
     """
     newest = {line["step"]: line for line in lines if line["kind"] == "train"}
@@ -231,9 +231,9 @@ def summarise(
 
 
 def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
-    """Return how long the processes of the run lived, as far as metrics.jsonl tells: each from its start on.
+    """Return how long the processes of the run lived according to metrics.jsonl, each from its start.
 
-    The start is written after the compilation, which counts where it is known when the newest was launched.
+    The start is written after the compilation. The newest process's compilation counts if `launched` is known.
     """
     total, before, compiled = 0.0, None, 0.0
     for line in (line for line in lines if "time" in line):
@@ -247,19 +247,19 @@ def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
 
 
 def price_per_chip_hour(settings: Settings) -> float | None:
-    """Return --price, else that of the slice's preset; None where there is none, and for chips that are simulated."""
+    """Return --price, else the price of the slice's preset; None if there is none, and for simulated chips."""
     topology = None if settings.transport == "local" else recipes.preset(settings)
     return settings.price or (topology.price_per_chip_hour if topology else None)
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Return the rows as lines whose columns stand below each other."""
+    """Return the rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _worker(number: int, result, record: dict | None) -> Worker:
-    """Read one worker's answer; a heartbeat of an earlier run is none."""
+    """Return a worker from its answer; heartbeats of an earlier run are ignored."""
     found = [line for line in result.output.splitlines() if line.startswith("{") and line.endswith("}")]
     if result.status or not found:
         return Worker(number, reachable=False, error=result.message[:200])
@@ -335,7 +335,7 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
 
 
 def _read_command(settings: Settings, workdir: str, name: str) -> str:
-    """Return what prints a file of the run on a host; of a run in a bucket the copy, which is newer where it is."""
+    """Return a command that prints a file of the run on a host; for a run in a bucket the newer local copy wins."""
     command = f"cat {here(workdir)}/{name}"
     if "://" in workdir:
         command = f"{command} 2>/dev/null || gcloud storage cat {shlex.quote(f'{workdir}/{name}')}"
@@ -353,7 +353,7 @@ def _figure(name: str, value) -> str:
 
 
 def _show(settings: Settings, picture: Callable[[], tuple[str, int]]) -> int:
-    """Print a picture and return its exit status; with --watch again and again, in place on a terminal."""
+    """Print a picture and return its exit status; with --watch repeat it, in place on a terminal."""
     if settings.dry_run:  # the calls print themselves
         picture()
         return 0

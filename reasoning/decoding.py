@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-COLDEST = 1e-30  # over less, logits leave float32; long before that the likeliest token is certain
+COLDEST = 1e-30  # a smaller divisor overflows float32 logits; the likeliest token is certain long before
 
 
 def choose(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recursive model answers at each step of supervision, to look at: a page of its own, or text for a terminal.
+"""Shows a recursive model's answer at each supervision step, as an HTML page or as text for a terminal.
 
 Boards are tokens as data sets have them. Sudoku: 1 an empty cell, 2 and up the digits from 1. Maze: 1 to 5 for
 "# SGo". ARC: 1 the border, 2 to 11 the colours. 0 is padding, and a label of 0 or less is no label.
@@ -50,7 +50,7 @@ CSS += "".join(f".c{number} {{ fill: {colour}; }}\n" for number, colour in enume
 
 
 class Board(NamedTuple):
-    """A puzzle, and what was answered.
+    """A puzzle and its answers.
 
     Attributes:
         kind: sudoku, maze or arc.
@@ -58,10 +58,10 @@ class Board(NamedTuple):
         given: tokens of the puzzle.
         steps: tokens predicted after each step.
         halts: probability of halting after each step.
-        truth: labels, or None where nobody knows them.
-        name: what the page calls it.
+        truth: labels, or None if they are unknown.
+        name: its name on the page.
         wrong: without labels, which cells are known to be wrong after each step, bool.
-        verdict: what the last answer is worth, in words.
+        verdict: on the last answer, in words.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Board(NamedTuple):
 
 
 def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:
-    """Return a board as lines of text; of an ARC canvas they end with the last colour, and a space is no colour."""
+    """Return a board as lines of text; lines of an ARC canvas end with the last colour, and a space is no colour."""
     rows = np.asarray(cells).reshape(size)
     if kind != "arc":
         return puzzle_file.board_text(kind, rows)
@@ -98,7 +98,7 @@ def page(boards: Sequence[Board], title: str) -> str:
 
 
 def _section(board: Board) -> str:
-    """Return the puzzle, its steps and the truth, one beside the other."""
+    """Return the HTML of the puzzle, its steps and the truth, in one row."""
     given = np.asarray(board.given).reshape(board.size)
     truth = None if board.truth is None else np.asarray(board.truth).reshape(board.size)
     nowhere = np.zeros(board.size, bool)
@@ -175,7 +175,7 @@ def _arc(cells, given, changed, wrong) -> str:
         drawn += _filled(f"c{colour}", cells == colour + 2)
     drawn += _lines("thin", *cells.shape, 1, 1)
     for kind, frame in (("white", "M{x} {y}m2 2h16v16h-16z"), ("black", "M{x} {y}m3.5 3.5h13v13h-13z")):
-        drawn += _strokes(kind, changed, frame)  # both, to be seen on any colour
+        drawn += _strokes(kind, changed, frame)  # two strokes, visible on any colour
     return drawn + _strokes("halo", wrong, SLASH) + _strokes("wrong", wrong, SLASH)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A puzzle as text: a file that somebody typed, with a Sudoku or a maze, and what a terminal shows of one."""
+"""Reads a Sudoku or a maze from a typed text file, and formats boards for a terminal."""
 
 import collections
 import pathlib
@@ -19,7 +19,7 @@ RULES = (
 
 
 class Puzzle(NamedTuple):
-    """A puzzle as models take it.
+    """A puzzle as input of a model.
 
     Attributes:
         kind: sudoku or maze.
@@ -45,7 +45,7 @@ def read(path: pathlib.Path) -> Puzzle:
     All lines of a maze are equally long, the spaces at their ends included; it has one S and one G.
 
     Raises:
-      ConfigError: there is none, or it breaks a rule; names file and line.
+      ConfigError: there is no puzzle, or it breaks a rule; names file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -73,7 +73,7 @@ def board_text(kind: str, board: np.ndarray) -> str:
 
 
 def digit(token: int, side: int) -> str:
-    """Return what a cell of a Sudoku shows."""
+    """Return the character of a Sudoku cell."""
     return "." if token == 1 else str(token - 1) if 2 <= token <= side + 1 else "?"
 
 
@@ -121,14 +121,14 @@ def _sudoku(path: pathlib.Path, lines: list[str]) -> Puzzle:
 
 
 def _odd_line(cells: list[Cell]) -> int:
-    """Return the first line that has another number of cells than most have, or else the last."""
+    """Return the first line whose number of cells differs from most lines', or else the last line."""
     counts = collections.Counter(cell.line for cell in cells)
     usual = collections.Counter(counts.values()).most_common(1)
     return next((line for line, count in counts.items() if count != usual[0][0]), max(counts, default=1))
 
 
 def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
-    """Raise ConfigError for a digit that the size does not have, or one twice in a row, column or box."""
+    """Raise ConfigError for a digit too large for the size, or a digit twice in a row, column or box."""
     height, width = BOXES[side]
     met = {}
     for place, cell in enumerate(cells):

@@ -11,18 +11,18 @@ from reasoning import decoding
 
 
 def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, **sampling) -> list[str]:
-    """Return each prompt with what the model writes after it; `sampling` as in reasoning/decoding.py.
+    """Return each prompt with its continuation; `sampling` as in reasoning/decoding.py.
 
-    The prompt reads as the tokenizer gives it back: one that normalises may change its spaces and accents.
+    The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
-    A prompt seldom ends where a token of a longer text would: "def " is "def" and " ", but in a text " f" may be one
-    token. So the prompt's last token is drawn anew, from those that begin with it.
+    The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
+    one token. So the prompt's last token is resampled among the tokens that begin with it.
 
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`.
     """
     encoded, allowed = zip(*(tokenizer.encode_open(prompt) for prompt in prompts), strict=True)
-    rows = [[tokenizer.end_of_document, *prompt] for prompt in encoded]  # as documents are in training
+    rows = [[tokenizer.end_of_document, *prompt] for prompt in encoded]  # as in training documents
     outputs = _continued(
         run, params, tokenizer, rows, max_tokens=max_tokens, ends=[tokenizer.end_of_document],
         first_BV=np.stack(allowed), **sampling,
@@ -41,7 +41,7 @@ def check_answers(config, tokenizer, address) -> None:
 
 
 def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: int, **sampling) -> list[str]:
-    """Return what the model answers to each of a user's messages, in the format of the conversations it was trained on.
+    """Return the model's answer to each user message, in the format of its training conversations.
 
     Raises:
       ConfigError: a message and its answer are longer than `model.max_length`, or the chat template refuses a message.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recursive model makes of one puzzle, step by step of its supervision, and whether that solves it."""
+"""Solves one puzzle with a recursive model, one supervision step at a time, and checks the answer."""
 
 import functools
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from objectives.recursive import IGNORED
 from reasoning.puzzle_file import BOXES, Puzzle, board_text
 from reasoning.voting import sigmoid
 
-BLANK = 0  # row of the puzzle table of puzzles that have no embedding of their own
+BLANK = 0  # row of the puzzle table for puzzles without their own embedding
 EMPTY = 1  # token of a Sudoku
-TOLD_CELLS = 12  # of those that a step changed
+TOLD_CELLS = 12  # changed cells of a step that are listed
 
 
 class Answer(NamedTuple):
-    """What the model says after a step of supervision.
+    """The model's answer after a supervision step.
 
     Attributes:
         cells: int32 [cells], the likeliest tokens.
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 def check_fits(puzzle: Puzzle, config) -> None:
-    """Raise ConfigError for a puzzle that is none of those that a model was trained on.
+    """Raise ConfigError for a puzzle of a kind or size that a model was not trained on.
 
     Args:
       config: of the run, whose model is a recursive one.
@@ -59,7 +59,7 @@ def check_fits(puzzle: Puzzle, config) -> None:
 
 
 def solve(run: assembly.Run, params: dict, tokens: np.ndarray, num_steps: int) -> list[Answer]:
-    """Return what the model answers after each of `num_steps` steps of supervision; none ends earlier.
+    """Return the model's answer after each of `num_steps` supervision steps, without early halting.
 
     Args:
       run: of a recursive model; its mesh is in context.
@@ -87,7 +87,7 @@ def _step(params, graph, objective, carry, batch):
 
 
 def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
-    """Return lines for a terminal: the puzzle, what each step made of it, the last answer, and what that is worth."""
+    """Return lines for a terminal: the puzzle, the changes of each step, the last answer and its verdict."""
     size = puzzle.tokens.shape
     lines, before = ["puzzle", board_text(puzzle.kind, puzzle.tokens)], puzzle.tokens.ravel()
     for number, answer in enumerate(answers, 1):
@@ -100,20 +100,20 @@ def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
 
 
 def verdict(puzzle: Puzzle, answer: np.ndarray) -> str:
-    """Say what an answer, tokens of the puzzle's shape, is worth."""
+    """Return the verdict on an answer, tokens of the puzzle's shape."""
     wrong = problem(puzzle, answer)
     return f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
 
 
 def problem(puzzle: Puzzle, answer: np.ndarray) -> str:
-    """Return why an answer, tokens of the puzzle's shape, does not solve the puzzle; "" where it does."""
+    """Return why an answer, tokens of the puzzle's shape, does not solve the puzzle; "" if it does."""
     return {"sudoku": _problem_of_sudoku, "maze": _problem_of_maze}[puzzle.kind](puzzle.tokens, answer)
 
 
 def mistakes(puzzle: Puzzle, answer: np.ndarray) -> np.ndarray:
     """Return which cells of an answer are wrong whatever the solution is, bool of the puzzle's shape.
 
-    These are givens that it changes, and of a Sudoku digits that occur twice in a row, a column or a box.
+    These are changed givens and, in a Sudoku, digits that occur twice in a row, a column or a box.
     """
     given = puzzle.tokens
     if puzzle.kind == "maze":
@@ -128,7 +128,7 @@ def mistakes(puzzle: Puzzle, answer: np.ndarray) -> np.ndarray:
 
 
 def _changes(places: np.ndarray, width: int) -> str:
-    """Say which cells a step changed, as (row, column) from 1."""
+    """Return a text with the cells that a step changed, as (row, column) from 1."""
     if not len(places):
         return "nothing changed"
     told = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:TOLD_CELLS].tolist())
@@ -160,7 +160,7 @@ def _problem_of_maze(given: np.ndarray, answer: np.ndarray) -> str:
 
 
 def _distance(board: np.ndarray, allowed: np.ndarray) -> int | None:
-    """Return the steps of the shortest way from S to G over cells that are allowed, None where there is none."""
+    """Return the length of the shortest path from S to G over allowed cells; None if there is none."""
     (start,), (goal,) = (map(tuple, np.argwhere(board == token).tolist()) for token in (maze.START, maze.GOAL))
     free = {*map(tuple, np.argwhere(allowed).tolist()), goal}
     reached, steps = {start}, 0

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the answers to the augmented versions of an ARC task become one: each prediction is a vote.
+"""Combines the answers to the augmented versions of an ARC task by voting: each prediction is a vote.
 
-A version's prediction is brought back to the original task, and the grids that were predicted for a test input are
-ranked by votes, then by how sure the model was that it had finished (arXiv:2510.04871, section 5).
+The prediction for a version is transformed back to the original task. The grids predicted for a test input are ranked
+by votes, then by the model's mean probability of halting (arXiv:2510.04871, section 5).
 
-Votes are counted, and their probabilities summed as fractions, without rounding. So tables of several processes, or of
-several checkpoints, merge to the same table in whatever order they come.
+Probabilities of votes are summed as fractions, without rounding. So tables of several processes, or of several
+checkpoints, merge to the same table in any order.
 """
 
 import gzip
@@ -27,10 +27,10 @@ from input_pipeline.puzzles import arc
 from input_pipeline.puzzles.dataset import BLANK
 
 PASSES = (1, 2, 5, 10, 100, 1000)
-ATTEMPTS = 2  # that a submission has for each test input
-NO_ANSWER = [[0, 0], [0, 0]]  # what a submission says where there is nothing, as Kaggle's own sample does
-FORMAT = 1  # of files
-LARGEST = 1 << 30  # bytes of a file, unpacked; a vote has some 2,000
+ATTEMPTS = 2  # of a submission for each test input
+NO_ANSWER = [[0, 0], [0, 0]]  # a submission without a prediction, as in Kaggle's own sample
+FORMAT = 1  # version of files
+LARGEST = 1 << 30  # bytes of a file after decompression; a vote has about 2,000
 LAST_COLOUR = 9
 
 
@@ -49,9 +49,9 @@ class Candidate(NamedTuple):
     """A grid that was predicted for a test input.
 
     Attributes:
-        grid: uint8 [height, width], colours 0 to 9; 0 x 0 where a prediction had no grid.
+        grid: uint8 [height, width], colours 0 to 9; 0 x 0 if a prediction had no grid.
         count: how many versions predicted it.
-        probability: mean probability of halting of those.
+        probability: their mean probability of halting.
     """
 
     grid: np.ndarray
@@ -60,7 +60,7 @@ class Candidate(NamedTuple):
 
 
 class Votes:
-    """Who voted for what: {(task, test input): {prediction: (count, sum of probabilities)}}.
+    """The table of votes: {(task, test input): {prediction: (count, sum of probabilities)}}.
 
     A grid in it is bytes: height, width, cells. Two tables are equal if they have the same votes.
     """
@@ -77,7 +77,7 @@ class Votes:
         return sum(count for pair in self.table.values() for count, _ in pair.values())
 
     def add(self, task: str, given: np.ndarray, predicted: np.ndarray, probability: float) -> None:
-        """Add a vote: grids as they are in the task itself, and the probability of halting."""
+        """Add a vote: grids of the original task, and the probability of halting."""
         self._add((task, _packed(given)), _packed(predicted), 1, Fraction(float(probability)))
 
     def add_batch(
@@ -86,9 +86,9 @@ class Votes:
         """Add a vote for each row that is not blank.
 
         Args:
-          names: of the versions, "task|||t3|||0123456789"; a row of `BLANK` counts for nothing.
+          names: of the versions, "task|||t3|||0123456789"; rows named `BLANK` are skipped.
           inputs_BT, predictions_BT: [B, 900] tokens.
-          halt_logits_B: after the last step; one that is no number counts as a probability of 0.
+          halt_logits_B: after the last step; nan counts as a probability of 0.
         """
         probabilities = sigmoid(halt_logits_B).tolist()
         for name, given, predicted, sure in zip(names, inputs_BT, predictions_BT, probabilities, strict=True):
@@ -98,7 +98,7 @@ class Votes:
                 self.add(task, given, predicted, sure)
 
     def merge(self, others: Iterable["Votes"]) -> "Votes":
-        """Return a new table with the votes of this one and of the others, in whatever order they come."""
+        """Return a new table with the votes of this table and the others; their order does not matter."""
         merged = Votes()
         for votes in (self, *others):
             for pair, predictions in votes.table.items():
@@ -107,13 +107,13 @@ class Votes:
         return merged
 
     def ranked(self, task: str, given: np.ndarray) -> list[Candidate]:
-        """Return what was predicted for a test input, best first; what ties is in an order of its own."""
+        """Return the predictions for a test input, best first; ties are sorted by the packed grid."""
         predictions = self.table.get((task, _packed(given)), {}).items()
         order = sorted((-count, -total / count, predicted) for predicted, (count, total) in predictions)
         return [Candidate(_unpacked(predicted), -count, float(-mean)) for count, mean, predicted in order]
 
     def to_bytes(self) -> bytes:
-        """Return the table to keep or to send; equal tables are equal bytes."""
+        """Return the serialised table; equal tables give equal bytes."""
         table = [
             [task, given.hex(), [[p.hex(), count, str(total)] for p, (count, total) in sorted(predictions.items())]]
             for (task, given), predictions in sorted(self.table.items())
@@ -122,14 +122,14 @@ class Votes:
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "votes") -> "Votes":
-        """Return the table that `to_bytes` gave.
+        """Return the table from the bytes of `to_bytes`.
 
         Raises:
-          DataError: it is not one; says so of `name`.
+          DataError: the bytes are not a valid table; the message names `name`.
         """
         votes = cls()
         try:
-            with gzip.open(io.BytesIO(content)) as file:  # a little of which could unpack to more than there is memory
+            with gzip.open(io.BytesIO(content)) as file:  # a small file could decompress to more than the memory
                 text = file.read(LARGEST + 1)
             kept = parse_json(text, File, "its content", max_bytes=LARGEST)
             for task, given, predictions in kept["votes"]:
@@ -142,13 +142,13 @@ class Votes:
         return votes
 
     def save(self, path: pathlib.Path) -> None:
-        """Write the table to a file that is whole or absent."""
+        """Write the table to a file atomically."""
         with writing(path) as file:
             file.write(self.to_bytes())
 
     @classmethod
     def load(cls, path: pathlib.Path) -> "Votes":
-        """Return the table of a file; raises DataError where it is not one or cannot be read."""
+        """Return the table of a file; DataError if it is invalid or cannot be read."""
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -164,13 +164,13 @@ class Votes:
 def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, float]:
     """Return {"pass@K": mean over tasks of the share of a task's test inputs with the truth among the first K}.
 
-    Inputs whose truth is not known are left out, and tasks that have no other; {} where all are such.
+    Inputs with unknown truth are skipped, and so are tasks with only such inputs; {} if no task remains.
 
     Args:
-      tasks: {name: {"test": [{"input": rows, "output": rows}]}}, what test_puzzles.json holds.
+      tasks: {name: {"test": [{"input": rows, "output": rows}]}}, the content of test_puzzles.json.
 
     Raises:
-      DataError: there is no task, or one without a test input.
+      DataError: there is no task, or a task has no test input.
     """
     shares = {f"pass@{k}": [] for k in ks}
     for task, pairs in _tests(tasks):
@@ -181,17 +181,17 @@ def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, f
 
 
 def num_known(tasks: dict) -> int:
-    """Return of how many tasks `passes` tells: those with a test input whose truth is known."""
+    """Return the number of tasks that `passes` counts: those with a test input whose truth is known."""
     return sum(any(truth.size for _, truth in pairs) for _, pairs in _tests(tasks))
 
 
 def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[str, float]:
-    """Return `passes` of these votes alone, and as "pooled/pass@K" together with those of earlier checkpoints.
+    """Return `passes` of these votes alone, and as "pooled/pass@K" together with the votes of earlier checkpoints.
 
-    The published scores are pooled ones: an ensemble of the checkpoints that one process evaluated.
+    Published scores are pooled: an ensemble of the checkpoints that one process evaluated.
 
     Args:
-      earlier: a table for each other checkpoint; without any, nothing is pooled and nothing said of it.
+      earlier: a table for each other checkpoint; if empty, there are no pooled scores.
     """
     pooled = passes(votes.merge(earlier), tasks) if earlier else {}
     return passes(votes, tasks) | {f"pooled/{name}": value for name, value in pooled.items()}
@@ -200,8 +200,8 @@ def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[st
 def submission(votes: Votes, tasks: dict) -> dict[str, list[dict]]:
     """Return Kaggle's form: {task: [{"attempt_1": rows, "attempt_2": rows} for each test input]}.
 
-    The two best grids of an input, the first one again where there is only one; `NO_ANSWER` for a grid of 0 x 0 or
-    where nobody voted.
+    The attempts are the two best grids of an input; a single grid is repeated. `NO_ANSWER` replaces a grid of 0 x 0
+    and an input without votes.
     """
     form = {}
     for task, pairs in _tests(tasks):
@@ -214,14 +214,14 @@ def submission(votes: Votes, tasks: dict) -> dict[str, list[dict]]:
 
 
 def sigmoid(logits) -> np.ndarray:
-    """Return 1 / (1 + exp(-x)) in float64, without overflow; 0 for what is no number."""
+    """Return 1 / (1 + exp(-x)) in float64, without overflow; 0 for nan."""
     x = np.asarray(logits, np.float64)
     small = np.exp(-np.abs(x))
     return np.nan_to_num(np.where(x >= 0, 1.0, small) / (1.0 + small))
 
 
 def _tests(tasks: dict) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray]]]]:
-    """Yield each task and its test pairs (input, truth) as grids; truth is 0 x 0 where it is unknown."""
+    """Yield each task and its test pairs (input, truth) as grids; an unknown truth is 0 x 0."""
     if not tasks:
         raise DataError("test_puzzles.json: no task to score; build the data set with its test split")
     for task, puzzle in tasks.items():
@@ -235,7 +235,7 @@ def _grid(rows: list[list[int]]) -> np.ndarray:
 
 
 def _place(candidates: list[Candidate], truth: np.ndarray) -> float:
-    """Return the place of the truth, from 0; infinity where nobody predicted it."""
+    """Return the rank of the truth, from 0; infinity if no version predicted it."""
     return next((place for place, candidate in enumerate(candidates) if np.array_equal(candidate.grid, truth)), np.inf)
 
 
@@ -244,7 +244,7 @@ def _packed(grid: np.ndarray) -> bytes:
 
 
 def _grid_bytes(text: str) -> bytes:
-    """Return a grid as it is packed, of the hexadecimal form; ValueError where it is none."""
+    """Return a packed grid from its hexadecimal form; ValueError if it is invalid."""
     packed = bytes.fromhex(text)
     if len(packed) != 2 + packed[0] * packed[1] or max(packed[2:], default=0) > LAST_COLOUR:
         raise ValueError(f"{text[:20]}... is no grid")

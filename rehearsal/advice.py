@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to change: what would make a step fit, or faster; each change is compiled before it is promised.
+"""Finds configuration changes that make a step fit or faster, and compiles each before it is promised.
 
-Changes are tried in the order of what they are expected to give, for a limited time; what could not be compiled in
-it is told apart. A change is a dictionary: `keys`, `what` or `why`, `total_gib`, which is `gives_gib` less, `fits`,
-`gain` in tokens a second, `step_seconds`; until it is `verified`, its memory is predicted and its time unknown.
+Changes are compiled in the order of their expected gain, for a limited time; those not compiled by then are marked.
+A change is a dictionary: `keys`, `what` or `why`, `total_gib` (its memory), `gives_gib` (the memory that it saves),
+`fits`, `gain` (relative, in tokens a second), `step_seconds` and `verified`. Until a change is verified, its memory is
+predicted and its time is unknown.
 """
 
 import dataclasses
@@ -21,17 +22,17 @@ from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
 from rehearsal.sections import options
 
-REMAT = CHOICES["model.remat"]  # from what keeps most for the backward pass to what keeps least
-WORTH = 0.003  # of the time of a step: a smaller gain is within what the estimate does not know
+REMAT = CHOICES["model.remat"]  # from the policy that saves most for the backward pass to the one that saves least
+WORTH = 0.003  # of the time of a step; a smaller gain is within the error of the estimate
 SHORTEST_SEQUENCE = 512
 
 
 def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dict:
-    """Return {"remedies": what would make it fit, "advice": what would make it faster}, kept beside the compilation.
+    """Return {"remedies": changes that make it fit, "advice": changes that make it faster}, cached as a file.
 
     Args:
       figures: the report on `compiled`.
-      seconds: for compiling changes; 0: none is compiled.
+      seconds: the time limit for compiling changes; with 0 none is compiled.
     """
     key = hashlib.sha256(f"{capacity_gib(compiled.topology)} {seconds}".encode()).hexdigest()[:12]
     path = compiled.folder / f"advice-{key}-{code_digest('advice', 'sizing')}.json"
@@ -46,7 +47,7 @@ def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dic
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A compiled step, its figures, and until when, by time.monotonic(), its changes are compiled."""
+    """A compiled step, its figures, and the time (time.monotonic()) until which its changes are compiled."""
 
     compiled: Compiled
     figures: dict
@@ -54,7 +55,7 @@ class Study:
     until: float
 
     def remedies(self) -> list[dict]:
-        """Return for each kind of change the smallest that fits, in the order of `_levers`."""
+        """Return the smallest change of each kind that fits, in the order of `_levers`."""
         found = []
         for what, changes in _levers(self.compiled).items():
             rows = self._predicted([{"keys": keys, "what": what} for keys in changes])
@@ -67,7 +68,7 @@ class Study:
         return found
 
     def faster(self) -> list[dict]:
-        """Return changes with what they give: first those compiled, the best first, then those that were not."""
+        """Return changes with their gains: first the compiled ones, the best first, then those not compiled."""
         ideas = sorted(_ideas(self.compiled.config, self.figures), key=lambda idea: -idea[1])
         rows = [{"keys": keys, "expected": saved, "why": why} for keys, saved, why in ideas if saved > WORTH]
         tried = self._compile([row for row in self._predicted(rows) if row["fits"]])
@@ -79,7 +80,7 @@ class Study:
         return changed(self.compiled.config, keys, self.compiled.topology.chips)
 
     def _predicted(self, rows: list[dict]) -> list[dict]:
-        """Return the consistent ones of some changes and their memory, by how far the arithmetic is off here."""
+        """Return the valid changes with their predicted memory, scaled by the prediction's error on this step."""
         now, found = self.compiled.total_bytes / GIB, []
         off = now / sizing.predict(self.compiled.config).total
         for row in rows:
@@ -91,7 +92,7 @@ class Study:
         return found
 
     def _compile(self, rows: list[dict]) -> list[dict]:
-        """Compile changes while there is time, and note what each gives; return those not refused by the compiler."""
+        """Compile changes while there is time and note their gains; return those that the compiler did not refuse."""
         if not rows or time.monotonic() >= self.until:
             return rows
         pairs, refused = [(self._changed(row["keys"]), self.compiled.topology) for row in rows], []
@@ -137,7 +138,7 @@ def _is_worth(row: dict) -> bool:
 
 
 def _best_together(rows: list[dict]) -> list[dict]:
-    """Return the two best changes that are of different keys as one; none where there are no two."""
+    """Return the two best changes without a common key as one change; [] if there are no two."""
     ranked = sorted(filter(_is_worth, rows), key=lambda row: -row["gain"])
     for first, second in itertools.combinations(ranked, 2):
         if not first["keys"].keys() & second["keys"].keys():
@@ -148,7 +149,7 @@ def _best_together(rows: list[dict]) -> list[dict]:
 
 
 def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
-    """Yield (keys, part of the step that they might save, why)."""
+    """Yield (keys, fraction of the step that they might save, why)."""
     step = figures["step_seconds"]
     exposed = figures["exposed_communication_seconds"] / step
     recomputed = figures["seconds_by_pass"]["recomputed"] / step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an estimate of time rests on: the one table of what a chip does in a second, with sources."""
+"""The one table of chip rates on which estimates of time are based, with sources."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ KERNEL_EFFICIENCY = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """Rates of one chip: FLOP/s, bytes/s, and the clock in Hz by which the compiler's cycles are read (TPU only)."""
+    """Rates of one chip: FLOP/s, bytes/s, and the clock in Hz that converts the compiler's cycles (TPU only)."""
 
     peak_flops: float
     memory_bandwidth: float
@@ -22,11 +22,11 @@ class Assumptions:
 
 
 def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptions:
-    """Return what is assumed of a preset of configs/topologies.py.
+    """Return the assumptions for a preset of configs/topologies.py.
 
     Args:
-      measured_peak_flops: of this machine, where the topology is a CPU; its chips share it, and nothing is known of
-        its memory's speed.
+      measured_peak_flops: of this machine, if the topology is a CPU; its chips share it, and the speed of its memory
+        is unknown.
     """
     if topology.accelerator == "cpu":
         return Assumptions(measured_peak_flops / topology.chips, math.inf, math.inf, math.inf, None)

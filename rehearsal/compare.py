@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One configuration on several slices: which is the cheapest per token, and how well the rate of a chip holds."""
+"""Compares one configuration on several slices: the cost per token, and how throughput per chip scales."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ DATA, FSDP = (1, 2, 4, 8), (1, 2, 4)
 
 
 def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
-    """Return a table of topologies, the cheapest per token first; one that the configuration cannot run on says why.
+    """Return a table of topologies, the cheapest per token first; a topology that cannot run it has the reason.
 
     Args:
       load: name of a topology -> the Loaded configuration for it.
@@ -43,7 +43,7 @@ def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
 
 
 def scaling(loaded, topology: presets.Topology, display) -> dict:
-    """Return a table of meshes data x fsdp on as many chips of the topology's kind, with the same batch a chip."""
+    """Return a table of data x fsdp meshes on slices of the topology's kind, with a constant batch per chip."""
     rows_per_chip = max(1, loaded.config.train.global_batch // topology.chips)
     meshes = [(data, fsdp) for fsdp in FSDP for data in DATA if _part_of(topology, data * fsdp)]
     pairs = []
@@ -69,7 +69,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
 
 
 def _part_of(topology: presets.Topology, chips: int) -> presets.Topology | None:
-    """Return the smallest slice of the same kind with so many chips, or a part of it; None where all are smaller."""
+    """Return the smallest slice of the same kind with `chips` chips, or a part of it; None if all are smaller."""
     same = [presets.get(name) for name, (chip, *_) in presets.SLICES.items() if chip == topology.chip]
     slice_ = min((t for t in same if t.chips >= chips), key=lambda t: t.chips, default=None)
     return slice_ and dataclasses.replace(slice_, chips=chips)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that compiles: `main`, its arguments a folder to write into, what to compile as JSON, and who asks.
+"""The process that compiles. Arguments of `main`: the folder to write into, the request as JSON, the parent process.
 
 It assembles the run on the devices of a topology description, and compiles it as train.py does.
 """
@@ -32,7 +32,7 @@ from training import offload, throughput
 
 
 def main() -> None:
-    """Compile what the command line asks for; then write facts and program into the folder that it names, at once."""
+    """Compile the request of the command line, then write facts and program atomically into the named folder."""
     folder, request, parent = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
     _end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
@@ -44,7 +44,7 @@ def main() -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder.parent, ignore_cleanup_errors=True) as name:
         unfinished = pathlib.Path(name)
-        unfinished.chmod(0o755)  # others may read what they share a cache with
+        unfinished.chmod(0o755)  # other users may share the cache
         (unfinished / PROGRAM).write_bytes(program)
         sealed.write(unfinished / FACTS, facts | {"program_sha256": digest(unfinished / PROGRAM)})
         if not is_whole(folder):
@@ -54,8 +54,8 @@ def main() -> None:
 
 
 def compile_step(config, topology) -> tuple[dict, str]:
-    """Compile; return the facts, or {"error": ...}, and the program as text, "" where there is none."""
-    if topology.accelerator == "gpu":  # the CPU stands in, and computes as the GPU would
+    """Compile a step; return the facts, or {"error": ...}, and the program as text, "" if there is none."""
+    if topology.accelerator == "gpu":  # the CPU replaces the GPU and computes as it would
         automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
         config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
         config.train.gradient_accumulation = config.train.gradient_accumulation or 1
@@ -92,7 +92,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
 
 
 def devices(topology) -> list:
-    """Return what to compile for: the chips of a description of the topology, or what stands in for them."""
+    """Return the devices to compile for: the chips of a topology description, or CPU devices in their place."""
     if topology.accelerator != "tpu":
         return jax.devices()
     # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
@@ -111,15 +111,15 @@ def _state_bytes(run) -> dict[str, int]:
 
 
 def _bytes(tree, *, on_host: bool = False) -> int:
-    """Return the bytes of one device that lie in its memory, or in its host's."""
+    """Return the bytes of one device's arrays in its own memory, or in its host's memory."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if (leaf.sharding.memory_kind == offload.HOST) is on_host]
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def needed_bytes(message: str) -> float:
-    """Return the bytes that a program refused for its memory needs, by what the compiler says.
+    """Return the bytes that a program needs, from the compiler's message that it does not fit.
 
-    What it calls HLO temporaries has the arguments in it: with 6.1 GiB of moments on the host it is 5.6 GiB less.
+    The message counts arguments as HLO temporaries: with 6.1 GiB of moments on the host they are 5.6 GiB less.
     """
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
     if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
@@ -133,7 +133,7 @@ def needed_bytes(message: str) -> float:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process when the one that started it is gone, however that ended, or end it now."""
+    """Let the kernel end this process when its parent has ended for any reason; if it has already, end now."""
     end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)

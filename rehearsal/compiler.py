@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles train.py's own step for a topology on a machine without it, in processes of their own, cached by content.
+"""Compiles train.py's own step for a topology that this machine lacks, in separate processes, cached by content.
 
-A folder of the cache holds what a compilation gave: `facts.json`, and `program.txt.gz`, the scheduled program. It
-appears whole or not at all. The process is rehearsal/compilation.py, which imports jax; this file does not.
+A folder of the cache holds the result of a compilation: `facts.json`, and `program.txt.gz`, the scheduled program. It
+is written atomically. The process is rehearsal/compilation.py, which imports jax; this file does not.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 NOT_COMPILED = (  # keys that the step does not read
     "data.", "checkpoint.", "evaluation.", "logging.", "train.log_every", "train.eval_every", "train.save_every",
 )  # fmt: skip
-ON_CPU = {  # what a process sets that compiles for a TPU beside others, on a machine without one
+ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
 GIB = 2**30
@@ -47,14 +47,14 @@ COMPILING = "from rehearsal import compilation; compilation.main()"
 
 
 class CompileError(RuntimeError):
-    """The compiler refused the step for another reason than memory; one line, the compiler's first meaningful one."""
+    """The compiler refused the step for a reason other than memory; the message is its first meaningful line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What one compilation gave; sizes in bytes of one device.
+    """The result of one compilation; sizes in bytes of one device.
 
-    facts: `out_of_memory` (the bytes that the program needs where the compiler refused it, else None), `memory`
+    facts: `out_of_memory` (the bytes that the program needs if the compiler refused it, else None), `memory`
     (arguments, temporaries, outputs, aliased; peak, which counts `host`, arguments in the host's memory), `state`
     (parameters, average, optimizer, carry, batch), `on_host` (of the optimizer's, in the host's memory), `mesh`,
     `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
@@ -72,10 +72,10 @@ class Compiled:
 
     @property
     def total_bytes(self) -> float:
-        """Arguments, temporaries, and outputs that are no argument's place.
+        """Arguments, temporaries, and outputs that do not alias an argument.
 
-        Where arrays wait on the host, the highest point less these: what their copies add to the temporaries comes to
-        sums above the limit at which the compiler refuses a program, of programs that it accepts.
+        With arrays on the host it is the peak without these arrays. Their copies add to the temporaries, so that the
+        sum would exceed the compiler's limit for programs that it accepts.
         """
         if self.facts["out_of_memory"]:
             return self.facts["out_of_memory"]
@@ -86,20 +86,20 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether it compiled, and needs no more than the chip has."""
+        """Whether it compiled and needs no more memory than the chip has."""
         capacity = capacity_gib(self.topology)
         return not self.facts["out_of_memory"] and (capacity is None or self.total_bytes <= capacity * GIB)
 
 
 def capacity_gib(topology: topologies.Topology) -> float | None:
-    """Return GiB of memory of one device; of a CPU its share of this machine's."""
+    """Return the memory of one device in GiB; a CPU device has its share of this machine's memory."""
     if topology.accelerator == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / topology.chips
     return topology.hbm_gib
 
 
 def check_compiler(topology: topologies.Topology) -> None:
-    """Raise ConfigError where the compiler of a topology is not installed."""
+    """Raise ConfigError if the compiler of a topology is not installed."""
     if topology.accelerator == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             f"--topology={topology.name} wants the TPU compiler, Python package libtpu, which is not installed here; "
@@ -112,8 +112,8 @@ class Compiler:
 
     Args:
       cache: the folder of all compilations.
-      processes: at once.
-      program: Python that each process runs first, to replace a part of the code and see what it costs.
+      processes: how many compile at once.
+      program: Python code that each process runs first, to replace a part of the code and see its cost.
     """
 
     def __init__(self, cache: pathlib.Path, processes: int = 1, program: str = ""):
@@ -121,7 +121,7 @@ class Compiler:
         self.spent: list[float] = []  # seconds of each compilation done here
 
     def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
-        """Return where the compilation of a configuration is kept: named by all that it depends on."""
+        """Return the cache folder of a compilation; its name is a digest of everything the compilation depends on."""
         content = json.dumps([_request(config, topology), self.program, _code_digest(), versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -134,7 +134,7 @@ class Compiler:
 
         Raises:
           ConfigError: the mesh does not divide a dimension.
-          CompileError: the compiler refuses it for another reason than memory.
+          CompileError: the compiler refuses it for a reason other than memory.
         """
         [(_, result)] = self.compile_all([(config, topology)], waiting=waiting)
         if isinstance(result, Exception):
@@ -147,8 +147,8 @@ class Compiler:
         """Yield (index, Compiled or the error) of (configuration, topology) pairs as they are done.
 
         Args:
-          waiting: called some times a second with the seconds since the first process began.
-          until: time.monotonic() after which what is not done is given up.
+          waiting: called several times a second with the seconds since the first process began.
+          until: the time.monotonic() at which unfinished compilations are given up.
         """
         folders = [self.folder(*one) for one in wanted]
         cached = [index for index, folder in enumerate(folders) if is_whole(folder)]
@@ -173,7 +173,7 @@ class Compiler:
 
 
 def is_whole(folder: pathlib.Path) -> bool:
-    """Whether a compilation is there, facts and program as they were written."""
+    """Return whether a compilation is cached with undamaged facts and program."""
     facts = sealed.read(folder / FACTS)
     try:
         return facts is not None and digest(folder / PROGRAM) == facts["program_sha256"]
@@ -196,7 +196,7 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
 
 
 class _Process:
-    """A compilation under way; it writes nothing before it is done."""
+    """A running compilation; it writes nothing before it is done."""
 
     def __init__(self, config, topology, folder: pathlib.Path, program: str):
         self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
@@ -226,14 +226,14 @@ class _Process:
 
 
 def _request(config, topology: topologies.Topology) -> dict:
-    """Return all that a compilation depends on but code and libraries."""
+    """Return everything that a compilation depends on, except code and libraries."""
     keys = {key: value for key, value in flat(config).items() if not key.startswith(NOT_COMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
 
 
 def _teacher(config) -> str:
-    """Return what says the shapes of a teacher: a run's configuration, or a recipe's text; a reference has our own."""
+    """Return the file that determines a teacher's shapes, a run's configuration or a recipe; "" if there is none."""
     path = pathlib.Path(config.distillation.teacher).expanduser()
     file = path if path.suffix == ".py" else path / "config.json"
     return file.read_text() if config.distillation.teacher and file.is_file() else ""
@@ -244,7 +244,7 @@ def _environment(topology: topologies.Topology) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     return kept | {
         **ON_CPU,
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # ours has the program's text too
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # this cache keeps the program's text too
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
 
@@ -266,7 +266,7 @@ def versions() -> dict[str, str]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says what is wrong: that of the exception, not the way to it."""
+    """Return the first line that describes the error: the exception's line, not the traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
     return (said or lines[-1:] or ["it said nothing"])[-1][:400]

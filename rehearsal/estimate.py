@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a compiled step to what `rehearse.py --json` says of it, but for cost and advice.
+"""Computes the figures of `rehearse.py --json` from a compiled step, without cost and advice.
 
-Every figure is of one chip and one step unless its name says otherwise. The result is kept beside the compilation.
+Every figure is for one chip and one step unless its name says otherwise. The result is cached with the compilation.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from rehearsal import assumptions, hlo, memory, schedule, sealed
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 
 HEAVIEST = 20
-SHORTEST_BAR = 0.0005  # of an iteration: what is shorter is left out of a timeline
+SHORTEST_BAR = 0.0005  # of an iteration; timelines omit shorter events
 ESTIMATING = ("assumptions", "estimate", "hlo", "memory", "roofline", "schedule")
 ROOM = pathlib.Path(__file__).resolve().parent
 CORE = ("matmul", "attention kernel", "kernel", "element-wise")
@@ -24,10 +24,11 @@ PASSES = ("forward", "backward", "recomputed", "update")
 
 
 def estimate(compiled: Compiled) -> dict:
-    """Return the figures of a compiled step; those of time are None where it does not compile for want of memory.
+    """Return the figures of a compiled step; those of time are None if the compiler ran out of device memory.
 
     Raises:
-      ValueError: the schedule has a loop, a collective or a kernel that cannot be read, which it names, or no cycles.
+      ValueError: a loop, a collective or a kernel of the schedule cannot be read (the message names it), or the
+        schedule has no cycles.
     """
     facts = hashlib.sha256(repr(dataclasses.replace(compiled.topology, price_per_chip_hour=None)).encode()).hexdigest()
     path = compiled.folder / f"estimate-{facts[:8]}-{code_digest()}.json"
@@ -35,7 +36,7 @@ def estimate(compiled: Compiled) -> dict:
 
 
 def kept(path: pathlib.Path, make: Callable[[], dict]) -> dict:
-    """Return what a file of the cache holds; where there is none, or a damaged one, make it."""
+    """Return the content of a cache file; if it is missing or damaged, make it first."""
     found = sealed.read(path)
     if found is None:
         sealed.write(path, make())
@@ -44,7 +45,7 @@ def kept(path: pathlib.Path, make: Callable[[], dict]) -> dict:
 
 
 def code_digest(*files: str) -> str:
-    """Return what changes when the code of an estimate does, or of other files of this room."""
+    """Return a digest of the code of an estimate and of the given files of this folder."""
     code = b"".join((ROOM / f"{name}.py").read_bytes() for name in (*ESTIMATING, *files))
     return hashlib.sha256(code).hexdigest()[:16]
 
@@ -95,7 +96,7 @@ def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage
 
 
 def _thinned(samples: list[tuple[float, dict]], count: int = 400) -> list[dict]:
-    """Return at most about `count` samples, each the highest of its neighbours."""
+    """Return about `count` samples at most, each the highest among its neighbours."""
     size = max(1, len(samples) // count)
     highest = [max(samples[n : n + size], key=lambda s: sum(s[1].values())) for n in range(0, len(samples), size)]
     return [{"seconds": at} | {kind: size / GIB for kind, size in by.items()} for at, by in highest]
@@ -132,7 +133,7 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
 
 
 def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[str]:
-    """Return what a reader would not expect."""
+    """Return notes on results that would surprise a reader."""
     found = []
     is_tpu, attends = compiled.topology.accelerator == "tpu", compiled.config.model.name == "decoder_lm"
     if is_tpu and attends and not seconds_by_category["attention kernel"]:
@@ -159,7 +160,7 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
 
 
 def _pass(cost: schedule.Cost) -> str:
-    """Return which of PASSES it is a part of, by what jax calls it."""
+    """Return the one of PASSES that an instruction belongs to, judged by its name in jax."""
     name = cost.instruction.op_name
     if "rematted_computation" in name:
         return "recomputed"
@@ -169,7 +170,7 @@ def _pass(cost: schedule.Cost) -> str:
 
 
 def _longest_hops(mesh: dict[str, int], coordinates: list[list[int]]) -> dict[str, int]:
-    """Return for each mesh axis the most chips between neighbours on its ring; {} where chips have no place."""
+    """Return the most hops between ring neighbours for each mesh axis; {} if chips have no coordinates."""
     if not coordinates[0]:
         return {}
     places = np.array(coordinates).reshape(*mesh.values(), -1)
@@ -178,7 +179,7 @@ def _longest_hops(mesh: dict[str, int], coordinates: list[list[int]]) -> dict[st
 
 
 def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
-    """Return the sums of the figures of what is the same, given pairs (what it is, its figures), the longest first."""
+    """Add up the figures of equal labels, given pairs (labels, figures); return the longest first."""
     sums: dict[tuple, dict] = {}
     for what, figures in rows:
         row = sums.setdefault(tuple(what.values()), what | dict.fromkeys(figures, 0))
@@ -188,7 +189,7 @@ def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
 
 
 def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
-    """Return collectives by kind, mesh axes, line and whether they run beside the core, the longest first."""
+    """Return collectives by kind, mesh axes, source line and whether they are asynchronous, the longest first."""
     return _summed(
         ({"kind": c.kind, "axes": c.axes, "asynchronous": c.beside, "source": module.source(c.instruction)},
          {"count": round(c.count), "gib": c.bytes / GIB, "seconds": c.seconds, "exposed_seconds": c.waited_seconds})
@@ -197,7 +198,7 @@ def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
 
 
 def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[dict]:
-    """Return the heaviest operations on the core, those of one source line and name together."""
+    """Return the heaviest operations on the core; operations of one source line and name are added up."""
     heaviest = _summed(
         ({"name": schedule.label(c.instruction), "source": module.source(c.instruction), "category": c.category,
           "pass": _pass(c)},
@@ -215,7 +216,7 @@ def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[
 
 
 def _timelines(replayed: schedule.Replayed) -> list[dict]:
-    """Return one iteration of each loop that takes a tenth of the step, the longest first."""
+    """Return one iteration of each loop that takes at least a tenth of the step, the longest first."""
     found = []
     for name, (seconds, events) in sorted(replayed.timelines.items(), key=lambda item: -item[1][0]):
         end = max((e.start + e.seconds for e in events), default=0.0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the scheduled HLO text that `compiled.as_text()` prints: computations, instructions in order, shapes, sources.
 
-What is not read here is not guessed at: a loop without a trip count or a collective without groups is a ValueError
-that names the instruction.
+The reader does not guess: a loop without a trip count or a collective without groups is a ValueError that names the
+instruction.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRODUCTS = {ROOT / "layers" / name for name in ("products.py", "adapters.py")}  # they make them: who asked says more
+PRODUCTS = {ROOT / "layers" / name for name in ("products.py", "adapters.py")}  # frames to skip: their caller says more
 ITEM_BYTES = {
     "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
     "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0,
@@ -25,7 +25,7 @@ HOST = 5  # a memory space: S(5) in the text
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([\d,]*)((?::[^}]*)?)\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
-_CLOSING = re.compile(r"\}(, execution_thread=.*)?")  # of a computation, on a core of another kind
+_CLOSING = re.compile(r"\}(, execution_thread=.*)?")  # ends a computation; one for another kind of core names a thread
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(
     r"(calls|body|condition|to_apply|called_computations|branch_computations|true_computation|false_computation)="
@@ -35,7 +35,7 @@ _CALLED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One array: `dims`, the bytes that it has, and that it takes with the padding of its tiles.
+    """One array: `dims`, its bytes, and its bytes with the padding of its tiles.
 
     `space` 0 is the device's main memory, HOST its host's; others are on-chip memories or semaphores.
     """
@@ -49,7 +49,7 @@ class Shape:
 
 @dataclasses.dataclass(eq=False)
 class Instruction:
-    """One instruction, as printed, equal to no other; `rest` has all attributes, `computation` is where it stands."""
+    """One instruction as printed, compared by identity; `rest` has all attributes, `computation` contains it."""
 
     name: str
     opcode: str
@@ -60,7 +60,7 @@ class Instruction:
     root: bool
 
     def attribute(self, pattern: str) -> str:
-        """Return the first group of a pattern in the attributes, '' where it is not there."""
+        """Return the first group of a pattern in the attributes, '' if it does not match."""
         found = re.search(pattern, self.rest)
         return found.group(1) if found else ""
 
@@ -71,18 +71,18 @@ class Instruction:
 
     @functools.cached_property
     def op_name(self) -> str:
-        """What jax was doing: jit(train_step)/jvp()/while/body/.../dot_general."""
+        """The operation's name in jax: jit(train_step)/jvp()/while/body/.../dot_general."""
         return self.attribute(r'op_name="((?:[^"\\]|\\.)*)"').replace("\\'", "'")
 
     @functools.cached_property
     def cycles(self) -> int | None:
-        """The compiler's own estimate; None where it has none."""
+        """The compiler's own estimate; None if it gives none."""
         found = self.attribute(r'"estimated_cycles":"(\d+)"')
         return int(found) if found else None
 
     @property
     def bytes(self) -> float:
-        """Bytes of what it returns."""
+        """Bytes of its result."""
         return sum(shape.bytes for shape in self.shapes)
 
 
@@ -102,16 +102,16 @@ class Module:
         return [self.instructions[instruction.computation][name] for name in instruction.operands]
 
     def inside(self, instruction: Instruction) -> list[Instruction]:
-        """Return all instructions of what a fusion calls, of fusions within it too."""
+        """Return all instructions of a fusion, including those of nested fusions."""
         found = [i for name in instruction.called.get("calls", []) for i in self.computations[name]]
         return found + [deeper for i in found for deeper in self.inside(i)]
 
     def root(self, computation: str) -> Instruction:
-        """Return the instruction whose result is that of the computation."""
+        """Return the instruction whose result is the computation's result."""
         return next(i for i in reversed(self.computations[computation]) if i.root)
 
     def source(self, instruction: Instruction) -> str:
-        """Return the line of ours, file:line, that the instruction comes from; '' where none is told."""
+        """Return the line in this workspace, file:line, that the instruction comes from; '' if unknown."""
         frame = instruction.attribute(r"stack_frame_id=(\d+)")
         return self.sources.get(int(frame), "") if frame else ""
 
@@ -145,7 +145,7 @@ def parse(text: str) -> Module:
 
 
 def _whole_lines(text: str) -> list[str]:
-    """Return lines without comments, an instruction with a line break in its attributes as one."""
+    """Return lines without comments; an instruction with a line break in its attributes becomes one line."""
     lines: list[str] = []
     for line in re.sub(r"/\*index=\d+\*/", "", text).split("\n"):
         if lines and lines[-1].startswith("  ") and not (line.startswith("  ") or _CLOSING.fullmatch(line)):
@@ -181,7 +181,7 @@ def _shape(dtype: str, dims: str, order: str, tiling: str) -> Shape:
     padded = list(sizes)
     tile = re.search(r"T\(([\d,]+)\)", tiling)
     if tile and sizes:
-        minor = [int(d) for d in order.split(",")]  # dimensions from the fastest on
+        minor = [int(d) for d in order.split(",")]  # dimensions, the fastest first
         for dim, size in zip(minor, reversed(tile.group(1).split(",")), strict=False):
             padded[dim] = math.ceil(padded[dim] / int(size)) * int(size)
     space = re.search(r"S\((\d+)\)", tiling)
@@ -231,7 +231,7 @@ def _counted(module: Module, loop: Instruction) -> int:
 
 
 def _initial(module: Module, loop: Instruction, index: int) -> Instruction:
-    """Return what a loop begins with at an index of its tuple, through copies."""
+    """Return the instruction that gives a loop's initial value at an index of its tuple, following copies."""
     instruction = module.operands(module.operands(loop)[0])[index]
     while instruction.opcode in ("copy", "bitcast", "convert"):
         instruction = module.operands(instruction)[0]
@@ -239,7 +239,7 @@ def _initial(module: Module, loop: Instruction, index: int) -> Instruction:
 
 
 def _step(module: Module, loop: Instruction, index: int) -> int:
-    """Return what a loop's body adds to its counter."""
+    """Return the increment that a loop's body adds to its counter."""
     update = module.operands(module.root(loop.called["body"][0]))[index]
     while update.opcode == "copy":
         update = module.operands(update)[0]
@@ -260,9 +260,9 @@ COLLECTIVES = (
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """Return which of COLLECTIVES it is or starts, '' for none.
+    """Return which of COLLECTIVES an instruction is or starts, '' for none.
 
-    Between slices the compiler has the hosts do it: a send of what is here, and a `recv` of what comes of it.
+    Between slices the hosts perform the collective: a `send` of the operand and a `recv` of the result.
     """
     if instruction.opcode == "recv":
         return instruction.attribute(r'_xla_megascale_transfer_type="(\w+)"').lower().replace("_", "-")
@@ -273,11 +273,11 @@ def collective_kind(instruction: Instruction) -> str:
 def groups(instruction: Instruction, num_devices: int) -> list[list[int]]:
     """Return the groups of devices that a collective joins; for a permute its (source, target) pairs.
 
-    Reads all ways in which they are printed: {{0,1},{2,3}}, [2,2]<=[4] with an optional T(1,0), and
-    mesh['a'=2,'b'=2] {'a'} with an optional device_ids=([2,2]T(1,0)).
+    It reads all printed forms: {{0,1},{2,3}}, [2,2]<=[4] with an optional T(1,0), and mesh['a'=2,'b'=2] {'a'} with an
+    optional device_ids=([2,2]T(1,0)).
 
     Raises:
-      ValueError: there are none in the text.
+      ValueError: the text has no groups.
     """
     if pairs := instruction.attribute(r"source_target_pairs=\{(\{[\d,{} ]*\})\}"):
         return [[int(d) for d in pair.split(",")] for pair in re.findall(r"\{([\d,]+)\}", pairs)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds a device's memory: the buffers that live at each point of the schedule, by class and by layer.
+"""Attributes a device's memory to the buffers that live at each point of the schedule, by class and by layer.
 
-The compiler tells totals alone. Here every result of the schedule becomes a buffer that lives from its instruction to
-its last use; loops, slices updated in place and views share what they are made of. The total stays the compiler's:
-what it needs beyond the buffers found counts as temporaries.
+The compiler reports only totals. Here every result of the schedule becomes a buffer that lives from its instruction to
+its last use; loops, slices updated in place and views share the buffers of their operands. The total remains the
+compiler's: memory that belongs to no buffer counts as temporaries.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from rehearsal.hlo import HOST, Instruction, Module
 from rehearsal.schedule import label
 
 GIB = 2**30
-SMALL = 2**20  # bytes under which a buffer is told by no name
+SMALL = 2**20  # smaller buffers (in bytes) get no name
 ARGUMENTS = {
     "state.params": "parameters", "state.average": "optimizer", "state.optimizer": "optimizer", "batch": "batch",
 }  # fmt: skip
@@ -41,7 +41,7 @@ class Buffer:
 class Usage:
     """Memory of a device over a step.
 
-    at_peak: the buffers that live together at the highest point.
+    at_peak: the buffers that are alive at the peak.
     over_time: (seconds, {class: bytes}) along the step.
     """
 
@@ -49,19 +49,19 @@ class Usage:
     over_time: list[tuple[float, dict[str, float]]]
 
     def by_class(self) -> dict[str, float]:
-        """Return the bytes of each class at the highest point."""
+        """Return the bytes of each class at the peak."""
         return _sum_by_class(self.at_peak)
 
     def largest(self, count: int = 10) -> list[Buffer]:
-        """Return the largest buffers at the highest point, the largest first."""
+        """Return the largest buffers at the peak, the largest first."""
         return sorted(self.at_peak, key=lambda buffer: -buffer.bytes)[:count]
 
 
 def usage(module: Module, entry_seconds: dict[str, float]) -> Usage:
-    """Return what lives when.
+    """Return the memory of a step over time.
 
     Args:
-      entry_seconds: how long each instruction of the entry computation takes, a loop as a whole.
+      entry_seconds: how long each instruction of the entry computation takes; a loop counts as one instruction.
     """
     peak, over_time, now = [], [], 0.0
     for instruction, live in _Walker(module).walk(module.entry, []):
@@ -72,7 +72,7 @@ def usage(module: Module, entry_seconds: dict[str, float]) -> Usage:
 
 
 def breakdown(usage_at_peak: dict[str, float], state: dict[str, float], total: float) -> dict[str, float]:
-    """Return bytes of each class; they add up to `total`, what is not accounted for being temporaries."""
+    """Return bytes of each class. They add up to `total`; unattributed bytes count as temporaries."""
     parts = {
         "parameters": state["parameters"],
         "optimizer": state["optimizer"] + state["average"],
@@ -84,7 +84,7 @@ def breakdown(usage_at_peak: dict[str, float], state: dict[str, float], total: f
 
 
 def _highest(moments: Iterable[list[Buffer]]) -> list[Buffer]:
-    """Return the buffers of the first moment at which they are the most bytes."""
+    """Return the buffers of the first moment with the most bytes."""
     return max(moments, key=lambda live: sum(buffer.bytes for buffer in live), default=[])
 
 
@@ -96,7 +96,7 @@ def _sum_by_class(buffers: list[Buffer]) -> dict[str, float]:
 
 
 class _Walker:
-    """Follows buffers through computations; a result is a list of its arrays, each a list of the buffers it lies in."""
+    """Follows buffers through computations; a result is a list of its arrays, each a list of its buffers."""
 
     def __init__(self, module: Module):
         self.module = module
@@ -105,11 +105,11 @@ class _Walker:
         self.weights = {i.shapes[0].dims for i in parameters}
 
     def walk(self, computation: str, arguments: list[list[Buffer]]):
-        """Yield (instruction, buffers that live while it runs), without those of the arguments."""
+        """Yield (instruction, buffers that live while it runs), without the buffers of the arguments."""
         body = self.module.computations[computation]
         arrays: dict[str, list[list[Buffer]]] = {}
         last, outside = _last_uses(body), {b for array in arguments for b in array}
-        live: dict[Buffer, int] = {}  # and the number of the instruction that uses it last
+        live: dict[Buffer, int] = {}  # the number of the instruction that uses it last
         for number, instruction in enumerate(body):
             inside: list[Buffer] = []
             if instruction.opcode == "parameter":
@@ -160,7 +160,7 @@ class _Walker:
         return [self._new(instruction, shape) for shape in shapes]
 
     def _fusion(self, instruction: Instruction, operands, live, number: int) -> list[list[Buffer]]:
-        """Results take the place of an updated slice's array, or of an operand of the same size that ends here."""
+        """Reuse for each result the array of an updated slice, or an operand of the same size that ends here."""
         body = instruction.called["calls"][0]
         root = self.module.root(body)
         parts = self.module.operands(root) if root.opcode == "tuple" else [root]
@@ -198,7 +198,7 @@ class _Walker:
         return [Buffer(shape.padded_bytes, kind, label(instruction), self.module.source(instruction))]
 
     def _classify_carried(self, loop: Instruction, arrays: list[list[Buffer]]) -> None:
-        """Name what a loop carries, a row an iteration, by what its body writes there."""
+        """Classify arrays that a loop carries, one row an iteration, by the rows that its body writes."""
         trips, backward = self.module.trip_count(loop), "transpose(" in loop.op_name
         root = self.module.root(loop.called["body"][0])
         for array, shape, writer in zip(arrays, loop.shapes, self.module.operands(root), strict=False):
@@ -212,7 +212,7 @@ class _Walker:
                     buffer.kind, (buffer.name, buffer.source) = kind, self._written(writer, shape.dims)
 
     def _written(self, writer: Instruction, dims: tuple[int, ...]) -> tuple[str, str]:
-        """Return (label, source) of the row that is written into an array of `dims`, by who computed it."""
+        """Return (label, source) of the instruction that computed the row written into an array of `dims`."""
         if writer.opcode == "get-tuple-element":
             writer = self.module.operands(writer)[0]
         size = math.prod(dims[1:])
@@ -224,12 +224,12 @@ class _Walker:
 
 
 def _last_uses(body: list[Instruction]) -> dict[str, int]:
-    """Return for each result the number of the last instruction that takes it; the root's operands live to the end."""
+    """Return the number of the last instruction that uses each result; the root's operands live to the end."""
     last = {}
     for number, instruction in enumerate(body):
         for name in instruction.operands:
             last[name] = len(body) if instruction.root else number
-    # What shares an operand's buffers keeps them alive.
+    # A result that shares an operand's buffers keeps them alive.
     for instruction in reversed(body):
         shares = instruction.opcode in SHARING or instruction.opcode.endswith("-done")
         if shares or roofline.is_free(instruction) or instruction.opcode in roofline.IN_PLACE:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal to look at: what `rehearse.py --html` writes, one page that needs no other file, network or script.
+"""The page that `rehearse.py --html` writes: one file that needs no other file, network or script.
 
-It says what rehearsal/sections.py does, and draws what `--json` writes beside. matplotlib is imported by the functions
-that draw, so that a rehearsal without a page starts without it.
+It shows the sections of rehearsal/sections.py and plots of the figures that `--json` writes. Only the functions that
+draw import matplotlib, so a rehearsal without a page starts without it.
 """
 
 import html
@@ -14,7 +14,7 @@ import re
 from rehearsal import sections
 from rehearsal.sections import COLOURS, SPENT, seconds_text
 
-INK, GRID = "#010203", "#040506"  # matplotlib is told these; they become the page's colours, light or dark
+INK, GRID = "#010203", "#040506"  # placeholders for matplotlib; the page replaces them by its light or dark colours
 STYLE = {
     "svg.fonttype": "none", "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9,
     "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.color": INK,
@@ -23,9 +23,9 @@ STYLE = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
 }  # fmt: skip
 INCH = 72  # a unit of an SVG is a point
-LABELLED_RANGE = 3000  # up to this ratio of its ends, a logarithmic axis has a label at 2 and 5 too
+LABELLED_RANGE = 3000  # a logarithmic axis with a smaller ratio of its ends has labels at 2 and 5 too
 WIDE = 10.6  # inches; the page is 1100 units wide
-AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # directions
+AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # for a label
 CSS = """
 :root { color-scheme: light dark; --ink: #23272e; --soft: #646b75; --rule: #d9dce1; --paper: #fff;
   --panel: #f6f7f9; --bad: #b3261e; }
@@ -47,10 +47,10 @@ td { overflow-wrap: anywhere; }
 
 
 def page(report: dict) -> str:
-    """Return the page of a rehearsal, a whole HTML document; the same bytes for the same report.
+    """Return the HTML document of a rehearsal; the same report gives the same bytes.
 
     Args:
-      report: what `rehearse.py --json` writes; where it did not compile it has no times, and the page says so.
+      report: the dictionary of `rehearse.py --json`; without a compiled program it has no times, and the page says so.
     """
     first, *others = [*sections.of_step(report), *sections.of_changes(report)]
     title = html.escape(first.title)
@@ -102,7 +102,7 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
     ):
         axes.axhline(at, color=INK, linewidth=1.2, linestyle=dashes)
         largest = max(capacity, total)
-        up = 1 if at == largest or at < 0.15 * largest else -1  # below a low line stands the axis
+        up = 1 if at == largest or at < 0.15 * largest else -1  # a label below a low line would cover the axis
         axes.annotate(said, (x, at), (0, 3 * up), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                       ha=side, va="bottom" if up > 0 else "top")  # fmt: skip
     axes.set(xlim=(0.0, max(times) or 1.0), ylim=(0.0, 1.12 * max(total, capacity)), ylabel="GiB")
@@ -144,7 +144,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
         axes.annotate(text, place, label, xycoords="axes points", textcoords="axes points", ha="center", va="center",
                       zorder=4, arrowprops=line)  # fmt: skip
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        labelled = "125" if high < LABELLED_RANGE * low else "1"  # of a long axis more labels would run together
+        labelled = "125" if high < LABELLED_RANGE * low else "1"  # more labels of a long axis would overlap
         for set_formatter in (axis.set_major_formatter, axis.set_minor_formatter):
             set_formatter(lambda value, _, digits=labelled: _tick(value) if f"{value:e}"[0] in digits else "")
     axes.set(xlabel="FLOP/byte", ylabel="TFLOP/s a chip")
@@ -152,7 +152,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
 
 
 def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
-    """Yield (text, place of the disc, place of the text, is it far): none upon a disc, the roof or another text."""
+    """Yield (text, disc, position of the text, whether it is far); a text avoids discs, the roof and other texts."""
 
     def meet(a, b):
         return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
@@ -188,7 +188,7 @@ def _layers(report: dict) -> str:
 
 
 def _draw_layer(timeline: dict, figure, tips: dict[str, str]) -> None:
-    """A lane a row, the core first."""
+    """Draw one row for each lane, the core first."""
     from matplotlib.patches import Patch
 
     events, height = timeline["events"], figure.get_figheight()
@@ -211,9 +211,9 @@ def _draw_layer(timeline: dict, figure, tips: dict[str, str]) -> None:
 
 
 def _figure(draw, report: dict, name: str, height: float) -> str:
-    """Return the SVG of a plot of `height` inches without what changes from day to day; its ids begin with `name`.
+    """Return the SVG of a plot of `height` inches without dates or comments; its ids begin with `name`.
 
-    `draw` puts the report into a figure, and into a dictionary {gid of an artist: what the page says at it}.
+    `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
     """
     import matplotlib.style
     from matplotlib.figure import Figure
@@ -232,7 +232,7 @@ def _figure(draw, report: dict, name: str, height: float) -> str:
 
 
 def _table(table: sections.Table, *, numbered: bool) -> str:
-    """Return a table, everything in it escaped; `numbered` puts the number of each row in front, as in the plot."""
+    """Return an HTML table with escaped cells; `numbered` adds a first column with the row numbers of the plot."""
     columns, body = table.columns, table.rows
     if numbered:
         columns, body = ("No.", *columns), [(str(number), *row) for number, row in enumerate(body, 1)]
@@ -245,7 +245,7 @@ def _table(table: sections.Table, *, numbered: bool) -> str:
 
 
 def _tick(value: float) -> str:
-    """Return 0.5, 200, 50k or 1M."""
+    """Return a tick label: 0.5, 200, 50k or 1M."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= 10_000 and value >= size:
             return f"{value / size:g}{unit}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step was found to cost, kept beside the code, so that a change of it is seen and given a reason."""
+"""Records the estimated cost of steps in the repository, so that every change of a cost is noticed and explained."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ from rehearsal.compiler import LIBRARIES
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 FOLDER = pathlib.Path(__file__).with_name("recorded")
-TOLERANCE = 0.02  # part of a figure that may change unsaid
+TOLERANCE = 0.02  # a smaller relative change of a figure is not reported
 SLICE = re.compile(r"\bv\d\w*-\d+\b")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A step whose cost is recorded: a recipe on a topology, and keys that are changed."""
+    """A step whose cost is recorded: a recipe, a topology, and changed configuration keys."""
 
     name: str
     recipe: str
@@ -27,11 +27,11 @@ class Case:
 
     @property
     def path(self) -> pathlib.Path:
-        """Where its record is kept."""
+        """The file of its record."""
         return FOLDER / f"{self.name}.json"
 
     def load(self) -> Loaded:
-        """Return its configuration, validated."""
+        """Return its validated configuration."""
         typed = {key: str(value) for key, value in self.changes.items()}
         loaded = loading.load(str(CONFIGS / f"{self.recipe}.py"), self.topology, typed)
         validation.validate(loaded.config, loaded.topology.chips, loaded)
@@ -39,14 +39,14 @@ class Case:
 
 
 def _long(length: int, fsdp: int, context: int) -> dict:
-    """Return the keys of a sequence of so many tokens for each group of chips along `context`."""
+    """Return the keys for one sequence of `length` tokens for each group of chips along `context`."""
     return {
         "train.sequence_length": length, "model.max_length": length, "mesh.fsdp": fsdp, "mesh.context": context,
         "train.global_batch": fsdp, "model.remat": "attended",
     }  # fmt: skip
 
 
-FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # a chip of 16, as others' figures are given
+FOUR_OF_2048 = {"train.sequence_length": 2048, "train.global_batch": 64}  # 4 a chip on 16 chips, as published figures
 ON_HOST = {  # a model that does not fit otherwise
     "train.sequence_length": 2048, "train.global_batch": 32, "model.remat": "full", "train.offload": "optimizer",
 }  # fmt: skip
@@ -55,7 +55,7 @@ HEADS_SPLIT = {"mesh.data": 4, "mesh.model": 4, "mesh.fsdp": 2, "model.remat": "
 ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_tokens": 8192}
 LITTLE_KEPT = {"model.remat": "query", "train.loss_chunk_tokens": 8192}
 ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
-SMALL = {  # scanned and rematerialised, compiled in seconds: what tests hold a change to
+SMALL = {  # scanned and rematerialised; it compiles in seconds, so that tests can compare it with its record
     "model.remat": "full", "model.vocab_size": 512, "train.sequence_length": 128, "train.global_batch": 64,
     "model.num_layers": 32, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 256,
 }  # fmt: skip
@@ -87,7 +87,7 @@ def cases() -> list[Case]:
 
 
 def figures(found: dict) -> dict[str, float]:
-    """Return of an estimate what is recorded, of one chip and one step."""
+    """Return the figures of an estimate that a change must explain, for one chip and one step."""
     kept = {
         "step_seconds": found["step_seconds"],
         "hbm_gib": found["hbm_gib"]["total"],
@@ -102,7 +102,7 @@ def figures(found: dict) -> dict[str, float]:
 
 
 def beside(found: dict) -> dict[str, float]:
-    """Return of an estimate what is kept beside that, and may change unsaid: it is small, or follows from the rest."""
+    """Return further figures that are kept but not compared: they are small, or follow from the others."""
     memory = found["hbm_gib"]
     kept = {
         "exposed_communication_seconds": found["exposed_communication_seconds"],
@@ -112,7 +112,7 @@ def beside(found: dict) -> dict[str, float]:
 
 
 def changes(recorded: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return a line for each figure that is not what was recorded, 2 % aside."""
+    """Return a line for each figure that differs from its record by more than 2 %."""
     lines = []
     for name in sorted(recorded.keys() | now.keys()):
         before, after = recorded.get(name, 0), now.get(name, 0)
@@ -123,7 +123,7 @@ def changes(recorded: dict[str, float], now: dict[str, float]) -> list[str]:
 
 
 def other_versions(recorded: dict, now: dict[str, str]) -> list[str]:
-    """Return a line for each library that was another one when it was recorded."""
+    """Return a line for each library whose version differs from the recorded one."""
     return [
         f"{name} {recorded['versions'].get(name)} -> {now.get(name)}"
         for name in LIBRARIES
@@ -132,7 +132,7 @@ def other_versions(recorded: dict, now: dict[str, str]) -> list[str]:
 
 
 def write(path: pathlib.Path, reason: str, found: dict, versions: dict[str, str]) -> None:
-    """Record figures of an estimate, and why they are not what they were."""
+    """Record the figures of an estimate and the reason why they changed."""
     path.parent.mkdir(exist_ok=True)
     content = {"reason": reason, "versions": versions, "figures": figures(found), "beside": beside(found)}
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rehearsal says: the dictionary of --json, and the same on the terminal."""
+"""The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
 import contextlib
 import pathlib
@@ -26,7 +26,7 @@ STATE, COST = "Parameters, optimizer GiB", "$ a billion tokens"  # columns
 
 
 def figures(loaded, compiled: Compiled) -> dict:
-    """Return the report on one compiled configuration, all but its advice."""
+    """Return the report on one compiled configuration, without advice."""
     config, topology = compiled.config, compiled.topology
     found = estimate(compiled)
     given = None if found["step_seconds"] is None else assumptions.of_topology(topology, found["peak_flops"])
@@ -42,7 +42,7 @@ def figures(loaded, compiled: Compiled) -> dict:
 
 
 def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
-    """Return dollars per billion tokens and of the run; None where the price, the time or the length is unknown."""
+    """Return dollars per billion tokens and of the run; None if the price, the time or the length is unknown."""
     price, rate = topology.price_per_chip_hour, found["tokens_per_second"]
     seconds = found["step_seconds"] * num_steps if found["step_seconds"] and num_steps else None
     a_second = None if price is None else price * topology.chips / 3600
@@ -60,7 +60,7 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
 
 
 def row(result: Compiled | Exception) -> dict:
-    """Return what tables of layouts and slices say of one, by column; of an error that alone."""
+    """Return a row, {column: value}, for the tables of layouts and slices; for an error only the verdict."""
     if isinstance(result, Exception):
         return {"verdict": str(result)}
     found, config = estimate(result), result.config
@@ -79,7 +79,7 @@ def row(result: Compiled | Exception) -> dict:
 
 
 def write_file(name: str, text: str) -> None:
-    """Write a file whole or not at all; ConfigError where it cannot be written."""
+    """Write a file atomically; ConfigError if it cannot be written."""
     path = pathlib.Path(name).expanduser()
     try:
         with writing(path) as file:
@@ -89,7 +89,7 @@ def write_file(name: str, text: str) -> None:
 
 
 class Display:
-    """Says on a terminal, or in plain lines elsewhere, what is being compiled and what came of it."""
+    """Shows compilations and their results on a terminal, or in plain lines elsewhere."""
 
     def __init__(self, compiler: Compiler):
         self.compiler, self.live = compiler, sys.stdout.isatty()
@@ -101,7 +101,7 @@ class Display:
 
     @contextlib.contextmanager
     def working(self, what: str):
-        """Show that something is under way; gives update(text)."""
+        """Show progress while the block runs; yield update(text)."""
         if not self.live:
             self.line(what)
             yield lambda text: None
@@ -110,19 +110,19 @@ class Display:
             yield lambda text: status.update(f"{what} {text}")
 
     def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Iterator[tuple]:
-        """Yield what `Compiler.compile_all` does of (configuration, topology) pairs, and show for how long."""
+        """Yield from `Compiler.compile_all` for (configuration, topology) pairs and show the elapsed time."""
         with self.working(what) as update:
             yield from self.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until)
 
     def compile(self, config, topology) -> Compiled:
-        """Compile one configuration and show for how long."""
+        """Compile one configuration and show the elapsed time."""
         if self.compiler.is_cached(config, topology):
             return self.compiler.compile(config, topology)
         with self.working(f"compiling the step for {topology.name} (a 7B model takes about a minute)") as update:
             return self.compiler.compile(config, topology, waiting=lambda s: update(f"{s:.0f} s"))
 
     def sections(self, found: list[Section]) -> None:
-        """Print parts of a report."""
+        """Print sections of a report."""
         for section in found:
             style = "bold red" if section.bad else "bold green" if section.title.startswith("FITS") else "bold"
             self.console.print(Text(section.title, style=style))
@@ -150,7 +150,7 @@ class Display:
 
 
 def _cell(column: str, value) -> str:
-    """Return a value as text, by what its column's name says it is."""
+    """Return a value as text, formatted by the name of its column."""
     if value is None:
         return "-"
     if column in ("A step", "A run"):
@@ -176,7 +176,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
 
 
 def _bar(section: Section) -> Text:
-    """One bar of all parts, each in its colour; what is left of the whole stays empty."""
+    """Return one bar of all parts, each in its colour; the rest of the whole stays empty."""
     text, used = Text("  "), 0
     for name, size, _ in section.bars:
         length = round(BAR * size / section.whole)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an instruction computes and moves: FLOPs of matrix products and kernels, bytes through main memory.
+"""Counts the work of an instruction: FLOPs of matrix products and kernels, bytes through main memory.
 
 Williams, Waterman and Patterson, "Roofline", CACM 52 (2009): an operation with fewer FLOPs a byte than the chip's
 peak over its memory bandwidth waits for memory.
@@ -17,28 +17,28 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id", "after-all",
     "opt-barrier", "optimization-barrier", "iota", "get-dimension-size", "add-dependency", "domain",
 }  # fmt: skip
-PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs are not to be overlooked
+PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs must be counted
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
 
 
 def is_free(instruction: Instruction) -> bool:
-    """Whether it takes no time: a name for what is already there."""
+    """Return whether it takes no time because it only names an existing value."""
     return instruction.opcode in FREE or (instruction.opcode == "custom-call" and target(instruction) in VIEWS)
 
 
 def target(instruction: Instruction) -> str:
-    """Return what a custom call calls."""
+    """Return the target of a custom call."""
     return instruction.attribute(r'custom_call_target="([^"]*)"')
 
 
 def is_kernel(instruction: Instruction) -> bool:
-    """Whether it is a kernel of Pallas."""
+    """Return whether it is a Pallas kernel."""
     return instruction.opcode == "custom-call" and target(instruction) == KERNEL
 
 
 def flops(module: Module, instruction: Instruction) -> float:
-    """Return the FLOPs of all matrix products in it, those of the computations that it calls included."""
+    """Return the FLOPs of all matrix products in it and in the computations that it calls."""
     if instruction.opcode == "convolution":
         return _convolution_flops(module, instruction)
     if instruction.opcode == "dot":
@@ -54,11 +54,11 @@ def flops(module: Module, instruction: Instruction) -> float:
 def kernel_flops(module: Module, instruction: Instruction) -> float:
     """Return the FLOPs of a kernel: causal attention from its shapes, any other by its own declaration.
 
-    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim, less by what a sliding window
-    leaves out; a backward pass of keys and values, or of all three, 2.5 times that, one of the queries alone 1.5 times.
+    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a sliding window reduces it. A
+    backward pass of keys and values, or of all three, takes 2.5 times that, one of the queries alone 1.5 times.
 
     Raises:
-      ValueError: it is no attention and does not tell its FLOPs.
+      ValueError: it is not attention and does not declare its FLOPs.
     """
     if is_attention(instruction):
         return _attention_flops(module, instruction)
@@ -72,7 +72,7 @@ def kernel_flops(module: Module, instruction: Instruction) -> float:
 
 
 def is_attention(instruction: Instruction) -> bool:
-    """Whether it is a kernel of attention, by its name and by where it is called."""
+    """Return whether it is an attention kernel, by its name and its call site."""
     return is_kernel(instruction) and bool(re.search("splash|flash|attention", instruction.name + instruction.op_name))
 
 
@@ -88,9 +88,9 @@ def _attention_flops(module: Module, instruction: Instruction) -> float:
 
 
 def _unmasked(module: Module, instruction: Instruction, length: int, backward: bool) -> float:
-    """Return the part of queries (of keys, in the backward pass) whose blocks splash attention visits for a row.
+    """Return the fraction of queries (of keys, in the backward pass) whose blocks splash attention visits for a row.
 
-    Its tables of blocks, int8 [heads, queries, keys], are as long as the longest row that a sliding window leaves.
+    Its tables of blocks, int8 [heads, queries, keys], are as long as the longest row inside a sliding window.
     """
     tables = [o.shapes[0].dims for o in module.operands(instruction) if o.shapes and o.shapes[0].dtype == "s8"]
     name = "block_q_dkv" if backward else "block_kv_dq" if "dq" in instruction.name else "block_kv"
@@ -99,7 +99,7 @@ def _unmasked(module: Module, instruction: Instruction, length: int, backward: b
 
 
 def traffic(module: Module, instruction: Instruction) -> float:
-    """Return bytes read from and written to main memory; a slice of a larger array counts as the slice."""
+    """Return bytes read from and written to main memory; for a slice of an array only the slice counts."""
     if is_free(instruction):
         return 0.0
     operands = module.operands(instruction)
@@ -115,19 +115,19 @@ def traffic(module: Module, instruction: Instruction) -> float:
 
 
 def _main(instruction: Instruction) -> float:
-    """Bytes of a result that lie in main memory."""
+    """Return the bytes of a result that are in main memory."""
     return sum(shape.bytes for shape in instruction.shapes if shape.space == 0)
 
 
 def _read_by_fusion(module: Module, computation: str, number: int, operand: Instruction) -> float:
-    """Return bytes of an operand that a fusion reads: of a larger array often a slice alone."""
+    """Return the bytes of an operand that a fusion reads, often only a slice of the array."""
     whole, body = _main(operand), module.computations[computation]
     parameter = next((i for i in body if i.opcode == "parameter" and i.rest.startswith(f"{number})")), None)
     return min(whole, _sliced(module, body, parameter, whole)) if parameter and whole else 0.0
 
 
 def _sliced(module: Module, body: list[Instruction], array: Instruction, whole: float) -> float:
-    """Return the bytes of all slices that are taken of an array, `whole` where it is used in another way."""
+    """Return the bytes of all slices of an array, or `whole` if it is used in another way."""
     total = 0.0
     for user in (i for i in body if array.name in i.operands):
         if user.opcode in ("dynamic-slice", "slice", "gather"):
@@ -174,7 +174,7 @@ def _convolution_flops(module: Module, instruction: Instruction) -> float:
 
 
 def _valid_positions(window: str, dim: int, size: int, kernel: int, out: int) -> int:
-    """Count pairs (output, kernel element) that meet an element of the input, not padding or a hole of dilation."""
+    """Count pairs (output, kernel element) that read an input element, not padding or a hole of dilation."""
 
     def option(name, default):
         found = re.search(rf"(?<![a-z_]){name}=([\dx_\-]+)", window)

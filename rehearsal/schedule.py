@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays the schedule of a compiled program: when each instruction would begin and end, and what waits for what.
 
-The core runs instructions in the order of the text. An asynchronous collective or copy runs beside it from its
-start, after what already queues on the same links, and the core waits for it at its `-done`. The time of an
-instruction is the compiler's own estimate in cycles where it gives one; otherwise see `Prices`.
+The core runs instructions in the order of the text. An asynchronous collective or copy runs concurrently with the
+core. It begins at its `-start`, after everything that already queues on the same links, and the core waits for it at
+its `-done`. The time of an instruction is the compiler's own estimate in cycles if there is one; else see `Prices`.
 """
 
 import dataclasses
@@ -17,26 +17,26 @@ from rehearsal.assumptions import Assumptions
 from rehearsal.hlo import HOST, Instruction, Module, collective_kind, groups
 
 SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
-SELDOM = "seldom"  # names branches that are seldom taken, as layers/dispatch.py does
-SHORT_LOOP = 8  # iterations up to which all are played, and shown within what surrounds them
-SCATTERING = "AllReduceScatterFusion"  # what the compiler calls the program of such a fusion
+SELDOM = "seldom"  # the name of branches that are seldom taken, see layers/dispatch.py
+SHORT_LOOP = 8  # a loop of at most this many iterations is replayed whole and shown in the surrounding timeline
+SCATTERING = "AllReduceScatterFusion"  # the compiler's name for an all-reduce that is fused with a slice
 COPIES = ("copy-start", "slice-start", "async-start")
 
 
 @dataclasses.dataclass
 class Cost:
-    """What one instruction of the program comes to over a step."""
+    """The total cost of one instruction over a step."""
 
     instruction: Instruction
     category: str  # matmul, attention kernel, kernel, collective, copy, element-wise
-    seconds: float = 0.0  # it was under way
-    waited_seconds: float = 0.0  # of an asynchronous one: the core stood still for it
+    seconds: float = 0.0  # from its start to its end
+    waited_seconds: float = 0.0  # the core stood still and waited for it
     count: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
-    kind: str = ""  # of a collective, one of hlo.COLLECTIVES
+    kind: str = ""  # for a collective, one of hlo.COLLECTIVES
     axes: str = ""  # mesh axes of a collective, "fsdp" or "data*fsdp"
-    beside: bool = False  # it runs beside the core
+    beside: bool = False  # it runs asynchronously, while the core computes
 
 
 class Event(NamedTuple):
@@ -53,8 +53,8 @@ class Event(NamedTuple):
 class Replayed:
     """A step's time and where it goes.
 
-    entry_seconds: how long each instruction of the entry computation takes, a loop as a whole.
-    timelines: an iteration of each loop, {name: (seconds of all its iterations, events)}.
+    entry_seconds: how long each instruction of the entry computation takes; a loop counts as one instruction.
+    timelines: one iteration of each loop, {name: (seconds of all its iterations, events)}.
     """
 
     seconds: float
@@ -64,20 +64,20 @@ class Replayed:
 
     @property
     def flops(self) -> float:
-        """FLOPs that the hardware does in a step, on one chip."""
+        """FLOPs that the hardware performs in a step, on one chip."""
         return sum(cost.flops for cost in self.costs)
 
     @property
     def exposed_seconds(self) -> float:
-        """Communication that the core waits for."""
+        """Seconds in which the core waits for communication."""
         return sum(cost.waited_seconds for cost in self.costs if cost.category == "collective")
 
 
 class Joined(NamedTuple):
     """A collective within a fusion.
 
-    One that goes on over several fusions is in each of them, with the same channel; `mark` is AsyncCollectiveStart in
-    the first and AsyncCollectiveDone in the last.
+    A collective may span several fusions. It is then in each of them, with the same channel; `mark` is
+    AsyncCollectiveStart in the first and AsyncCollectiveDone in the last.
     """
 
     instruction: Instruction
@@ -86,7 +86,7 @@ class Joined(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What an instruction costs alone; `where` are the mesh axes of a collective, or which way a copy goes."""
+    """The cost of an instruction alone; `where` is the mesh axes of a collective, or the direction of a copy."""
 
     category: str
     seconds: float
@@ -96,7 +96,7 @@ class Price(NamedTuple):
 
 
 class Prices:
-    """How long an instruction takes on a chip, alone."""
+    """Computes how long an instruction takes on a chip if nothing else runs."""
 
     def __init__(self, module: Module, assumptions: Assumptions, mesh: dict[str, int]):
         self.module, self.assumptions, self.mesh = module, assumptions, mesh
@@ -106,7 +106,7 @@ class Prices:
         self.within: dict[Instruction, Instruction] = {}  # the fusion that a collective is part of
 
     def of(self, instruction: Instruction) -> Price:
-        """Return the price of an instruction, worked out once."""
+        """Return the price of an instruction, computed once."""
         if instruction not in self.known:
             self.known[instruction] = self._of(instruction)
         return self.known[instruction]
@@ -124,7 +124,7 @@ class Prices:
         return self.joined[fusion]
 
     def kind(self, instruction: Instruction) -> str:
-        """Return which collective it is; an all-reduce that the compiler fused with a slice only scatters the sums."""
+        """Return the kind of collective; an all-reduce that the compiler fused with a slice is a reduce-scatter."""
         fusion = self.within.get(instruction)
         scatters = fusion is not None and SCATTERING in fusion.rest
         return "reduce-scatter" if scatters else collective_kind(instruction)
@@ -152,7 +152,7 @@ class Prices:
     def _collective(self, instruction: Instruction, kind: str) -> Price:
         """Return the price of the bytes that a device sends.
 
-        Rings: (n - 1) / n of the whole, of an all-reduce twice; a permute sends its operand once.
+        A ring sends (n - 1) / n of the whole tensor, an all-reduce sends that twice, a permute sends its operand once.
         """
         if instruction.opcode == "recv":  # between slices
             size, axes, bandwidth = self.mesh["dcn_data"], "dcn_data", self.assumptions.dcn_bandwidth
@@ -162,7 +162,7 @@ class Prices:
             size, axes, bandwidth = len(joined[0]), _mesh_axes(joined, self.mesh), self.assumptions.ring_bandwidth
             operands = self.module.operands(instruction)
             sent = sum(operand.bytes for operand in operands)
-        if kind == "collective-permute":  # what may follow its operand is where it goes
+        if kind == "collective-permute":  # further operands are its destination and are not sent
             sent, bandwidth, axes = operands[0].bytes, self.assumptions.permute_bandwidth, axes + _direction(joined)
         elif kind == "all-gather":
             sent *= size - 1
@@ -176,15 +176,15 @@ class Prices:
 
 
 def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Replayed:
-    """Return when everything happens in one step on one of the chips.
+    """Replay one step on one chip and return its time and costs.
 
     Args:
-      module: of one device's program.
-      assumptions: what the hardware does in a second.
+      module: the program of one device.
+      assumptions: the rates of the hardware.
       mesh: {axis: size}, in the order of the program's device numbers.
 
     Raises:
-      ValueError: a loop, a collective or a kernel that cannot be read; it names it.
+      ValueError: a loop, a collective or a kernel cannot be read; the message names it.
     """
     player = _Player(module, Prices(module, assumptions, mesh))
     entry_seconds = player.run(module.entry)
@@ -194,8 +194,8 @@ def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Re
 class _Player:
     def __init__(self, module: Module, prices: Prices):
         self.module, self.prices = module, prices
-        self.now, self.times = 0.0, 1.0  # `times`: how often what is being played happens
-        self.free_at: dict[str, float] = defaultdict(float)  # of each queue beside the core
+        self.now, self.times = 0.0, 1.0  # `times`: how often the instructions being replayed run in a step
+        self.free_at: dict[str, float] = defaultdict(float)  # when each asynchronous queue is free
         self.costs: dict[Instruction, Cost] = {}
         self.chains: dict[str, tuple[float, Cost]] = {}  # collectives under way over several fusions, by channel
         self.events: list[Event] = []
@@ -232,7 +232,7 @@ class _Player:
         return took
 
     def _fused(self, fusion: Instruction, joined: list[Joined]) -> None:
-        """Start what begins in a fusion, compute what it computes beside that, and wait for what ends in it."""
+        """Start the collectives that begin in a fusion, run its computation, and wait for those that end in it."""
         begun = [one for one in joined if one.channel not in self.chains]
         for one in begun:
             self.chains[one.channel] = self._start(one.instruction)
@@ -296,7 +296,7 @@ class _Player:
         self.events.append(Event(lane, start, seconds, cost.category, label(cost.instruction)))
 
     def _branch(self, conditional: Instruction) -> None:
-        """Play the branch that takes longest; the shortest where the program says that the others are seldom taken."""
+        """Replay the longest branch, or the shortest if the program names the others as seldom taken."""
         ends = []
         for branch in (name for names in conditional.called.values() for name in names):
             other = _Player(self.module, self.prices)
@@ -305,7 +305,7 @@ class _Player:
         self.run((min if f"/{SELDOM}/" in conditional.op_name else max)(ends)[1])
 
     def _loop(self, loop: Instruction) -> None:
-        """Play iterations until they repeat, then the rest as one that happens so many times."""
+        """Replay iterations until two are the same, then count one more for all that remain."""
         body, trips = loop.called["body"][0], self.module.trip_count(loop)
         before, outer, events = self.now, self.times, self.events
         left, history = trips, [None]
@@ -331,7 +331,7 @@ class _Player:
 
 
 def _is_same(first: tuple | None, second: tuple) -> bool:
-    """Whether two iterations took as long and left the queues alike."""
+    """Return whether two iterations took the same time and left the same queues."""
     if first is None or first[1].keys() != second[1].keys():
         return False
     pairs = [(first[0], second[0]), *((first[1][queue], second[1][queue]) for queue in first[1])]
@@ -339,14 +339,14 @@ def _is_same(first: tuple | None, second: tuple) -> bool:
 
 
 def label(instruction: Instruction) -> str:
-    """Return the end of what jax calls it, an einsum and its kind of product, or the operation; else its own name."""
+    """Return the last two parts of the name that jax gives it (an einsum and its product), or its name in the HLO."""
     parts = [part for part in instruction.op_name.split("/") if part not in ("while", "body", "closed_call")]
     parts = [part for part in parts if not part.startswith(("jit(", "transpose(", "jvp("))]
     return "/".join(parts[-2:]) or instruction.name
 
 
 def host_copy(copy: Instruction) -> str:
-    """Return the queue of an asynchronous copy "to the host" or "from the host", '' for one within the device."""
+    """Return the queue of an asynchronous copy, "to the host" or "from the host"; '' for a copy within the device."""
     target, *sources = [shape.space == HOST for shape in copy.shapes]
     if target != any(sources):
         return "to the host" if target else "from the host"
@@ -359,12 +359,12 @@ def _result(instruction: Instruction) -> tuple:
 
 
 def _mesh_axes(joined: list[list[int]], mesh: dict[str, int]) -> str:
-    """Return the mesh axes along which devices of a group differ, "data*fsdp"."""
+    """Return the mesh axes along which the devices of a group differ, as "data*fsdp"."""
     places = np.array(np.unravel_index(np.array(joined), list(mesh.values())))
     differ = np.any(places != places[:, :, :1], axis=(1, 2))
     return "*".join(name for name, differs in zip(mesh, differ, strict=True) if differs)
 
 
 def _direction(pairs: list[list[int]]) -> str:
-    """Return which way round a permute goes: "+" where most targets follow their source, else "-"."""
+    """Return the direction of a permute on its ring: "+" if most targets follow their source, else "-"."""
     return "+" if sum(target > source for source, target in pairs) * 2 > len(pairs) else "-"

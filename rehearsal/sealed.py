@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files of the cache, each with a digest of its content, so that a damaged one is noticed and made again."""
+"""JSON cache files with a digest of their content, so that a damaged file is detected and made again."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ MAX_BYTES = 256 << 20  # of the timelines of a large program
 
 
 class Sealed(Object):
-    """What such a file has."""
+    """The schema of such a file."""
 
     sha256: str
     content: dict[str, object]
 
 
 def write(path: pathlib.Path, content: dict) -> None:
-    """Write a file that is whole or absent."""
+    """Write a file atomically."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         json.dump({"sha256": _digest(content), "content": content}, file)
     os.rename(file.name, path)
 
 
 def read(path: pathlib.Path) -> dict | None:
-    """Return the content of a file; None where there is none, or a damaged one."""
+    """Return the content of a file; None if it is missing or damaged."""
     try:
         sealed = read_json(path, Sealed, max_bytes=MAX_BYTES)
     except (OSError, JsonError):

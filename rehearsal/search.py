@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the fastest layout that fits, or the largest model, with few compilations.
 
-Every candidate gets a predicted memory and time. Those that cannot fit are never compiled; of the others the most
-promising are, a round at a time, and what a round shows corrects the predictions of the rest: for each mesh, remat
-policy and microbatch a factor of its own. All compilations are cached, so a search that was interrupted goes on.
+Every candidate gets a predicted memory and time. Candidates that cannot fit are never compiled. The most promising of
+the others are compiled in rounds. The results of a round correct the predictions of the rest, by one factor for each
+mesh, remat policy and microbatch. All compilations are cached, so an interrupted search resumes.
 """
 
 import dataclasses
@@ -21,40 +21,40 @@ from rehearsal.compiler import GIB
 from rehearsal.sections import options
 from training.display import duration
 
-RECOMPUTED = {  # of the model's FLOPs
+RECOMPUTED = {  # fraction of the model's FLOPs
     "none": 0.0, "dots": 0.03, "mlp": 0.06, "up": 0.12, "attention": 0.22, "query": 0.26, "attended": 0.28,
     "full": 0.33,
 }  # fmt: skip
 MAX_COMPILATIONS = 36
 ROUND = 4
 MARGIN = 1.5  # a candidate predicted to be this much slower than the best found is not worth a compilation
-UNTRIED = 0.9  # of its prediction is hoped for a mesh that was never compiled
-MEMORY_MARGIN = 1.08  # what the prediction of memory may be too high by
-USUAL_EFFICIENCY = 0.7  # of matrix products, of the peak
+UNTRIED = 0.9  # an optimistic factor on the predicted time of a mesh that was never compiled
+MEMORY_MARGIN = 1.08  # the factor by which predicted memory may be too high
+USUAL_EFFICIENCY = 0.7  # of matrix products, as a fraction of the peak
 LENGTHS = (512, 1024, 2048)
 TRIES = 5  # compilations for each size of --search=model
-TOO_LARGE = 1.02  # a prediction corrected by what did not fit is raised by this
+TOO_LARGE = 1.02  # a factor on a prediction that was corrected by a size that did not fit
 
 
 @dataclasses.dataclass
 class Candidate:
-    """A layout: what it changes, what is expected of it, and what came of it."""
+    """A layout: its changes, its predicted memory and time, and its result."""
 
     keys: dict
     config: object
     features: tuple
     predicted_seconds: float  # for a token of one chip
     predicted_bytes: float
-    row: dict = dataclasses.field(default_factory=dict)  # of report.row, once it was compiled
+    row: dict = dataclasses.field(default_factory=dict)  # from report.row, once it is compiled
 
     @property
     def seconds(self) -> float:
-        """For a token, where it fits."""
+        """Measured seconds for a token; infinite if it does not fit or is not compiled."""
         return 1 / self.row["Tokens/s"] if self.row.get("verdict") == "fits" else math.inf
 
 
 def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
-    """Return a table of the layouts that no other one beats in both speed and memory, and the command of the fastest.
+    """Return a table of the layouts that no other beats in both speed and memory, and the command of the fastest.
 
     Args:
       any_batch: whether the global batch may change too.
@@ -74,15 +74,15 @@ def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
 
 
 def _progress(tried: int, compiler) -> str:
-    """Return how far the search is, and the longest that it may take."""
+    """Return the progress of the search and the longest time that it may take."""
     left = (MAX_COMPILATIONS - tried) * sum(compiler.spent) / max(1, len(compiler.spent)) / compiler.processes
     return f"{tried} of at most {MAX_COMPILATIONS} tried" + (f", at most {duration(left)} left" if left else "")
 
 
 def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
-    """Return every mesh over data, fsdp and model, microbatch and remat policy that is consistent."""
+    """Return every valid combination of a mesh over data, fsdp and model, a microbatch and a remat policy."""
     found = []
-    held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # what was typed holds
+    held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # typed keys are fixed
     fixed = loaded.config.mesh.dcn_data * loaded.config.mesh.context * loaded.config.mesh.expert
     free = topology.chips // fixed
     for model in divisors(free):
@@ -115,7 +115,7 @@ def _candidate(loaded, topology, keys: dict) -> Candidate | None:
 
 
 def _predicted_seconds(config, topology) -> float:
-    """Return seconds for a token: products, the optimizer's passes over its state, and exposed communication."""
+    """Return predicted seconds for a token: products, passes over the optimizer state, exposed communication."""
     given, mesh, train, model = assumptions.of_topology(topology), config.mesh, config.train, config.model
     tokens = train.global_batch * train.sequence_length / topology.chips
     number, microbatches = sizing.num_parameters(model), train.gradient_accumulation
@@ -133,7 +133,7 @@ def _predicted_seconds(config, topology) -> float:
 
 
 def _most_promising(candidates: list[Candidate], tried: list[Candidate], topology) -> list[Candidate]:
-    """Return what is worth compiling next, the most promising first, one of each mesh before a second of any."""
+    """Return candidates worth compiling next, the most promising first; at first one of each mesh precedes others."""
     times = [(c.features, math.log(c.seconds / c.predicted_seconds)) for c in tried if c.seconds < math.inf]
     sizes = [(c.features, math.log(c.row["GiB"] * GIB / c.predicted_bytes)) for c in tried if "GiB" in c.row]
     slower, larger = _correction(times), _correction(sizes)
@@ -149,9 +149,9 @@ def _most_promising(candidates: list[Candidate], tried: list[Candidate], topolog
 
 
 def _correction(known: list[tuple[tuple, float]]) -> Callable[[Candidate], float]:
-    """Return the factor by which predictions are off, given (features, its logarithm) of those that are known.
+    """Return a function that gives a prediction's correction factor, fitted to known (features, log factor) pairs.
 
-    Its logarithm is a sum: one for all and one for each feature.
+    The logarithm of the factor is a sum of one common term and one term for each feature.
     """
     if not known:
         return lambda candidate: 1.0
@@ -163,7 +163,7 @@ def _correction(known: list[tuple[tuple, float]]) -> Callable[[Candidate], float
                 value - common - sum(effects[other] for other in features if other != feature)
                 for features, value in known if feature in features
             ]  # fmt: skip
-            effects[feature] = sum(left) / (len(left) + 1)  # drawn towards none where little is known
+            effects[feature] = sum(left) / (len(left) + 1)  # shrunk towards 0 if few are known
     return lambda candidate: math.exp(common + sum(effects[feature] for feature in candidate.features))
 
 
@@ -220,7 +220,7 @@ def _row(candidate: Candidate) -> dict:
 
 
 def largest_model(loaded, topology, display) -> dict:
-    """Return a table of the widest model of the recipe's depth, and the deepest of its width, by sequence length."""
+    """Return a table by sequence length: the widest model of the recipe's depth, and the deepest of its width."""
     rows = []
     for length in sorted({*LENGTHS, loaded.config.train.sequence_length}):
         for what, sizes in (("widest", _widths(loaded.config)), ("deepest", _depths(loaded.config))):
@@ -235,7 +235,7 @@ def largest_model(loaded, topology, display) -> dict:
 
 
 def _widths(config) -> list[dict]:
-    """Return the recipe at other widths: heads as wide as its own, the MLP in proportion."""
+    """Return the recipe at other widths, with the same head width and an MLP in proportion."""
     model = config.model
     head_dim, grouped = model.head_dim or model.embed_dim // model.num_heads, model.num_heads // model.num_kv_heads
     ratio, found = model.mlp_dim / model.embed_dim, []
@@ -255,7 +255,7 @@ def _depths(config) -> list[dict]:
 
 
 def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
-    """Return the largest of growing sizes that is found to fit: predicted, compiled, and the prediction corrected."""
+    """Return the largest of growing sizes that fits: predict, compile, and correct the prediction."""
     base = {"train.sequence_length": length, "model.max_length": max(length, loaded.config.model.max_length)}
     width = loaded.config.model.embed_dim
     sizes = [size for size in sizes if size.get("model.embed_dim", width) % topology.chips == 0]  # which fsdp may split

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rehearsal says, part by part, from the dictionary of --json: the terminal and the page show the same."""
+"""Turns the dictionary of --json into the sections of a report, which the terminal and the page both show."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ COLOURS = {  # of bars and plots
     "matmul": "#6ea8dc", "attention kernel": "#5fc0b0", "kernel": "#93c572", "element-wise": "#e9b44c",
     "collective": "#e28a7c", "copy": "#b39ad6", "loop": "#b8b8b8",
 }  # fmt: skip
-SPENT = {"collective": "exposed communication", "copy": "waiting for copies"}  # what a category's seconds are
+SPENT = {"collective": "exposed communication", "copy": "waiting for copies"}  # the label of a category's seconds
 
 
 class Table(NamedTuple):
-    """Rows of text; a column holds figures where its name begins with a capital. A terminal shows the first `shown`."""
+    """Rows of text. A column whose name begins with a capital holds numbers. A terminal shows only `shown` rows."""
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -27,10 +27,10 @@ class Section(NamedTuple):
 
     Attributes:
       title: its verdict, in one line.
-      lines: what is said under it.
+      lines: text below the title.
       bars: parts of `whole`: name, size, the size as text.
-      plots: what the page draws of it.
-      bad: whether it is bad news.
+      plots: names of the page's plots.
+      bad: whether the verdict is a failure.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Section(NamedTuple):
 
 
 def of_step(report: dict) -> list[Section]:
-    """Return all but what to change, the verdict first."""
+    """Return all sections except the suggested changes, the verdict first."""
     assumed = Table(("what the estimate assumes", "value", "source"), report["assumptions"])
     known = [_time(report), _operations(report)] if report["step_seconds"] is not None else []
     cost = _cost(report) if known else Section("TIME: unknown, for it does not compile; so is its cost", [], bad=True)
@@ -51,7 +51,7 @@ def of_step(report: dict) -> list[Section]:
 
 
 def of_changes(report: dict) -> list[Section]:
-    """Return what would make it fit, or faster."""
+    """Return the sections of changes that would make the step fit or faster."""
     found = []
     if report["remedies"]:
         rows = [
@@ -77,13 +77,13 @@ def of_changes(report: dict) -> list[Section]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return three figures and a unit: 3.20 s, 12.8 ms, 41.0 us."""
+    """Return a time with three digits and a unit: 3.20 s, 12.8 ms, 41.0 us."""
     unit, times = ("s", 1) if seconds >= 0.9995 or not seconds else ("ms", 1e3) if seconds >= 0.9995e-3 else ("us", 1e6)
     return f"{times * seconds:,.0f} {unit}" if times * seconds >= 99.95 else f"{times * seconds:#.3g} {unit}"
 
 
 def options(keys: dict) -> str:
-    """Return what to type for these keys."""
+    """Return these keys as command line options."""
     return " ".join(f"--config.{key}={value}" for key, value in keys.items())
 
 

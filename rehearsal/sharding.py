@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way for one tensor to lie on a mesh, by what a step then sends and a chip holds; by arithmetic alone.
+"""Ranks all shardings of one tensor on a mesh by the bytes that a step sends and a chip holds; arithmetic alone.
 
-A mesh axis splits one dimension at most, whose size it has to divide, and a dimension may be split by several. What a
-step does with the tensor, its role, says what is sent a device. Rings: to bring a part whole from n devices, or to
-scatter a sum to them, each is sent n - 1 parts; a sum that all get is both. With W the tensor in bfloat16, in which
-products and rings compute, G in float32, in which copies of a gradient are summed:
+A mesh axis splits at most one dimension, and has to divide its size. Several axes may split one dimension. The role
+of the tensor in a step decides which bytes a device receives. Collectives are rings: for an all-gather or a
+reduce-scatter over n devices each device receives n - 1 shards; an all-reduce is both. W is the tensor in bfloat16,
+the dtype of products and rings. G is the tensor in float32, the dtype in which replicated gradients are all-reduced:
 
-    weights      split over axes of tokens (all but `model`): W brought forward and backward, its gradient scattered,
-                 as in ZeRO-3 (arXiv:1910.02054); over those that do not split it: the gradient summed as G.
-                 Split over `model` (arXiv:1909.08053): what comes out of the product, or the gradient of what goes in,
-                 is summed, [tokens of a device, width] in bfloat16; not split: each device of it computes the same.
-    gradients,   split: the gradient scattered as W, and after the update the weights brought as G (ZeRO-1, ZeRO-2);
-    optimizer    not: the gradient summed as G. Over `model` nothing is sent.
-    activations  tokens split, all but the last dimension: nothing is sent over axes of tokens; else they are brought
-                 whole, and their gradient scattered. Over `model` each of them is brought and scattered once, split
-                 or not (arXiv:2205.05198).
+    weights      Token axes (all but `model`) that split the weights: all-gather W forward and backward, and
+                 reduce-scatter its gradient, as in ZeRO-3 (arXiv:1910.02054). Other token axes: all-reduce the
+                 gradient as G. Split over `model` (arXiv:1909.08053): all-reduce the output of the product, or the
+                 gradient of its input, [tokens of a device, width] in bfloat16. Not split over `model`: every device
+                 along `model` computes the same.
+    gradients,   Split: reduce-scatter the gradient as W, and all-gather the weights as G after the update (ZeRO-1,
+    optimizer    ZeRO-2). Not split: all-reduce the gradient as G. Nothing is sent over `model`.
+    activations  Token dimensions (all but the last) that are split over token axes: nothing is sent. Otherwise:
+                 all-gather the activations and reduce-scatter their gradient. Over `model`, split or not, each is
+                 all-gathered and reduce-scattered once (arXiv:2205.05198).
 
-Left out: what computation hides, the latency of a hop, microbatches, the copy of a weight while it is whole, and links
-that several axes share. The first dimension of weights is taken for the one that their product sums over.
+The arithmetic ignores overlap with computation, the latency of a hop, microbatches, the gathered copy of a weight, and
+links that several axes share. It assumes that a product sums over the first dimension of its weights.
 
 For each weight of Llama 2 7B on v4-32 the rules of parallelism/axis_rules.py are as good as the best. On data=2,
-fsdp=4, model=2 the advice would split weights over `data` too (2.81 ms, not 2.87), which the rules keep for copies:
-these are summed once a step, however many microbatches there are, and weights would be brought for each.
+fsdp=4, model=2 the advice would split weights over `data` too (2.81 ms instead of 2.87). The rules replicate them over
+`data`: these gradients are all-reduced once a step, but sharded weights would be all-gathered in each microbatch.
 """
 
 import dataclasses
@@ -37,18 +38,18 @@ from rehearsal.sections import seconds_text
 GIB, MIB = 2**30, 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
 BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
-BROUGHT = {  # by role when, and how many bytes of each number, to be whole on a device
+BROUGHT = {  # by role: when a device all-gathers the tensor, and the bytes of each number
     "weights": ("brought forward and backward", 2 * BFLOAT16),
     "gradients": ("brought after the update", FLOAT32),
     "optimizer": ("brought after the update", FLOAT32),
 }
 SHOWN_ROWS = 8
 
-Spec = tuple[tuple[str, ...], ...]  # for each dimension the axes that split it, the slowest first
+Spec = tuple[tuple[str, ...], ...]  # for each dimension, the axes that split it, the slowest first
 
 
 class Move(NamedTuple):
-    """What is done, over which axis, and how many bytes a device is sent for it in a step."""
+    """A collective, its mesh axis, and the bytes that a device receives for it in a step."""
 
     what: str
     axis: str
@@ -60,9 +61,9 @@ class Tensor:
     """A tensor and what a step does with it.
 
     Attributes:
-      role: of BROUGHT, or activations.
-      dtype: that it is held in, of BYTES.
-      tokens: of a device, that weights are multiplied with.
+      role: a key of BROUGHT, or "activations".
+      dtype: a key of BYTES.
+      tokens: of one device, which weights are multiplied with.
     """
 
     shape: tuple[int, ...]
@@ -73,7 +74,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A way to lie: bytes held a device, what is sent, seconds of a step that computation repeats, and all in all."""
+    """A sharding: bytes that a device holds, its collectives, seconds of repeated computation, seconds in total."""
 
     spec: Spec
     held: float
@@ -83,17 +84,17 @@ class Option:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The less the better; to the picosecond, since sums of the same bytes in another order are the same."""
+        """A sort key, the lowest first. Times are rounded to the picosecond: sums in another order are then equal."""
         return round(self.seconds, 12), self.held
 
     @property
     def moved(self) -> float:
-        """Bytes that a device is sent in a step."""
+        """Bytes that a device receives in a step."""
         return sum(move.bytes for move in self.moves)
 
 
 def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> list[Option]:
-    """Return all legal options, the quickest first, of these the one that holds least.
+    """Return all legal options: the quickest first, and among equally quick ones the one that holds least first.
 
     Args:
       mesh: size by axis, the slowest first; axes of size 1 are never named.
@@ -108,7 +109,7 @@ def options(tensor: Tensor, mesh: dict[str, int], rates: Assumptions) -> list[Op
 
 
 def text(spec: Spec) -> str:
-    """Return a spec as one writes it: P('fsdp', None)."""
+    """Return a spec as code: P('fsdp', None)."""
     names = [repr(axes) if len(axes) > 1 else repr(axes[0]) if axes else "None" for axes in spec]
     return f"P({', '.join(names) if any(spec) else ''})"
 
@@ -125,7 +126,7 @@ def _option(tensor: Tensor, spec: Spec, mesh: dict[str, int], rates: Assumptions
 
 
 def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
-    """Return the moves of weights, gradients and an optimizer's moments."""
+    """Return the collectives of weights, gradients and an optimizer's moments."""
     split = tuple(axis for axes in spec for axis in axes if axis != "model")
     copies = tuple(axis for axis in mesh if axis not in (*split, "model"))
     columns = math.prod(tensor.shape) / (mesh["model"] if _splits(spec, "model") else 1)
@@ -139,7 +140,7 @@ def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
 
 
 def _of_product(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
-    """Return the moves of what is multiplied with weights that `model` splits."""
+    """Return the all-reduce over `model` that a product with weights split over `model` needs."""
     if "model" in spec[0]:
         what, width = "what comes out summed", math.prod(tensor.shape[1:])
     else:
@@ -159,7 +160,7 @@ def _of_activations(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Mo
 
 
 def _brought(what: str, whole: float, axes: tuple[str, ...], mesh: dict[str, int]) -> list[Move]:
-    """Return what brings `whole` bytes from parts over some axes, the slowest first, while the parts are small."""
+    """Return the moves that all-gather `whole` bytes axis by axis, the slowest first, while the parts are small."""
     axes = tuple(axis for axis in mesh if axis in axes)
     part, moves = whole / _size(axes, mesh), []
     for axis in axes:
@@ -177,7 +178,7 @@ def _size(axes: tuple[str, ...], mesh: dict[str, int]) -> int:
 
 
 def why(option: Option) -> str:
-    """Return in words what a device is sent, and what it computes though others do."""
+    """Return as text the bytes that a device receives and the time of computation that other devices repeat."""
     said: dict[str, list[Move]] = {}
     for move in option.moves:
         said.setdefault(move.what, []).append(move)
@@ -192,14 +193,14 @@ def why(option: Option) -> str:
 def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
     """Return a table for `Display.table`, the quickest option that fits first; "best" is its spec, None if none fits.
 
-    An option fits where a chip could hold all of the recipe that lies so: of weights their gradients and moments too,
-    of activations those of each layer.
+    An option fits if a chip could hold all tensors of the recipe that have this role with the same sharding. Weights
+    include their gradients and moments; activations include those of each layer.
 
     Args:
-      config: consistent, its mesh resolved.
+      config: validated, with a resolved mesh.
 
     Raises:
-      ConfigError: it is no tensor of a decoder's step, or nothing is known of the topology's links.
+      ConfigError: the tensor is not part of a decoder's step, or the speed of the topology's links is unknown.
     """
     _check(config, topology, shape, role)
     mesh = {axis: config.mesh[axis] for axis in config.layout.axis_order.split(",") if config.mesh[axis] > 1}
@@ -246,7 +247,7 @@ def _check(config, topology, shape: tuple[int, ...], role: str) -> None:
 
 
 def _bytes_like_it(config, tensor: Tensor) -> float:
-    """Return the bytes of all of the recipe that lies as the tensor does, on all chips together."""
+    """Return the bytes of all tensors of the recipe that would be sharded like this one, on all chips together."""
     if tensor.role == "activations":
         return config.model.num_layers * math.prod(tensor.shape) * BFLOAT16
     moments = sizing.moments(config)
@@ -255,7 +256,7 @@ def _bytes_like_it(config, tensor: Tensor) -> float:
 
 
 def _verdict(best: Option | None, found: list[Option], times: float, topology) -> list[str]:
-    """Return why the first option is the best, and what would be as good, or quicker if it fitted."""
+    """Return why the first option is the best, and the options that are as good or that are quicker but do not fit."""
 
     def share(option: Option) -> str:
         return f"{times * option.held / GIB:,.1f} of {topology.hbm_gib:g} GiB a chip if all of the recipe's lay so"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a step of a decoder would take, by arithmetic alone: it spares compilations that cannot fit.
+"""Predicts the memory of a decoder's step by arithmetic alone, so that layouts that cannot fit are not compiled.
 
-The terms are what the compiled programs hold; the factors in WORKING were fitted to compilations by the TPU compiler
-(benchmarks/rehearsals.py prints how far the sums are from its own). It has no say in a verdict: that is the compiler's.
+The terms are the arrays that compiled programs hold. The factors in WORKING were fitted to compilations by the TPU
+compiler (benchmarks/rehearsals.py prints the error of the sums). Only the compiler decides whether a step fits.
 Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 """
 
@@ -13,23 +13,23 @@ from configs.base import batch_shards
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
-MOMENTS = {"adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps a weight; others: ADAM
-ADAM = 2
-WORKING = {  # how often each is held at the highest point, beside what is kept for the backward pass
+MOMENTS = {"adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
+ADAM = 2  # numbers for a weight of every other optimizer
+WORKING = {  # how many copies are held at peak memory, in addition to saved activations
     "stream": 7.5,  # [tokens, D] in bfloat16
     "wide": 6.0,  # [tokens, F]
     "heads": 1.8,  # queries, keys and values
-    "layer": 0.33,  # the gathered weights of a layer
+    "layer": 0.33,  # the all-gathered weights of a layer
     "copies": 2.5,  # this device's weights in bfloat16
-    "head": 3.1,  # the head, whole, in float32
-    "accumulated": 2.0,  # float32 gradients, where there are microbatches
+    "head": 3.1,  # the all-gathered head in float32
+    "accumulated": 2.0,  # float32 gradients, if there are microbatches
 }
-WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # kept of each layer, beside what "dots" keeps
+WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # saved for each layer, in addition to "dots"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Bytes of one device by class, as in rehearsal/memory.py."""
+    """Bytes of one device in each class of rehearsal/memory.py."""
 
     parameters: float
     optimizer: float
@@ -39,12 +39,12 @@ class Sizes:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """The sum of all classes."""
         return sum(dataclasses.astuple(self))
 
 
 def num_parameters(model) -> int:
-    """Return the number of parameters of models/decoder_lm.py, small biases aside."""
+    """Return the number of parameters of models/decoder_lm.py without its small biases."""
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     head_dim = model.head_dim or D // model.num_heads
     layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
@@ -53,12 +53,12 @@ def num_parameters(model) -> int:
 
 
 def moments(config) -> float:
-    """Return how many numbers the optimizer keeps a weight."""
+    """Return how many numbers the optimizer keeps for a weight."""
     return MOMENTS.get(config.optimizer.name, ADAM)
 
 
 def predict(config) -> Sizes:
-    """Return what one device would hold; the mesh has to be resolved."""
+    """Return the predicted memory of one device; the mesh has to be resolved."""
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(model), train.gradient_accumulation or 1
@@ -68,7 +68,7 @@ def predict(config) -> Sizes:
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
     a_head = tokens * padded * BFLOAT16 / mesh.model
     mlps = model.experts_per_token + model.shared_experts if model.num_experts else 1
-    owners = mesh.model * (mesh.expert if model.num_experts else 1)  # of a layer, once it is gathered
+    owners = mesh.model * (mesh.expert if model.num_experts else 1)  # devices that share an all-gathered layer
     held = {
         "stream": tokens * D * BFLOAT16,
         "wide": tokens * F * mlps * BFLOAT16 / mesh.model,
@@ -78,7 +78,7 @@ def predict(config) -> Sizes:
         "head": V * D * FLOAT32 / mesh.model,
         "accumulated": weights if microbatches > 1 else 0,
     }
-    attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # and its logarithm of the softmax's sum
+    attended = model.num_heads * (a_head + tokens * FLOAT32 / mesh.model)  # the output and its log-sum-exp
     kept = {"full": 0, "attended": attended, "query": attended + model.num_heads * a_head}
     kept["attention"] = attended + held["heads"]
     kept["up"] = kept["attention"] + held["wide"]
@@ -87,7 +87,7 @@ def predict(config) -> Sizes:
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
     saved = model.num_layers * (held["stream"] + kept[model.remat])
     moment_bytes = weights * moments(config)
-    if train.offload == "optimizer":  # they come when activations are gone
+    if train.offload == "optimizer":  # moments arrive when the activations are freed
         moment_bytes = max(0.0, moment_bytes - saved)
     return Sizes(
         parameters=weights,

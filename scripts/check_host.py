@@ -34,7 +34,7 @@ SMALL_KEYS = ("step", "loss", "step_seconds", "tokens_per_second", "mfu", "goodp
 
 
 def not_as_locked() -> list[str]:
-    """Return the libraries whose version is none of those in the lock files, with both versions."""
+    """Return the libraries whose version is not in the lock files, with both versions."""
     locked: dict[str, set[str]] = {}
     for file in sorted(ROOT.glob("requirements*.lock")):
         for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", file.read_text(), re.MULTILINE):
@@ -48,7 +48,7 @@ def not_as_locked() -> list[str]:
 
 
 def main() -> dict:
-    """Return what was found and done."""
+    """Run the checks and the training steps; return the results."""
     config, workdir = COMMAND.config, COMMAND.workdir
     command_line.join(COMMAND)
     command_line.log_to(workdir)
@@ -56,7 +56,7 @@ def main() -> dict:
         validation.validate(config, jax.device_count())
     corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
     config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)
-    for steps in (STEPS, STEPS + 1):  # the second takes up what the first saved
+    for steps in (STEPS, STEPS + 1):  # the second resumes from the first's checkpoint
         config.train.steps = steps
         batches = _batches(config, corpus, steps)
         train.train(config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology)
@@ -84,7 +84,7 @@ def main() -> dict:
 
 
 def _batches(config, corpus, steps: int):
-    """Return the whole global batches of what is left of `steps`, as the loop takes them from outside."""
+    """Return the whole global batches of the steps that are left of `steps`, for `train`."""
     done = STEPS if steps > STEPS else 0
     rows = range(config.train.global_batch)
     return pipeline.training_batches(

@@ -45,7 +45,7 @@ STEPS = 3
 
 
 def measure(config) -> dict:
-    """Compile the real step, run it on random tokens, and return what that took."""
+    """Compile the real step, run it on random tokens, and return its time and memory."""
     assembly.fit_batch(config, print)
     run, started = assembly.assemble(config), time.perf_counter()
     step = run.compile()
@@ -76,7 +76,7 @@ def measure(config) -> dict:
 
 
 def main() -> None:
-    """Measure, and leave the report in the present folder."""
+    """Measure the step and write the report in the current folder."""
     config = COMMAND.config
     command_line.join(COMMAND, shares_folder=False)
     if COMMAND.num_devices is None:

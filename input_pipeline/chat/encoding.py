@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations as stored tokens: ids, and beside each whether it is learned and which sequence it is of.
+"""Encodes conversations as stored tokens: ids, with flags for whether each is learned and for its sequence.
 
-Of a tokenizer.json the text between two ends of documents is tokenized in one go, as `transformers` does, and a token
-with any character of what is learned is learned: were pieces tokenized apart, some tokenizers would put a space in
-front of each. Others tokenize each piece apart, so no token lies across a border, as a prompt has none across its end.
+With a tokenizer.json, the text between two ends of documents is tokenized as one text, as in `transformers`, and a
+token with any learned character is learned. If pieces were tokenized separately, some tokenizers would add a space
+before each. Other tokenizers encode each piece separately, so no token crosses a border, as no token crosses the end of
+a prompt.
 """
 
 import itertools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line of JSON with a conversation, or with two answers of which one is preferred, as a document.
+"""Converts a line of JSON with a conversation, or with a preference between two answers, to a document.
 
 The document is JSON again: its sequences, one of a conversation and two of a preference, each a list of pieces as
 input_pipeline/chat/template.py has them. A `form` is what makes pieces of messages, there or in rendering.py.

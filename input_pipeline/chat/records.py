@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of conversations, and of answers of which one is preferred: a JSON object per line, rendered as it is read."""
+"""Files of conversations or of preferences between two answers: a JSON object per line, rendered as it is read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from input_pipeline.formats import JsonLines
 
 
 class Rendered(JsonLines):
-    """Lines of a kind of input_pipeline/chat/messages.py, each of which becomes a document in a format."""
+    """A file with lines of a kind of input_pipeline/chat/messages.py; each line becomes a document in a format."""
 
     def __init__(self, path: Path | str, most_bytes: int, kind: str, form: PlainFormat | Template):
         super().__init__(path, "messages", most_bytes)

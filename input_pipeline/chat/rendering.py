@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which chat templates are rendered, so that one that hangs or takes all memory ends nothing else.
+"""The process that renders chat templates, so that a template that hangs or takes all memory ends nothing else.
 
-It is started by input_pipeline/chat/renderer.py, without the environment of the process that starts it, and may write
-no file. A request is a line of JSON, {"template", "tokens", "task", "count", "seconds"}, and then `count` lines; the
-answer is as many lines: what the task made of each, or why it could not. A line that takes more seconds of processor
-time ends the process by a signal: no Python has to run for that, which a long multiplication would keep from running.
+input_pipeline/chat/renderer.py starts it without its own environment, and it may not write files. A request is a line
+of JSON, {"template", "tokens", "task", "count", "seconds"}, followed by `count` lines. The answer has the same number
+of lines: the task's result for each line, or the error. If a line takes more than `seconds` of CPU time, a signal ends
+the process. A signal needs no Python code to run, which a long multiplication would block.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from input_pipeline.chat.messages import ASSISTANT, KINDS, Message, Piece, docum
 from input_pipeline.chat.renderer import BAD, MADE, REFUSED
 from input_pipeline.errors import BadDocument
 
-MARK = "\ufdd0"  # a code point that is no character, around what {% generation %} encloses
+MARK = "\ufdd0"  # a noncharacter code point that marks both ends of {% generation %} blocks
 MEMORY_BYTES = 1 << 30
-CHARACTERS = 1 << 24  # that a template may write
+CHARACTERS = 1 << 24  # the limit for a template's output
 ERROR_CHARACTERS = 300
 RAISED = (  # by templates, and by what compiles them
     jinja2.TemplateError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError, NameError, SyntaxError,
@@ -55,11 +55,11 @@ class Rendering:
     def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
         """Return the pieces of a conversation; what the assistant says is learned from message `first` on.
 
-        It is what {% generation %} tags enclose, where the template has them and `first` is 0. Elsewhere it is what the
-        template writes for a turn after the prompt for it, which takes a template that only ever adds to what is there.
+        With {% generation %} tags in the template and `first` 0, the text inside the tags is learned. Otherwise it is
+        the text that the template adds for a turn after the turn's prompt, which needs a template that only appends.
 
         Raises:
-            ValueError: the template refuses the conversation, or has no tags and writes a turn anew when others follow.
+            ValueError: the template refuses the conversation, or has no tags and changes a turn when others follow.
         """
         marked = self._render(messages)
         if MARK in marked and not first:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversation is as text, and which of it the assistant says.
+"""Renders conversations as text, and marks the text of the assistant.
 
-A conversation, or a beginning of one, becomes pieces, (text, whether it is learned) in order, of which None stands for
-the token that ends documents. A tokenizer's own template is Jinja, rendered as `transformers` does, in a sandbox that
-lets it compute text and nothing else, and in a process of its own, whose time and memory are limited; without one the
-format is plain: an end of document before all, and each turn "ROLE\\nCONTENT" and an end of document, the assistant's
-CONTENT and what ends it being learned.
+A conversation, or its beginning, becomes a list of pieces (text, whether it is learned); the text None stands for the
+token that ends documents. A tokenizer's own template is Jinja, rendered as `transformers` does, in a sandbox that only
+computes text. It runs in a separate process with limited time and memory. Without a template the format is plain: an
+end of document, then each turn as "ROLE\\nCONTENT" and an end of document. The assistant's CONTENT and its end of
+document are learned.
 """
 
 import json
@@ -37,7 +37,7 @@ class PlainFormat:
         return found
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
-        """Return the pieces of a conversation that the assistant is to go on with."""
+        """Return the pieces of a conversation that the assistant is to continue."""
         return [*self.pieces(messages, first=len(messages)), (f"{ASSISTANT}\n", False)]
 
     def after_answer(self) -> str:
@@ -45,7 +45,7 @@ class PlainFormat:
         return ""
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield what each line becomes, of a kind of input_pipeline/chat/messages.py."""
+        """Yield the result of each line, of a kind of input_pipeline/chat/messages.py."""
         for number, line in lines:
             yield number, line if line is TOO_LARGE else self._document(kind, line)
 
@@ -64,7 +64,7 @@ class Template:
         tokens: texts of special tokens by the names that it has for them: bos_token, eos_token and so on.
 
     Raises:
-        ValueError: it is no template, or takes too long to read.
+        ValueError: it is not a valid template, or takes too long to parse.
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):
@@ -77,7 +77,7 @@ class Template:
 
         Raises:
             ValueError: the template refuses the conversation, takes too much time or memory for it, or has no tags and
-                writes a turn anew when others follow; see input_pipeline/chat/rendering.py.
+                changes a turn when others follow; see input_pipeline/chat/rendering.py.
         """
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
@@ -91,7 +91,7 @@ class Template:
         return next((text for text, learned in self.pieces(turns) if learned), "").rpartition("@")[2]
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield what each line becomes; some are rendered while those before them are used.
+        """Yield the result of each line; later lines are rendered while earlier results are used.
 
         Raises:
             DataError: the template took too much time or memory for too many lines.
@@ -103,7 +103,7 @@ class Template:
             yield from made
 
     def _known(self, line: Held) -> Held:
-        """Return a line, or what is known to be wrong with it: a file is gone through several times."""
+        """Return a line, or its known error: a file is read several times."""
         return self._deadly.get(digest(line), line) if self._deadly and _is_line(line) else line
 
     def _begin(self, kind: str, lines: Sequence[Held]) -> Callable[[], list[bytes]]:
@@ -111,10 +111,10 @@ class Template:
         return ask(request, [line.rstrip(b"\n") for line in lines if _is_line(line)]) if lines else list
 
     def _made(self, kind: str, asked: list[Line], answers: Callable[[], list[bytes]]) -> list[Made]:
-        """Return what became of the lines that were asked about."""
+        """Return the results of the requested lines."""
         try:
             found = [_document(answer) for answer in answers()]
-        except Died:  # nobody knows of which
+        except Died:  # any of the lines may be the cause
             found = [self._alone(kind, line) for _, line in asked if _is_line(line)]
         rest = iter(found)
         return [(number, next(rest) if _is_line(line) else line) for number, line in asked]
@@ -156,7 +156,7 @@ def _document(answer: bytes) -> bytes | BadDocument:
 
 
 def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Yield lines some together; an empty batch comes last, and before what is wrong with the file."""
+    """Yield lines in batches; an empty batch comes last, and before an error of the file."""
     batch, size = [], 0
     try:
         for number, line in lines:

@@ -24,33 +24,33 @@ COLOURS = 10
 VOCAB_SIZE = FIRST_COLOUR + COLOURS
 SEPARATOR = "|||"
 DRAWS_PER_VERSION = 5  # then a task has no more versions that differ
-SUBSETS = {  # data.puzzle_set: the subsets, of which the test pairs of one are held out
+SUBSETS = {  # {data.puzzle_set: its subsets, and the subset whose test pairs are held out}
     "arc1": (("training", "evaluation", "concept"), "evaluation"),
     "arc2": (("training2", "evaluation2", "concept"), "evaluation2"),
 }
 
-Pair = tuple[np.ndarray, np.ndarray]  # a grid and what becomes of it
+Pair = tuple[np.ndarray, np.ndarray]  # an input grid and its output grid
 Rows = list[list[int]]  # a grid in JSON
 
 
 class PairInFile(Object):
-    """A pair, whose answer may stand elsewhere."""
+    """A pair; its answer may be in another file."""
 
     input: Rows
     output: NotRequired[Rows]
 
 
 class TaskInFile(Object):
-    """A task as files of challenges have it."""
+    """A task in a file of challenges."""
 
     train: list[PairInFile]
     test: list[PairInFile]
 
 
 class Task(NamedTuple):
-    """A task: pairs that show it, pairs that test it, and whether those are held out.
+    """A task: demonstration pairs, test pairs, and whether the test pairs are held out.
 
-    Of those held out nobody may know the answers; `unknown` has the numbers of such pairs, whose answer is one cell.
+    Held-out pairs may have unknown answers; `unknown` has the numbers of these pairs, whose answer is a single cell.
     """
 
     name: str
@@ -81,9 +81,9 @@ def encode(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def crop(sequence: np.ndarray) -> np.ndarray:
-    """Return the grid that a sequence [900] shows: uint8 [rows, columns], [0, 0] where it shows none.
+    """Return the grid in a sequence [900]: uint8 [rows, columns], [0, 0] if there is none.
 
-    It is the largest rectangle of colours from the upper left corner on, and the lowest of equally large ones.
+    It is the largest rectangle of colours from the upper left corner, and the lowest of equally large ones.
     """
     canvas = np.asarray(sequence).reshape(SIDE, SIDE)
     is_colour = (canvas >= FIRST_COLOUR) & (canvas < VOCAB_SIZE)
@@ -99,7 +99,7 @@ def augment(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
 
 
 def restore(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
-    """Return the grid of which `augment` made this one."""
+    """Return the grid that `augment` turned into this one."""
     return np.argsort(colours).astype(np.uint8)[undo(grid, turn)]
 
 
@@ -124,7 +124,7 @@ def parse_name(name: str) -> tuple[str, int, np.ndarray]:
 
 
 def draw_versions(task: Task, number: int, generator: np.random.Generator) -> Versions:
-    """Return a task and so many versions of it, all different, or fewer where drawing finds no others."""
+    """Return a task and `number` different versions of it, or fewer if drawing finds no others."""
     turns, colours = [np.zeros(1, np.int64)], [np.arange(COLOURS, dtype=np.uint8)[None]]
     met = set(_hashes(task, turns[0], colours[0]).tolist())
     drawn = 0

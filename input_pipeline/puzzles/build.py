@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puzzle data sets made from what was published or drawn at random, kept in the cache by what they are made of.
+"""Puzzle data sets, built from published files or drawn at random, and cached under a digest of their inputs.
 
-The public functions are sources. A data set appears in the cache whole or not at all, and is made once by however many
+The public functions are sources. A data set is written to the cache atomically. It is made once, even if several
 processes ask for it.
 """
 
@@ -24,21 +24,21 @@ from input_pipeline.puzzles.sudoku_solver import BOXES
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.threads import in_threads
 
-FORMAT = 1  # of what is made; another number is another folder
-DRAWING = 2  # of rows from tables; the same
-SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of those in files
-TOGETHER = 4096  # held-out boards that are written at once
+FORMAT = 1  # version of the data sets; another number gives another folder
+DRAWING = 2  # version of drawing rows from tables; likewise
+SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of puzzles in files
+TOGETHER = 4096  # held-out boards written at once
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
 OPTIONS_OF_DRAWN = (*OPTIONS, "puzzle_size", "puzzle_clues", "puzzle_heldout")
 
-SETTINGS = "data.puzzle_size, data.puzzle_min_difficulty"  # of which there may be more puzzles
+SETTINGS = "data.puzzle_size, data.puzzle_min_difficulty"  # other values may allow more puzzles
 
 Announce = Callable[[str], object]
 Pair = tuple[PuzzleEpochs, PuzzleWindows]
 
 
 class Boards(NamedTuple):
-    """Square boards of one kind, of which each is a puzzle of one example."""
+    """Square boards of one kind; each is a puzzle with one example."""
 
     name: str  # a plural
     side: int
@@ -51,17 +51,17 @@ class Boards(NamedTuple):
 
 
 def published(data, path: str, **_) -> Pair:
-    """Return the windows of a folder that is a data set already.
+    """Return the windows of a folder that is already a data set.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not a data set.
     """
     folder = _folder(path, "train and test, each with a dataset.json")
     return _opened(folder, dataset.digest(folder))
 
 
 def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
-    """Return Sudokus of the tables train.csv and test.csv in a folder, or without one drawn at random."""
+    """Return Sudokus of the tables train.csv and test.csv in a folder, or random ones without a folder."""
     side = SUDOKU_SIDE if path else data.puzzle_size
     if side not in BOXES:
         raise DataError(f"data.puzzle_size={side} is no side of a Sudoku; use one of {', '.join(map(str, BOXES))}")
@@ -86,7 +86,7 @@ def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
 
 
 def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
-    """Return mazes of the tables train.csv and test.csv in a folder, or without one drawn at random."""
+    """Return mazes of the tables train.csv and test.csv in a folder, or random ones without a folder."""
     side = MAZE_SIDE if path else data.puzzle_size
     if not 3 <= side <= maze.LARGEST_SIDE:
         raise DataError(f"data.puzzle_size={side} is no side of a maze; use 3 to {maze.LARGEST_SIDE}")
@@ -103,7 +103,7 @@ def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
 
 
 def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
-    """Return the tasks of ARC in a folder, of those of data.puzzle_set the test pairs of one subset held out."""
+    """Return the ARC tasks of data.puzzle_set in a folder; the test pairs of one subset are held out."""
     folder = _folder(path, "*_challenges.json and *_solutions.json of the subsets of data.puzzle_set")
     number = data.puzzle_augmentations
     facts = {"kind": "arc", "set": data.puzzle_set, "augmentations": number, "seed": seed}
@@ -131,7 +131,7 @@ def arc_tasks(data, path: str, seed: int, announce: Announce, **_) -> Pair:
 
 
 def _boards(data, path: str, seed: int, announce: Announce, boards: Boards) -> Pair:
-    """Return boards of the tables in a folder, or without one drawn at random."""
+    """Return boards of the tables in a folder, or random ones without a folder."""
     cells, files = boards.side**2, _tables(path) if path else []
 
     def puzzles() -> tuple[Puzzles, Puzzles]:
@@ -170,7 +170,7 @@ def _boards(data, path: str, seed: int, announce: Announce, boards: Boards) -> P
 
 
 def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None], announce: Announce) -> Pair:
-    """Return the windows of a data set in the cache, under a digest of its files and facts, built where missing."""
+    """Return the windows of a cached data set, named by a digest of its files and facts; build it if missing."""
     digest = dataset.digest_of(files, facts | {"format": FORMAT})
     folder = cache_folder(data.cache_dir) / "puzzles" / digest
     if not folder.exists():
@@ -187,7 +187,7 @@ def _opened(folder: Path, digest: str) -> Pair:
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     part = folder.with_suffix(".part")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed process
     try:
         part.mkdir()
         build(part)
@@ -242,7 +242,7 @@ def _names(task: arc.Task, versions: arc.Versions) -> list[str]:
 
 
 def _arc_plans(tasks: list[arc.Task], versions: list[arc.Versions], seed: int) -> dict[str, Plan]:
-    """Return the splits: pairs that show a task are trained on, with the test pairs unless those are held out."""
+    """Return the splits: demonstration pairs are trained on, and so are test pairs unless they are held out."""
     firsts = np.cumsum([1, *(len(found.turns) for found in versions)])  # identifier of each task
     of_tests = [number for number, task in enumerate(tasks) if task.held_out]
     trained = [task.train if task.held_out else [*task.train, *task.test] for task in tasks]
@@ -257,7 +257,7 @@ def _arc_plans(tasks: list[arc.Task], versions: list[arc.Versions], seed: int) -
         (number,) = of_tests[groups.start : groups.stop]
         found, pairs = versions[number], tasks[number].test
         inputs, labels = arc.sequences(pairs, found, np.zeros((len(found.turns), len(pairs), 2), np.int64))
-        labels.reshape(len(found.turns), len(pairs), -1)[:, list(tasks[number].unknown)] = 0  # which counts for nothing
+        labels.reshape(len(found.turns), len(pairs), -1)[:, list(tasks[number].unknown)] = 0  # label 0 has no loss
         return inputs, labels
 
     def plan(numbers: list[int], pairs: list[list], examples: Callable) -> Plan:

@@ -21,5 +21,5 @@ def dihedral(grid: np.ndarray, number: int) -> np.ndarray:
 
 
 def undo(grid: np.ndarray, number: int) -> np.ndarray:
-    """Return the grid of which `dihedral(., number)` made this one."""
+    """Return the grid that `dihedral(., number)` turned into this one."""
     return dihedral(grid, INVERSES[number])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same of a Sudoku and of all its augmentations, so that none of a training puzzle is held out.
+"""Invariants that a Sudoku shares with all its augmentations, so that no augmentation of a training puzzle is held out.
 
-Of sides 4 and 6 it is the puzzle's least version: of all versions that moving rows, columns, bands and stacks (and
-transposing, where boxes are squares) gives, each with its digits renamed in order of first appearance, the one whose
-clues come first, and among those the one whose digits do. Two puzzles have it in common if and only if one is an
+For sides 4 and 6 the invariant is the least version of the puzzle. Its versions are all permutations of rows, columns,
+bands and stacks (and the transposes, if boxes are squares), each with digits renamed in order of first appearance. The
+least version has the first clues, and among equals the first digits. Two puzzles share it if and only if one is an
 augmentation of the other.
 
-Of side 9 there are 3.4 million versions, and it is a hash that no augmentation changes. Two puzzles of which one is
-an augmentation of the other have it in common; others hardly ever do, and one that does is left out needlessly.
+Side 9 has 3.4 million versions, so the invariant is a hash that no augmentation changes. Augmentations of each other
+share it. Other puzzles hardly ever do; one that does is dropped needlessly.
 """
 
 import itertools
@@ -23,7 +23,7 @@ LARGEST_EXACT = 6  # side
 
 
 def forms(questions: np.ndarray, answers: np.ndarray) -> list[bytes]:
-    """Return what each of some puzzles, [N, side, side] and its solution, has in common with its augmentations."""
+    """Return the invariant of each puzzle, given puzzles [N, side, side] and their solutions."""
     if questions.shape[-1] <= LARGEST_EXACT:
         return [_least(board).tobytes() for board in questions]
     return [key.tobytes() for key in _invariant(questions, answers)]
@@ -32,7 +32,7 @@ def forms(questions: np.ndarray, answers: np.ndarray) -> list[bytes]:
 def _least(board: np.ndarray) -> np.ndarray:
     """Return the least version of a board: uint8 [cells]."""
     moves, places = _moves(board.shape[-1])
-    clues = (board.ravel() > 0) @ places  # of each version, the clues as a number of which a clue is a bit
+    clues = (board.ravel() > 0) @ places  # for each version, its clues as the bits of a number
     versions = board.ravel()[moves[clues == clues.min()]]
     renamed = np.stack([_in_order_of_appearance(version) for version in versions])
     return renamed[np.lexsort(renamed.T[::-1])[0]].astype(np.uint8)
@@ -74,8 +74,8 @@ def _orders(bands: int, size: int) -> list[np.ndarray]:
 def _invariant(questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Return a hash of clues and solution that no augmentation changes: uint64 [N].
 
-    A cell's hash begins with whether it is a clue, and takes in, round by round, sums over its row and column (added
-    up, as a transposed board has them the other way round), its box, its band and stack, and the cells of its digit.
+    A cell's hash begins with whether it is a clue. Each round mixes in sums over its row and column (added together,
+    because transposing swaps them), its box, its band and stack, and the cells of its digit.
     """
     side = questions.shape[-1]
     height, width = BOXES[side]

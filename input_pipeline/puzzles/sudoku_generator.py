@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sudokus made at random, each with one solution, and how hard they are."""
+"""Generates random Sudokus with one solution each, and rates their difficulty."""
 
 import numpy as np
 
@@ -7,19 +7,19 @@ from input_pipeline.puzzles.drawn import Drawn
 from input_pipeline.puzzles.sudoku_forms import forms
 from input_pipeline.puzzles.sudoku_solver import candidates_of, fewest, propagate, search
 
-FEWEST_CLUES = {4: 4, 6: 8, 9: 17}  # of a side, with one solution
-EASY_CLUES = {4: 5, 6: 11, 9: 25}  # most boards can be brought down to so many
+FEWEST_CLUES = {4: 4, 6: 8, 9: 17}  # {side: fewest clues of a board with one solution}
+EASY_CLUES = {4: 5, 6: 11, 9: 25}  # {side: clues to which most boards can be reduced}
 
 
 def draw(generator: np.random.Generator, number: int, side: int, clues: int) -> Drawn:
-    """Make puzzles; fewer than `number` where some cannot be brought down to so many clues.
+    """Make puzzles; fewer than `number` if some cannot be reduced to `clues` clues.
 
     Args:
-        clues: of each puzzle; 0: none more can be taken away from it without a second solution.
+        clues: of each puzzle; 0: remove clues until another removal would give a second solution.
 
     Returns:
-        questions and answers as tokens [.., side * side]; a rating is how often a solver of two simple rules has to
-        guess until it has shown that there is no other solution.
+        questions and answers as tokens [.., side * side]; a rating is the number of guesses of a solver with two simple
+        rules until it has shown that there is no other solution.
     """
     answers = solved(generator, number, side)
     questions = dug(generator, answers, clues)
@@ -33,7 +33,7 @@ def draw(generator: np.random.Generator, number: int, side: int, clues: int) -> 
 
 
 def solved(generator: np.random.Generator, number: int, side: int) -> np.ndarray:
-    """Return full boards at random: int [number, side, side]. Where a guess leads nowhere, a board begins anew."""
+    """Return random full boards: int [number, side, side]. A board whose guess has no solution is started again."""
     empty = candidates_of(np.zeros((1, side, side), np.int64))
     candidates, boards = np.repeat(empty, number, axis=1), np.arange(number)
     while boards.size:
@@ -51,9 +51,9 @@ def solved(generator: np.random.Generator, number: int, side: int) -> np.ndarray
 
 
 def dug(generator: np.random.Generator, answers: np.ndarray, clues: int) -> np.ndarray:
-    """Return boards [N, side, side] without what can be taken away, cell after cell in random order, down to `clues`.
+    """Return boards [N, side, side] with removable clues removed, cell after cell in random order, down to `clues`.
 
-    A clue can go where no other digit at its cell has a solution.
+    A clue is removable if no other digit in its cell has a solution.
     """
     side = answers.shape[-1]
     questions = answers.reshape(-1, side * side).copy()

@@ -14,16 +14,16 @@ from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
 
 IGNORED = -100  # a label that does not count
-KEPT_EPOCHS = 16  # whose layout is kept: more than one batch goes through
+KEPT_EPOCHS = 16  # epochs whose layout is cached; a batch spans fewer
 
 
 class PuzzleWindows(Windows):
-    """All examples of a split, a pass in stored order having each once; what is held out is read as these.
+    """All examples of a split, each once per epoch in stored order; held-out examples are read like this.
 
     Attributes:
-        vocab_size: tokens, of which 0 pads.
+        vocab_size: number of tokens, including padding (0).
         seq_len: cells of an example.
-        num_identifiers: rows that a table of puzzle embeddings needs, the blank 0 among them.
+        num_identifiers: rows of the table of puzzle embeddings, including the blank 0.
         folder: of the data set.
         digest: of the whole data set, all splits.
         num_groups, num_documents (puzzles), num_tokens (cells of a pass).
@@ -45,7 +45,7 @@ class PuzzleWindows(Windows):
 
     @cached_property
     def identifiers(self) -> list[str]:
-        """The names of identifiers; of ARC a million. Raises DataError where the file has others than the data set."""
+        """The names of identifiers; ARC has a million. DataError if the file has fewer than the data set."""
         path = self.folder / "identifiers.json"
         names = read_json(path, list[str])
         if len(names) < self.num_identifiers:
@@ -54,15 +54,15 @@ class PuzzleWindows(Windows):
 
     @cached_property
     def test_puzzles(self) -> dict:
-        """Of ARC, the held-out tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
+        """The held-out ARC tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
         path = self.folder / "test_puzzles.json"
         return read_json(path, dict[str, TaskInFile]) if path.exists() else {}
 
     def num_examples(self, sequence_length: int) -> int:
-        """Return how many examples a pass has.
+        """Return how many examples an epoch has.
 
         Raises:
-            DataError: sequence_length is not that of the examples.
+            DataError: sequence_length differs from that of the examples.
         """
         if sequence_length != self.seq_len:
             raise DataError(
@@ -76,7 +76,7 @@ class PuzzleWindows(Windows):
         `puzzle_identifiers` [n].
 
         Raises:
-            DataError: an example has a token that the vocabulary has not.
+            DataError: an example has a token outside the vocabulary.
         """
         indices, split = np.asarray(indices, np.int64), self._split
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
@@ -94,7 +94,7 @@ class PuzzleWindows(Windows):
         return [Piece(document=index, segment=1, first=0, count=self.seq_len, offset=0)]
 
     def document_name(self, document: int) -> str:
-        """Return which group, which puzzle of it and which example of that a window is, and the puzzle's name."""
+        """Return a window's group, puzzle in the group and example in the puzzle, and the puzzle's name."""
         puzzle = int(self._puzzles(np.array([document]))[0])
         group = int(np.searchsorted(self._split.groups, puzzle, side="right")) - 1
         place = f"group {group}, puzzle {puzzle - self._split.groups[group]}"
@@ -111,11 +111,11 @@ class PuzzleWindows(Windows):
 
 
 class PuzzleEpochs(PuzzleWindows):
-    """Examples to train on: a pass, an epoch, visits every group once, in an order of its own.
+    """Training examples: an epoch visits every group once, and each epoch has its own order.
 
-    Of each group one puzzle is drawn, and all its examples come in order, as many as the largest puzzle of the group
-    has: of a smaller one the first come again. Which example comes as which number is a pure function of the seed and
-    that number.
+    One puzzle of each group is drawn, and its examples come in order, as many as the largest puzzle of the group has; a
+    smaller puzzle repeats its first examples. The example with a given number is a pure function of the seed and that
+    number.
     """
 
     def __init__(self, split: Split, digest: str):
@@ -125,7 +125,7 @@ class PuzzleEpochs(PuzzleWindows):
         super().__init__(split, digest)
 
     def order(self, indices: np.ndarray, sequence_length: int, seed: int) -> np.ndarray:
-        """Return the example on disk that is taken as number `indices`: int64 of the same shape."""
+        """Return the stored example for each number in `indices`: int64 of the same shape."""
         epochs, places = np.divmod(np.asarray(indices, np.int64), self.num_examples(sequence_length))
         examples = np.zeros_like(places)
         for epoch in np.unique(epochs).tolist():
