@@ -78,7 +78,8 @@ def large_documents(folder: pathlib.Path) -> dict:
     pq.write_table(pa.table({"text": [text]}), folder / "a.parquet")
     with (folder / "a.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], [text]])
-    for name, copies in (("txt", 0.1), ("jsonl", 2.05), ("parquet", 5), ("csv", 7)):
+    # Of JSON the text and its escaped form, which is 8 % longer, are in memory; the rest is room for the allocator.
+    for name, copies in (("txt", 0.1), ("jsonl", 2.2), ("parquet", 5), ("csv", 7)):
         found = read(folder / f"a.{name}", max_document_mib=2048)
         assert found["documents"] == 1 and found["mib"] < 20 + copies * LARGE_MB, found
         figures[f"document_of_{LARGE_MB}_mb_in_{name}_peak_mib"] = round(found["mib"])

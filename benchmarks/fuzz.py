@@ -24,8 +24,10 @@ def main() -> None:
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failures": [done.stderr[-500:]]}
         failed += [f"{name}: {failure}" for failure in found["failures"]]
         figures[name] = {
-            key: found.get(key) for key in ("cases", "accepted", "refused", "slowest_seconds", "memory_gib")
-        } | {"failures": len(found["failures"])}
+            "cases": found.get("cases"), "accepted": found.get("accepted"), "refused": found.get("refused"),
+            "failures": len(found["failures"]), "slowest_seconds": round(found.get("slowest_seconds", 0.0), 2),
+            "memory_gib": round(found.get("memory_gib", 0.0), 2),
+        }  # fmt: skip
         print(f"{name}: {figures[name]}", flush=True)
     for failure in failed:
         print(failure, file=sys.stderr)
