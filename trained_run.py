@@ -22,7 +22,7 @@ from parallelism.mesh import mesh_context
 from reasoning import sampling
 from training.bucket import path_of
 from training.checkpoints import Checkpoints
-from training.metrics import read_lines
+from training.metrics import read_steps
 from training.other_run import newest_checkpoint, restore_eval_params
 
 
@@ -102,9 +102,7 @@ class TrainedRun:
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order."""
-        path = path_of(str(self.address)) / "metrics.jsonl"
-        lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
-        return [lines[step] for step in sorted(lines)]
+        return read_steps(path_of(str(self.address)) / "metrics.jsonl", kind)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -44,7 +44,8 @@ def load(
 
 def of_workspace(recipe: str) -> str:
     """Return the path of a recipe of this workspace, even if the current folder has a file of the same name."""
-    return recipe if pathlib.Path.cwd() == ROOT else str(ROOT / recipe)
+    file = ROOT / recipe
+    return str(file) if pathlib.Path.cwd() != ROOT and file.is_file() else recipe
 
 
 def recipe_names() -> list[str]:

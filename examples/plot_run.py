@@ -14,7 +14,7 @@ import matplotlib.figure
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from training.metrics import read_lines
+from training.metrics import read_steps
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
@@ -22,8 +22,7 @@ def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
     path = workdir / "metrics.jsonl"
     if not path.is_file():
         raise ValueError(f"{workdir} holds no run: there is no {path.absolute()}")
-    lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
-    return [lines[step] for step in sorted(lines)]
+    return read_steps(path, kind)
 
 
 def values(lines: list[dict], name: str) -> list[float]:

@@ -63,28 +63,28 @@ def _adapter(schema: type) -> pydantic.TypeAdapter:
 
 def _first_line(errors: pydantic.ValidationError) -> str:
     """Return the first error as a part of a line."""
-    first = errors.errors(include_url=False)[0]
+    every = errors.errors(include_url=False)
+    first = every[0]
     key = _shortened(".".join(map(str, first["loc"])).encode("unicode_escape").decode())
     match first["type"]:
         case "json_invalid":
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
             return f"{key} is missing"
-    if choices := _alternatives(errors):
+    if choices := _alternatives(every):
         key = _shortened(key.rpartition(".")[0])
         return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {_shortened(repr(first['input']))}"
     where = f"{key}: " if key else ""
     return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {_shortened(repr(first['input']))}"
 
 
-def _alternatives(errors: pydantic.ValidationError) -> list[str]:
+def _alternatives(errors: list) -> list[str]:
     """Return the names of the types that the first wrong value may have; [] if it may have one type only.
 
     pydantic reports an error for each type, and appends the type to the location as if it were a key.
     """
-    every = errors.errors(include_url=False)
-    place = every[0]["loc"][:-1]
-    kinds = [error["loc"][-1] for error in every if error["loc"][:-1] == place and error["loc"]]
+    place = errors[0]["loc"][:-1]
+    kinds = [error["loc"][-1] for error in errors if error["loc"][:-1] == place and error["loc"]]
     if "float" in kinds and "int" in kinds:
         kinds.remove("int")
     return [KINDS[kind] for kind in kinds] if len(kinds) > 1 and set(kinds) <= KINDS.keys() else []

@@ -95,7 +95,7 @@ def length_keys(recipe: str, length: int | None) -> dict[str, int]:
     if not length:
         return {}
     try:
-        longest = loading.load(_in_workspace(recipe.removeprefix("--config=")), "", {}).config.model.max_length
+        longest = loading.load(loading.of_workspace(recipe.removeprefix("--config=")), "", {}).config.model.max_length
     except ConfigError as error:
         raise usage_error(str(error)) from None
     return {"train.sequence_length": length} | ({"model.max_length": length} if length > longest else {})
@@ -129,7 +129,7 @@ def check(settings: Settings, words: list[str]) -> None:
     mesh = {name: os.environ[name] for name in MESH_VARIABLES if os.environ.get(name)}
     typed = {name.removeprefix("config."): value for name, value in flags.items() if name.startswith("config.")}
     try:
-        loaded = loading.load(_in_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
+        loaded = loading.load(loading.of_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
         if loaded.topology is None:
             return validation.check_keys(loaded.config)
         validation.resolve_mesh(loaded.config, loaded.topology.chips)
@@ -138,9 +138,3 @@ def check(settings: Settings, words: list[str]) -> None:
         validation.validate(loaded.config, loaded.topology.chips)
     except ConfigError as error:
         raise usage_error(str(error)) from None
-
-
-def _in_workspace(recipe: str) -> str:
-    """Return a recipe's path in this repository, because the current folder may have another file of that name."""
-    file = loading.ROOT / recipe
-    return str(file) if file.is_file() else recipe

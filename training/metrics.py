@@ -60,6 +60,17 @@ def read_lines(content: bytes, source: str) -> list[Line]:
     return lines
 
 
+def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
+    """Return the last line of each step in metrics.jsonl of a kind (train, eval, event), in order of the steps.
+
+    Raises:
+      JsonError: as `read_lines`.
+      OSError: the file cannot be read.
+    """
+    lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
+    return [lines[step] for step in sorted(lines)]
+
+
 class MetricsWriter:
     """Appends one JSON object per line, each with its `kind`, from any thread.
 
