@@ -16,8 +16,8 @@ Face's format is only written if a second reader computes the same logits from i
 
 import sys
 
-import command_line
-from configs.base import ConfigError
+from core import command_line
+from configs.errors import ConfigError
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
 command_line.flags.DEFINE_string(
@@ -52,16 +52,16 @@ import time
 
 import jax
 
-import assembly
-from configs.keys import flat
+from core import assembly
+from settings.keys import flat
 from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
 from parallelism.mesh import mesh_context
-from training import workdir as workdirs
-from training.checkpoints import CheckpointError, Checkpoints
-from training.clock import Clock
-from training.goodput import Goodput
-from training.other_run import newest_checkpoint
-from training.retention import Retention
+from checkpointing import workdir as workdirs
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from reporting.clock import Clock
+from reporting.goodput import Goodput
+from checkpointing.source_run import newest_checkpoint
+from checkpointing.retention import Retention
 
 
 def main(command: command_line.Command, verb: str) -> None:

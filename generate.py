@@ -7,7 +7,7 @@ model solves a puzzle instead: python generate.py --workdir=runs/sudoku
 --puzzle=puzzle.txt [--html=steps.html]
 """
 
-import command_line
+from core import command_line
 
 command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be given several times")
 command_line.flags.DEFINE_multi_string(
@@ -18,9 +18,7 @@ command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from t
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=-(2**63), upper_bound=2**63 - 1)
-command_line.flags.DEFINE_string(
-    "puzzle", "", "text file with a Sudoku or a maze to solve, see reasoning/puzzle_file.py"
-)
+command_line.flags.DEFINE_string("puzzle", "", "text file with a Sudoku or a maze to solve, see puzzles/puzzle_file.py")
 command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
 command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
 if __name__ == "__main__":
@@ -30,12 +28,12 @@ import math
 import pathlib
 import sys
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from parallelism.mesh import mesh_context
-from reasoning import pictures, puzzle_file, solving
-from reasoning.sampling import check_answers
+from puzzles import pictures, puzzle_file, solving
+from inference.sampling import check_answers
 from trained_run import TrainedRun, tokenizer_of
-from training.workdir import write_atomically
+from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
 OF_TEXT = ("prompt", "message", *SAMPLING)
@@ -74,7 +72,7 @@ def solve_puzzle(flags, config, address) -> None:
     print(trained.describe(), file=sys.stderr)
     steps = flags.supervision_steps or config.supervision.max_steps
     with mesh_context(trained.run.mesh):
-        answers = solving.solve(trained.run, trained.params, puzzle.tokens, steps)
+        answers = solving.solve(trained.run.objective, trained.run.graph, trained.params, puzzle.tokens, steps)
     print("\n".join(solving.report(puzzle, answers)))
     if flags.html:
         size, (cells, halts) = puzzle.tokens.shape, zip(*answers, strict=True)

@@ -12,8 +12,8 @@ import sys
 import traceback
 
 try:
-    from configs.base import ConfigError
-    from configs.keys import did_you_mean, similar
+    from configs.errors import ConfigError
+    from configs.errors import did_you_mean, similar
     from pods import settings as table
     from pods.transports import PodError, connect, usage_error
 except ModuleNotFoundError as missing:

@@ -7,8 +7,8 @@ fits, its expected speed, where the time goes, its cost, and changes that would 
 
 import sys
 
-import command_line
-from command_line import FLAGS, flags
+from core import command_line
+from core.command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
@@ -41,9 +41,10 @@ import math
 import os
 import re
 
-from configs import loading, topologies, validation
-from configs.base import ConfigError, shown
-from configs.resolving import Loaded
+from settings import loading, validation
+from configs import topologies
+from configs.errors import ConfigError, shown
+from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import advice, compare, report, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler

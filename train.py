@@ -5,14 +5,14 @@ A run in the workdir is resumed from its newest valid checkpoint. With --evaluat
 all documents of other data if --config.data.path is given.
 """
 
-import command_line
-from configs.base import ConfigError
+from core import command_line
+from configs.errors import ConfigError
 
 flags = command_line.flags
 flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
 flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
 flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
-flags.DEFINE_string("faults", "", "strike on purpose, see training/faults.py: kill:1@300,nan@550,...")
+flags.DEFINE_string("faults", "", "strike on purpose, see cluster/faults.py: kill:1@300,nan@550,...")
 
 
 def use_of_run(parsed) -> str:
@@ -36,34 +36,36 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-import assembly
-import inspection
-from configs import layouts, preference, ramp, ranges, stored_config, validation
-from configs.keys import DATA_READ, flat
-from evaluation import evaluate_newest
+from core import assembly
+from core import inspection
+from settings import layouts, preference, ramp, ranges, stored_config, validation
+from settings.keys import DATA_READ, flat
+from core.evaluation import evaluate_newest
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from job import Job, digest, losses_of, position_of
-from parallelism import processes
-from training import lease, preflight, replicas, step_log, teacher
-from training import workdir as workdirs
-from training.checkpoints import Checkpoints, Damaged
-from training.clock import Clock
-from training.display import Display
-from training.faults import Fault, Faults, parse_faults, with_nan_gradients
-from training.goodput import Goodput
-from training.interruption import Interrupted, in_thread, interruption
-from training.lost_data import DataGone, LostData
-from training.maintenance import maintenance_notices
-from training.metrics import MetricsWriter
-from training.other_run import initial
-from training.programs import CompiledSteps, Shape, shape_of
-from training.retention import Retention
-from training.step import every
-from training.step_log import NonFinite
-from training.watch import HeartbeatFile, watchdog
+from core.job import Job, digest, losses_of, position_of
+from cluster import processes
+from checkpointing import lease, teacher
+from reporting import preflight, step_log
+from training import replicas
+from checkpointing import workdir as workdirs
+from checkpointing.checkpoints import Checkpoints, Damaged
+from reporting.clock import Clock
+from reporting.display import Display
+from cluster.faults import Fault, Faults, parse_faults, with_nan_gradients
+from reporting.goodput import Goodput
+from cluster.interruption import Interrupted, in_thread, interruption
+from checkpointing.lost_data import DataGone, LostData
+from cluster.maintenance import maintenance_notices
+from reporting.metrics import MetricsWriter
+from checkpointing.source_run import initial
+from training.compiled_steps import CompiledSteps, Shape, shape_of
+from checkpointing.retention import Retention
+from reporting.step_log import every
+from reporting.step_log import NonFinite
+from cluster.watch import HeartbeatFile, watchdog
 
 
 def train(
@@ -82,7 +84,7 @@ def train(
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
       faults: to inject.
       started: time.monotonic() at the start of this process; default: now.
-      origin: contents of the run's run.json, see configs/stored_config.py.
+      origin: contents of the run's run.json, see settings/stored_config.py.
 
     Raises:
       Interrupted: SIGINT or SIGTERM arrived; the state is saved.

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import assembly
-from configs import stored_config, validation
-from configs.base import ConfigError
+from checkpointing.bucket import path_of
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from configs.errors import ConfigError
+from core import assembly
+from inference import sampling
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
-from reasoning import sampling
-from training.bucket import path_of
-from training.checkpoints import Checkpoints
-from training.metrics import read_steps
-from training.other_run import newest_checkpoint, restore_eval_params
+from reporting.metrics import read_steps
+from settings import stored_config, validation
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -86,7 +86,7 @@ class TrainedRun:
         return np.asarray(found)
 
     def generate(self, prompts: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
-        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in reasoning/decoding.py."""
+        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in inference/decoding.py."""
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
                 self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature, **how

@@ -21,11 +21,11 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-import assembly
+from core import assembly
 from configs import base, medium
 from parallelism.mesh import mesh_context
-from training.checkpoints import Checkpoints
-from training.retention import Retention
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.retention import Retention
 
 ROUNDS = 3
 TOKENS = (4, 512)

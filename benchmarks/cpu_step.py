@@ -18,8 +18,8 @@ import support
 
 import updates
 from configs import tiny
-from configs.keys import assign
-from training.throughput import measured_matmul_peak
+from settings.keys import assign
+from reporting.throughput import measured_matmul_peak
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (5, 4)
 SIX_LAYERS = {

@@ -27,14 +27,14 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-import assembly
+from core import assembly
 from configs import base
-from configs.keys import flat
+from settings.keys import flat
 from input_pipeline.synthetic import MarkovWindows
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
-from training.checkpoints import Checkpoints, Damaged
-from training.retention import Retention
+from checkpointing.checkpoints import Checkpoints, Damaged
+from checkpointing.retention import Retention
 
 DAMAGES, FLIPS = (100, 20) if support.QUICK else (1000, 200)
 STEPS = 3  # of the run; the last two are saved

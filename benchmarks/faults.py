@@ -32,7 +32,7 @@ if __name__ == "__main__":
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 from tests import groups
-from training import manifest
+from checkpointing import manifest
 
 HOST = re.escape(socket.gethostname())
 STEPS, SAVE_EVERY, STRIKE = 30, 5, 12  # the step at which most faults strike

@@ -32,7 +32,7 @@ PEAK = """
 import json, pathlib, sys, time
 from configs.base import get_config
 from input_pipeline.corpus import prepare
-from input_pipeline.documents import scan
+from input_pipeline.reading.documents import scan
 from input_pipeline.errors import DataError
 from input_pipeline.sources import read_source
 

@@ -24,7 +24,7 @@ import jax
 import updates
 from configs import llama_1b, topologies
 from models import decoder_lm
-from training.throughput import measured_matmul_peak
+from reporting.throughput import measured_matmul_peak
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (3, 20)
 

@@ -25,8 +25,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
 import train
-from configs import tiny, validation
-from configs.keys import assign
+from configs import tiny
+from settings import validation
+from settings.keys import assign
 
 STEP_SECONDS, WARM_STEPS, STEPS = 0.01, 50, 200 if support.QUICK else 2000
 TOY = {

@@ -18,8 +18,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import jax
 
-import assembly
-from configs import loading, topologies
+from core import assembly
+from settings import loading
+from configs import topologies
 from configs.base import MESH_AXES
 from input_pipeline.synthetic import MarkovWindows
 from parallelism.mesh import mesh_context

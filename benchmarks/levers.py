@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import support
 
-from configs.resolving import Loaded
+from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from layers.block import REMAT
 from rehearsal import record

@@ -11,8 +11,8 @@ import sys
 
 import support
 
-from configs import loading, validation
-from configs.resolving import Loaded
+from settings import loading, validation
+from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate

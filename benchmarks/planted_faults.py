@@ -122,7 +122,7 @@ FAULTS = (
     Fault(
         "LoRA's scale is upside down", "layers/adapters.py",
         "scale=lora.alpha / lora.rank", "scale=lora.rank / lora.alpha",
-        ("tests/training/test_adapters.py::test_merged_with_what_they_are_beside_they_compute_the_same",),
+        ("tests/checkpointing/test_adapters.py::test_merged_with_what_they_are_beside_they_compute_the_same",),
     ),
     Fault(
         "a gradient's sum leaves out the neighbours on one side", "layers/fsdp.py",
@@ -137,7 +137,7 @@ FAULTS = (
     Fault(
         "the cache's next place is a token early", "models/decoder_lm.py",
         'cache["start"] + tokens_BT.shape[1]', 'cache["start"] + tokens_BT.shape[1] - 1',
-        ("tests/models/test_decoder_lm.py", "tests/reasoning/test_decoding.py"),
+        ("tests/models/test_decoder_lm.py", "tests/inference/test_decoding.py"),
     ),
     Fault(
         "FLOPs of attention are half of what they are", "models/decoder_lm.py",
@@ -196,35 +196,35 @@ FAULTS = (
         "jnp.all(values <= limits)", "jnp.any(values <= limits)", ("tests/training/test_guard.py",),
     ),
     Fault(
-        "what a restart does again counts as work twice", "training/goodput.py",
+        "what a restart does again counts as work twice", "reporting/goodput.py",
         'self.before["training"] -= trained', 'self.before["training"] -= 0 * trained',
-        ("tests/training/test_goodput.py",),
+        ("tests/reporting/test_goodput.py",),
     ),
     Fault(
-        "the worst checkpoint is kept as the best", "training/retention.py",
-        "(losses[step], step)", "(-losses[step], step)", ("tests/training/test_retention.py",),
+        "the worst checkpoint is kept as the best", "checkpointing/retention.py",
+        "(losses[step], step)", "(-losses[step], step)", ("tests/checkpointing/test_retention.py",),
     ),
     Fault(
-        "digests are not compared", "training/manifest.py",
+        "digests are not compared", "checkpointing/manifest.py",
         "return None if found == digest else", "return None if found else",
-        ("tests/training/test_damage.py::test_a_damage_is_detected_by_name_or_changes_nothing",),
+        ("tests/checkpointing/test_damage.py::test_a_damage_is_detected_by_name_or_changes_nothing",),
     ),
     Fault(
-        "a stranger's proof is good whatever it is", "parallelism/door.py",
+        "a stranger's proof is good whatever it is", "cluster/door.py",
         'hmac.compare_digest(proof, _proof(secret, b"process", nonces))', "len(proof) == PROOF_BYTES",
-        ("tests/parallelism/test_door.py",),
+        ("tests/cluster/test_door.py",),
     ),
     Fault(
-        "a lease falls by the clock of the host", "training/lease.py",
+        "a lease falls by the clock of the host", "checkpointing/lease.py",
         "generation and now < written", "generation and time.time() < written",
-        ("tests/training/test_lease.py::test_the_clock_of_who_wants_a_lease_does_not_count",),
+        ("tests/checkpointing/test_lease.py::test_the_clock_of_who_wants_a_lease_does_not_count",),
     ),
     Fault(
-        "a lease is renewed when it has run out", "training/lease.py",
-        "lease.renew, RENEW_SECONDS", "lease.renew, LEASE_SECONDS", ("tests/training/test_lease.py",),
+        "a lease is renewed when it has run out", "checkpointing/lease.py",
+        "lease.renew, RENEW_SECONDS", "lease.renew, LEASE_SECONDS", ("tests/checkpointing/test_lease.py",),
     ),
     Fault(
-        "a run that diverged ends with status 0", "training/step_log.py",
+        "a run that diverged ends with status 0", "reporting/step_log.py",
         "exit_status = 3", "exit_status = 0",
         ("tests/test_train.py::test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it",),
     ),
@@ -233,14 +233,14 @@ FAULTS = (
         "bits * (2 * places + 1) * (places ^ jnp.uint32(0x9E3779B9) | 1)", "bits", ("tests/training/test_replicas.py",),
     ),
     Fault(
-        "going back leaves out a batch before the bad ones", "job.py",
+        "going back leaves out a batch before the bad ones", "core/job.py",
         "max(0, step - stage.step - 1)", "max(0, step - stage.step - 2)",
         ("tests/test_survival.py::test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches",),
     ),
     Fault(
-        "a smaller batch has a larger learning rate", "configs/ramp.py",
+        "a smaller batch has a larger learning rate", "settings/ramp.py",
         "(size / config.train.global_batch) **", "(config.train.global_batch / size) **",
-        ("tests/configs/test_ramp.py",),
+        ("tests/settings/test_ramp.py",),
     ),
     Fault(
         "neighbours of a mesh are far apart", "parallelism/mesh.py",
@@ -265,19 +265,19 @@ FAULTS = (
         ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
     Fault(
-        "top_p leaves out the token that reaches it", "reasoning/decoding.py",
+        "top_p leaves out the token that reaches it", "inference/decoding.py",
         "jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV", "jnp.cumsum(probabilities_BV, axis=-1)",
-        ("tests/reasoning/test_decoding.py",),
+        ("tests/inference/test_decoding.py",),
     ),
     Fault(
-        "votes are weighed, not counted", "reasoning/voting.py",
+        "votes are weighed, not counted", "puzzles/voting.py",
         "(-count, -total / count, predicted)", "(-total, -count, predicted)",
-        ("tests/reasoning/test_voting.py",),
+        ("tests/puzzles/test_voting.py",),
     ),
     Fault(
-        "a prompt begins with two ends of document", "reasoning/sampling.py",
+        "a prompt begins with two ends of document", "inference/sampling.py",
         "[[tokenizer.end_of_document, *prompt]", "[[tokenizer.end_of_document] * 2 + [*prompt]",
-        ("tests/reasoning/test_answer.py", "tests/reasoning/test_decoding.py"),
+        ("tests/inference/test_answer.py", "tests/inference/test_decoding.py"),
     ),
     Fault(
         "exported matrices are not transposed", "migration/hugging_face_tensors.py",

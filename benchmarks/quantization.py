@@ -10,7 +10,7 @@ import sys
 
 import support
 
-from configs import loading, validation
+from settings import loading, validation
 from input_pipeline.cache import cache_folder
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate

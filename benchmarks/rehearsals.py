@@ -14,8 +14,8 @@ import time
 
 import support
 
-from configs import loading, validation
-from configs.resolving import Loaded
+from settings import loading, validation
+from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import search, sizing
 from rehearsal.compiler import Compiler

@@ -11,7 +11,7 @@ import json
 import support
 
 from rehearsal import record
-from training.display import duration
+from reporting.display import duration
 
 SIZES = ("small", "medium", "large")
 RECIPES = (*SIZES, *(f"{size}_moe" for size in SIZES))

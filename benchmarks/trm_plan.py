@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from levers import OTHER_PRICES, option
 
-from configs import loading, validation
-from configs.resolving import Loaded
+from settings import loading, validation
+from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from models import trm
 from rehearsal import assumptions, hlo, schedule

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 import support
 
-import assembly
+from core import assembly
 import trm_reference_torch
 from configs.trm import sudoku
-from training.throughput import has_native_bfloat16
+from reporting.throughput import has_native_bfloat16
 from updates import updating
 
 ROUNDS, BATCH = (1, 4) if support.QUICK else (5, 64)

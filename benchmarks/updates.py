@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-import assembly
+from core import assembly
 from parallelism.mesh import mesh_context
 
 

@@ -11,21 +11,7 @@ from ml_collections import ConfigDict
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
-SHOWN_CHARACTERS = 60  # of a wrong value in a message
 BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot run: one line with the key, the value, the rule and what would work."""
-
-    exit_status = 2
-
-
-def shown(value) -> str:
-    """Return a value as a message has it: in one line, its end left out where it is long."""
-    text = str(value)
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def get_config() -> ConfigDict:

@@ -4,15 +4,14 @@
 TPU v4-N and v5p-N count TensorCores, two per chip; v5e-N and v6e-N count chips. Sources of compute, memory and links
 are the "System architecture" pages of the Cloud TPU documentation (v4, v5e, v5p, v6e) and NVIDIA's H100 and H200 data
 sheets (dense bfloat16, int8 and fp8). The bandwidth to the host's memory is from jax-ml.github.io/scaling-book/tpus:
-15 GB/s for TPUs, and 32 GB/s for v6e. A CPU has no peak here; training/throughput.py measures it.
+15 GB/s for TPUs, and 32 GB/s for v6e. A CPU has no peak here; reporting/throughput.py measures it.
 """
 
 import dataclasses
 import re
 from importlib import metadata
 
-from configs.base import ConfigError, shown
-from configs.keys import did_you_mean, similar
+from configs.errors import ConfigError, did_you_mean, shown, similar
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown

@@ -14,7 +14,7 @@ import matplotlib.figure
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from training.metrics import read_steps
+from reporting.metrics import read_steps
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:

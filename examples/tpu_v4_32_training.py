@@ -16,7 +16,7 @@ import itertools
 import math
 import os
 
-import command_line
+from core import command_line
 
 command_line.flags.DEFINE_bool("synthetic", False, "train on one generated batch, in place of a corpus")
 command_line.flags.DEFINE_integer("steps", 100, "optimizer updates", 1)
@@ -31,10 +31,10 @@ if __name__ == "__main__":
 import jax
 
 import train
-from configs import validation
+from settings import validation
 from input_pipeline.synthetic import MarkovWindows
-from parallelism import processes
-from training.metrics import read_lines
+from cluster import processes
+from reporting.metrics import read_lines
 
 
 def repeated_batch(config):

@@ -8,9 +8,9 @@ from functools import partial
 from input_pipeline.cache import cache_folder, digest_of_json
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
-from input_pipeline.documents import Document, Span, hold_out, scan
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, mixture_of_one, parse
+from input_pipeline.reading.documents import Document, Span, hold_out, scan
 from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from input_pipeline.cache import digest, digest_of_json, locked, write_json, writing
-from input_pipeline.documents import PIECE_BYTES, Span, check_unchanged
 from input_pipeline.errors import DataError, DataLost
 from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
+from input_pipeline.reading.documents import PIECE_BYTES, Span, check_unchanged
 from input_pipeline.shard_files import Manifest, Record, ShardFile, damage, digest_of, read_manifest, read_record
 from input_pipeline.windows import Windows
 

@@ -12,15 +12,15 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from input_pipeline import formats, hugging_face, remote
 from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
-from input_pipeline.documents import Document, TextFile
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import build
-from input_pipeline.records import Reader, RecordFile
+from input_pipeline.reading import formats, hugging_face, remote
+from input_pipeline.reading.documents import Document, TextFile
+from input_pipeline.reading.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows

@@ -21,9 +21,9 @@ import sentencepiece
 
 from files.json_reader import Object, parse_json
 from input_pipeline.cache import digest, locked, writing
-from input_pipeline.documents import Span
 from input_pipeline.errors import DataError
-from input_pipeline.json_lines import shown
+from input_pipeline.reading.documents import Span
+from input_pipeline.reading.json_lines import shown
 
 MOST_BYTES = 128 << 20  # of a tokenizer's file; the largest published ones have about 60 MB
 MOST_IDS = 1 << 24

@@ -2,7 +2,7 @@
 """Fully sharded parameters: all-gather each layer's weights before use, reduce-scatter their gradients.
 
 These functions act inside a `jax.shard_map` over the whole mesh, where every device computes for its own rows of the
-batch (training/shards.py). Anywhere else they change nothing: the compiler inserts the collectives.
+batch (training/shard_map.py). Anywhere else they change nothing: the compiler inserts the collectives.
 """
 
 import contextlib

@@ -18,10 +18,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-import assembly
-from configs import base, validation
-from configs.base import ConfigError
-from configs.keys import flat
+from checkpointing import array_files
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.retention import Retention
+from checkpointing.source_run import newest_checkpoint, reader
+from checkpointing.workdir import open_workdir
+from configs import base
+from configs.errors import ConfigError
+from core import assembly
 from files.json_reader import JsonError, read_json
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
@@ -29,11 +33,8 @@ from migration import safetensors_files
 from migration.hugging_face_config import Config
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
-from training import array_files
-from training.checkpoints import Checkpoints
-from training.other_run import newest_checkpoint, reader
-from training.retention import Retention
-from training.workdir import open_workdir
+from settings import validation
+from settings.keys import flat
 
 KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
 WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # published files that are not kept; an export writes its own

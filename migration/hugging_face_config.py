@@ -8,8 +8,8 @@ from typing import Annotated
 
 import pydantic
 
-from configs import ranges
 from files.json_reader import Object
+from settings import ranges
 
 Count = Annotated[int, pydantic.Field(ge=1, le=ranges.LARGEST_INT)] | None
 Window = Annotated[int, pydantic.Field(ge=0, le=ranges.LARGEST_INT)] | None  # 0: none

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from configs.base import ConfigError, shown
+from configs.errors import ConfigError, shown
 
 
 class Rule(NamedTuple):

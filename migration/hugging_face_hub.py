@@ -12,7 +12,7 @@ import huggingface_hub
 from huggingface_hub import errors
 from huggingface_hub.utils import disable_progress_bars
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from migration.hugging_face import BESIDE, WRITTEN
 
 

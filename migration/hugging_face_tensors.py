@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from migration import hugging_face_families as families
 
 BLOCK_BYTES = 1 << 26  # of float32 rows in memory at once

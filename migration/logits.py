@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-import assembly
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES
+from configs.errors import ConfigError
+from core import assembly
 from files.array_files import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer

@@ -10,14 +10,14 @@ import pathlib
 
 import numpy as np
 
-from configs import fine_tuning
-from configs.base import ConfigError
+from checkpointing import adapters, array_files
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import newest_checkpoint
+from configs.errors import ConfigError
 from migration import safetensors_files
 from migration.hugging_face import as_published, kept_in, new_folder, read_config
 from migration.hugging_face_tensors import Tensor
-from training import adapters, array_files
-from training.checkpoints import Checkpoints
-from training.other_run import newest_checkpoint
+from settings import fine_tuning
 
 FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from configs.base import shown
+from configs.errors import shown
 from files.json_reader import JsonError, Object, read_json
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}

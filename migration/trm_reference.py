@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from files.atomic import write_atomically
 from migration.safetensors_files import WeightsError, check_names
-from training.workdir import write_atomically
 
 PREFIXES = ("_orig_mod.model.", "model.", "")
 TABLE = "inner.puzzle_emb.weights"

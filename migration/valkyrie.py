@@ -14,11 +14,12 @@ import sys
 
 from ml_collections import ConfigDict
 
-from configs import llama2_7b, loading, validation
-from configs.base import ConfigError
-from configs.resolving import environment_mesh
+from cluster import processes, startup
+from configs import llama2_7b
+from configs.errors import ConfigError
 from input_pipeline.cache import cache_path
-from parallelism import processes, startup
+from settings import loading, validation
+from settings.resolving import environment_mesh
 
 JOIN_SECONDS = 300
 EARLIER_MESH = (4, 4, 2)  # data, model, fsdp of 32 chips; other numbers of chips get the nearest shape
@@ -147,7 +148,7 @@ def create_train_step(
     Raises:
       ConfigError: an argument is an object instead of a name, or the mesh does not divide a size.
     """
-    import assembly
+    from core import assembly
 
     _check_fixed(use_2d_sharding=use_2d_sharding, use_3d_mesh=use_3d_mesh)
     for what, name in (("model", model), ("optimizer", optimizer)):

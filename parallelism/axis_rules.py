@@ -6,7 +6,8 @@ import math
 from flax.traverse_util import unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.base import BATCH_AXES, ConfigError
+from configs.base import BATCH_AXES
+from configs.errors import ConfigError
 
 RULES = (
     # weights

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from parallelism.axis_rules import RULES
 
 

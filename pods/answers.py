@@ -18,7 +18,7 @@ Digest = Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z._-]{0,64}$")]
 
 
 class Heartbeat(Object):
-    """The heartbeat of a process of train.py, see training/watch.py."""
+    """The heartbeat of a process of train.py, see cluster/watch.py."""
 
     step: Number
     phase: Annotated[str, pydantic.Field(pattern="^[a-z_ ]{1,20}$")]

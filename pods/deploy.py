@@ -9,12 +9,12 @@ import tempfile
 
 from absl import flags
 
-from configs import loading
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, switches, watch
 from pods.answers import Report
 from pods.settings import Settings, with_experts
 from pods.transports import PodError, Transport, expect_success, usage_error
+from settings import loading
 
 CONFIG = "configs/optimization_config.json"  # in the code's folder on a host
 REPORT = "optimization_deployment_report.json"

@@ -25,11 +25,11 @@ from typing import Annotated, NotRequired
 import pydantic
 
 from configs import topologies
-from configs.loading import ROOT
 from files.json_reader import Object
 from pods import hosts, records
 from pods.settings import LARGEST, Settings
 from pods.transports import PodError, Result, expect_success, selected, usage_error
+from settings.loading import ROOT
 
 KEPT = (  # variables that workers inherit; a real host would not see the others either
     r"PATH|LANG|LC_\w+|TERM|TZ|USER|LOGNAME|SHELL|TMPDIR|\w+_proxy|\w+_PROXY|SSL_\w+|HF_\w+|XLA_FLAGS"

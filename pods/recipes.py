@@ -5,11 +5,12 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
-from configs import loading, simulation, topologies, validation
-from configs.base import ConfigError
+from configs import topologies
+from configs.errors import ConfigError
 from pods import switches
 from pods.settings import Settings
 from pods.transports import Transport, usage_error
+from settings import loading, simulation, validation
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}

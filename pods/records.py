@@ -11,7 +11,8 @@ from typing import Annotated, NotRequired
 
 import pydantic
 
-from configs.base import shown
+from configs.errors import shown
+from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, Scalar, Schema, read_json
 from pods.settings import FIELDS, ROOT, Settings
 from pods.transports import PodError, usage_error
@@ -148,6 +149,4 @@ def _creation_path(settings: Settings) -> pathlib.Path:
 def write_json(path: pathlib.Path, content: dict) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1))
-    partial.replace(path)
+    write_atomically(path, json.dumps(content, indent=1).encode())

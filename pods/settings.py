@@ -14,11 +14,12 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from configs import loading, topologies
-from configs.base import shown
-from configs.keys import DASHES, did_you_mean, similar, stray_argument
-from configs.loading import ROOT
+from configs import topologies
+from configs.errors import did_you_mean, shown, similar
 from pods.transports import check_worker, usage_error
+from settings import loading
+from settings.keys import DASHES, stray_argument
+from settings.loading import ROOT
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # node names that Google accepts

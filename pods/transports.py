@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from configs.base import shown
+from configs.errors import shown
 
 WORKERS = re.compile(
     r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*"

@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 
+from checkpointing.bucket import copy_name
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, records
 from pods.answers import Answer, Configuration
 from pods.settings import Settings
 from pods.transports import PodError, Transport
-from training.bucket import copy_name
-from training.metrics import read_lines
+from reporting.metrics import read_lines
 
 WATCH_SECONDS = 1.0
 IDLE = "nothing runs"  # nothing is launched, or it was stopped

@@ -5,10 +5,11 @@ import dataclasses
 from collections.abc import Callable
 
 from configs import topologies as presets
-from configs import validation
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES
+from configs.errors import ConfigError
 from rehearsal import report
 from rehearsal.report import COST, STATE
+from settings import validation
 
 DATA, FSDP = (1, 2, 4, 8), (1, 2, 4)
 

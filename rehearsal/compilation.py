@@ -22,13 +22,14 @@ import time
 import jax
 from jax.experimental.topologies import get_topology_desc
 
-from assembly import assemble
 from configs import topologies
-from configs.base import ConfigError
-from configs.keys import from_flat
+from configs.errors import ConfigError
+from core.assembly import assemble
 from rehearsal import sealed
 from rehearsal.compiler import FACTS, PROGRAM, digest, first_line, is_whole
-from training import offload, throughput
+from reporting import throughput
+from settings.keys import from_flat
+from training import offload
 
 
 def main() -> None:

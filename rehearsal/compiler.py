@@ -22,16 +22,14 @@ import time
 from collections.abc import Callable, Iterator
 
 from configs import topologies
-from configs.base import ConfigError
-from configs.keys import flat
+from configs.errors import ConfigError
 from rehearsal import sealed
+from settings.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "assembly.py", "configs/architecture.py", "configs/base.py", "configs/fine_tuning.py", "configs/keys.py",
-    "configs/layouts.py", "configs/loading.py", "configs/ramp.py", "configs/ranges.py", "configs/resolving.py",
-    "configs/simulation.py", "configs/stored_config.py", "configs/together.py", "configs/topologies.py",
-    "configs/validation.py", "files", "layers", "models", "objectives", "parallelism", "training",
+    "core/assembly.py", "configs/base.py", "configs/errors.py", "configs/topologies.py", "checkpointing", "cluster",
+    "files", "layers", "models", "objectives", "parallelism", "reporting", "settings", "training",
     "rehearsal/compilation.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")

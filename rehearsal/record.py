@@ -6,9 +6,10 @@ import json
 import pathlib
 import re
 
-from configs import loading, topologies, validation
-from configs.resolving import Loaded
+from configs import topologies
 from rehearsal.compiler import LIBRARIES
+from settings import loading, validation
+from settings.resolving import Loaded
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 FOLDER = pathlib.Path(__file__).with_name("recorded")

@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from configs import topologies
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from input_pipeline.cache import writing
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate
 from rehearsal.sections import COLOURS, SPENT, Section, seconds_text
-from training.display import duration
+from reporting.display import duration
 
 WIDTH = 110
 BAR = 40  # characters

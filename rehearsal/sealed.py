@@ -3,10 +3,9 @@
 
 import hashlib
 import json
-import os
 import pathlib
-import tempfile
 
+from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, read_json
 
 MAX_BYTES = 256 << 20  # of the timelines of a large program
@@ -21,9 +20,7 @@ class Sealed(Object):
 
 def write(path: pathlib.Path, content: dict) -> None:
     """Write a file atomically."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump({"sha256": _digest(content), "content": content}, file)
-    os.rename(file.name, path)
+    write_atomically(path, json.dumps({"sha256": _digest(content), "content": content}).encode())
 
 
 def read(path: pathlib.Path) -> dict | None:

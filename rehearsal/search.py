@@ -11,15 +11,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from configs.architecture import divisors
-from configs.base import ConfigError
-from configs.keys import flat
-from configs.ranges import CHOICES
-from configs.validation import changed
+from configs.errors import ConfigError
 from rehearsal import assumptions, report, sizing
 from rehearsal.compiler import GIB
 from rehearsal.sections import options
-from training.display import duration
+from reporting.display import duration
+from settings.architecture import divisors
+from settings.keys import flat
+from settings.ranges import CHOICES
+from settings.validation import changed
 
 RECOMPUTED = {  # fraction of the model's FLOPs
     "none": 0.0, "dots": 0.03, "mlp": 0.06, "up": 0.12, "attention": 0.22, "query": 0.26, "attended": 0.28,

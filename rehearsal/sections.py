@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from training.display import duration
+from reporting.display import duration
 
 COLOURS = {  # of bars and plots
     "parameters": "#6ea8dc", "optimizer": "#9a9fe0", "batch": "#b9a58c", "gradients": "#e9b44c",

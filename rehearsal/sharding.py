@@ -30,7 +30,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
 from rehearsal.sections import seconds_text

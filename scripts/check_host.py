@@ -10,7 +10,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-import command_line
+from core import command_line
 
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__)
@@ -23,10 +23,10 @@ import socket
 import jax
 
 import train
-from configs import validation
+from settings import validation
 from input_pipeline import batches as pipeline
-from parallelism import identity, processes
-from training.metrics import read_lines
+from cluster import identity, processes
+from reporting.metrics import read_lines
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 3

@@ -17,7 +17,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-import command_line
+from core import command_line
 from pods import deploy, records
 from pods.transports import PodError
 
@@ -33,13 +33,13 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
-import assembly
-from configs import validation
-from configs.keys import flat
-from parallelism import identity, processes
+from core import assembly
+from settings import validation
+from settings.keys import flat
+from cluster import identity, processes
 from parallelism.mesh import mesh_context
-from training import preflight
-from training.step_log import NonFinite
+from reporting import preflight
+from reporting.step_log import NonFinite
 
 STEPS = 3
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 try:
-    from configs import stored_config
+    from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")

@@ -6,8 +6,8 @@ import os
 import signal
 from importlib import metadata
 
+from cluster import startup
 from input_pipeline.cache import cache_path
-from parallelism import startup
 
 QUICK_COMPILATION = (
     "--xla_backend_optimization_level=0",

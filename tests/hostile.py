@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from parallelism.door import ANSWER_BYTES, GREETING_BYTES, NONCE_BYTES
+from cluster.door import ANSWER_BYTES, GREETING_BYTES, NONCE_BYTES
 from tests import groups
 
 CONNECT_SECONDS = 20.0  # which a busy machine may take

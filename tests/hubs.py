@@ -4,10 +4,10 @@
 import concurrent.futures
 import threading
 
-from parallelism.addresses import listen
-from parallelism.hub import Hub
-from parallelism.line import Line
-from parallelism.secret import VARIABLE, Secret
+from cluster.addresses import listen
+from cluster.hub import Hub
+from cluster.line import Line
+from cluster.secret import VARIABLE, Secret
 from tests.groups import free_ports
 
 SECRET = Secret(VARIABLE, b"known to the processes of the run alone")

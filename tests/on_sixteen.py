@@ -7,7 +7,7 @@ Prints the largest relative error of loss and gradients of each mesh as JSON.
 import json
 import sys
 
-from parallelism import startup
+from cluster import startup
 
 startup.simulate(16)
 

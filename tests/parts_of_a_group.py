@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from parallelism import processes, startup
+from cluster import processes, startup
 
 startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
 processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
@@ -20,9 +20,9 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
+from cluster.hub import RunError  # noqa: E402
 from configs.base import MESH_AXES  # noqa: E402
 from parallelism.axis_rules import batch_sharding  # noqa: E402
-from parallelism.hub import RunError  # noqa: E402
 from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
 from parallelism.placement import local_rows  # noqa: E402
 from parallelism.resharding import reshard  # noqa: E402

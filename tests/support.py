@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from configs import base, loading
+from configs import base
 from models import decoder_lm
 from parallelism.mesh import make_mesh
+from settings import loading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

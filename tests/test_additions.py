@@ -189,11 +189,12 @@ TESTS = '''"""What was added is used."""
 
 import jax
 
-import assembly
-from configs import base, loading, topologies, validation
+from core import assembly
+from configs import base, topologies
+from settings import loading, validation
 from input_pipeline.sources import read_source
 from parallelism.mesh import mesh_context
-from reasoning.decoding import generate
+from inference.decoding import generate
 
 SMALL = {
     "model.num_layers": "2", "model.embed_dim": "16", "model.mlp_dim": "24", "model.vocab_size": "32",
@@ -244,7 +245,7 @@ ADDITIONS = {  # of each kind: {file: its text, or (what stands there, what does
     "objective": {"objectives/added.py": OBJECTIVE},
     "data source": {"input_pipeline/sources.py": ("\n\ndef format_of", SOURCE + "\n\ndef format_of")},
     "file format of many documents": {
-        "input_pipeline/formats.py": ("BY_SUFFIX: dict[str, type[RecordFile]] = {", FORMAT)
+        "input_pipeline/reading/formats.py": ("BY_SUFFIX: dict[str, type[RecordFile]] = {", FORMAT)
     },
     "optimizer": {"training/optimizers.py": ("\n\ndef _adam(", OPTIMIZER + "\n\ndef _adam(")},
     "schedule": {"training/schedules.py": ("\n\ndef scaled(", SCHEDULE + "\n\ndef scaled(")},
@@ -256,7 +257,7 @@ FILES = {  # that an addition touches, with its recipe and its test where it has
 }  # fmt: skip
 HOUSE = (  # what knows lists of files, names and shapes
     "tests/test_added.py", "tests/test_architecture.py", "tests/configs/test_golden.py",
-    "tests/configs/test_topologies.py", "tests/configs/test_simulation.py", "tests/configs/test_loading.py",
+    "tests/configs/test_topologies.py", "tests/settings/test_simulation.py", "tests/settings/test_loading.py",
 )  # fmt: skip
 # Of these; all else is in this suite anyway.
 OF_IT = "added or written_down or v5e-4 or test_architecture and not (point_down or few_libraries or at_once)"

@@ -10,44 +10,47 @@ import sys
 
 import pytest
 
-from parallelism import identity
+from cluster import identity
 from rehearsal import compiler
 from tests.shape_check import SUFFIX
 from tests.support import ROOT
 
-ROOMS = {  # of ours that a room may import, beside itself
+ROOMS = {  # the rooms that a room may import; itself is always allowed
     "files": set(),
     "configs": {"files"},
     "layers": set(),
     "models": {"layers"},
     "objectives": {"layers"},
+    "settings": {"configs", "files"},
     "input_pipeline": {"files"},
-    "parallelism": {"configs", "files"},
-    "training": {"configs", "files", "layers", "objectives", "parallelism"},
+    "reporting": {"configs", "files", "settings"},
+    "cluster": {"configs", "files", "settings", "reporting"},
+    "parallelism": {"configs"},
+    "training": {"configs", "files", "settings", "layers", "reporting", "cluster", "parallelism"},
+    "checkpointing": {"configs", "files", "settings", "layers", "reporting", "cluster", "training"},
+    "inference": {"configs", "layers", "input_pipeline"},
+    "puzzles": {"configs", "files", "objectives", "input_pipeline"},
 }
 LOWER = set(ROOMS)
-ROOMS["pods"] = {"configs", "files", "training"}  # of training the one file that imports no jax
-ROOMS["assembly"] = LOWER
-ROOMS |= dict.fromkeys(("rehearsal", "reasoning", "causality", "experiments"), LOWER | {"assembly"})  # never each other
-ROOMS["inspection"] = LOWER | {"assembly"}
-ROOMS["evaluation"] = LOWER | {"assembly", "reasoning"}
-ROOMS["trained_run"] = LOWER | {"assembly", "reasoning"}
-ROOMS["job"] = LOWER | {"assembly", "inspection", "evaluation"}
+ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
+ROOMS["core"] = LOWER
+ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
-    "command_line": {"configs", "files", "input_pipeline", "parallelism", "training"},
-    "migration": LOWER | {"train", "assembly", "command_line"},
-    "examples": LOWER | {"train", "command_line"},
-    "scripts": LOWER | {"train", "assembly", "command_line", "pods"},
+    "migration": LOWER | {"train", "core"},
+    "examples": LOWER | {"train", "core"},
+    "scripts": LOWER | {"train", "core", "pods"},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported
     "files": {"numpy", "pydantic", "typing_extensions"},
     "configs": {"ml_collections"},
+    "settings": {"ml_collections"},
     "layers": {"jax", "flax", "qwix"},
     "models": {"jax", "flax"},
     "objectives": {"jax"},
+    "cluster": {"jax", "numpy"},
     "parallelism": {"jax", "flax", "numpy"},
     "pods": {"absl", "rich", "pydantic"},
 }
@@ -134,8 +137,8 @@ def test_nobody_outside_tests_and_benchmarks_imports(library):
 
 def test_tensorflow_is_imported_lazily_and_only_where_data_is_read_and_events_are_written():
     users = {path for path in sources() if "tensorflow" in imports(path)}
-    assert {room(path) for path in users} <= {"input_pipeline", "training"}
-    assert len([path for path in users if room(path) == "training"]) <= 1  # the TensorBoard writer
+    assert {room(path) for path in users} <= {"input_pipeline", "reporting"}
+    assert len([path for path in users if room(path) == "reporting"]) <= 1  # the TensorBoard writer
     assert not [path for path in users if "tensorflow" in imports(path, top_level_only=True)]
 
 

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
-import job
 import train
 from configs.base import MESH_AXES
-from configs.validation import validate
+from core import assembly, job
 from input_pipeline import batches as pipeline
 from input_pipeline import ledger
+from settings.validation import validate
 from tests.support import write_sums
 from tests.test_train import in_process, lines_of, own_batches
 

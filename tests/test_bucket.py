@@ -8,10 +8,10 @@ import pytest
 from gcsfs.retry import HttpError
 
 import train
+from checkpointing.bucket import Bucket
+from cluster.interruption import Interrupted
 from tests.bucket_server import empty_bucket
 from tests.test_train import RISING, arguments, command, finish, in_process
-from training.bucket import Bucket
-from training.interruption import Interrupted
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
 import train
-from configs.keys import flat
+from checkpointing.checkpoints import CheckpointError, Checkpoints
 from configs.trm import sudoku_mini
-from evaluation import evaluate_newest
+from core import assembly
+from core.evaluation import evaluate_newest
 from migration import trm_reference
 from parallelism.mesh import mesh_context
-from tests.reasoning.test_solving import small_config
+from settings.keys import flat
+from tests.puzzles.test_solving import small_config
 from tests.support import random_weights
 from tests.test_train import command, finish, lines_of
-from training.checkpoints import CheckpointError, Checkpoints
 
 
 def config_of(place):

@@ -9,20 +9,20 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
 import train
-from configs import stored_config
-from configs.base import ConfigError
-from configs.keys import flat
-from configs.validation import validate
+from checkpointing import teacher as teachers
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from checkpointing.source_run import SourceRun
+from configs.errors import ConfigError
+from core import assembly
 from input_pipeline import sources
 from parallelism.mesh import mesh_context
+from settings import stored_config
+from settings.keys import flat
+from settings.validation import validate
 from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, random_weights, write_sums
 from tests.test_train import in_process, lines_of
-from training import teacher as teachers
-from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import SourceRun
 
 
 def learner(**changes):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of docs/ say what the code does."""
 
-from configs import base, stored_config
-from configs.keys import flat
+from configs import base
+from settings import stored_config
+from settings.keys import flat
 from tests.support import ROOT
 
 MACHINE, TYPED = "belong to the machine", "may be typed"

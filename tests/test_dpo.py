@@ -8,20 +8,20 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
 import train
-from configs import stored_config
-from configs.base import ConfigError
-from configs.validation import validate
-from evaluation import evaluate_newest
+from checkpointing import source_run
+from checkpointing import teacher as teachers
+from checkpointing.checkpoints import CheckpointError
+from configs.errors import ConfigError
+from core import assembly
+from core.evaluation import evaluate_newest
 from parallelism.mesh import mesh_context
+from settings import stored_config
+from settings.validation import validate
 from tests.input_pipeline.chat.conftest import write_lines
 from tests.one_step import LENGTH, VOCAB, placed, small_config
 from tests.support import assert_close, packed_batch, random_weights
 from tests.test_train import in_process, lines_of
-from training import other_run
-from training import teacher as teachers
-from training.checkpoints import CheckpointError
 
 
 def preferred(folder, **mesh):
@@ -152,7 +152,7 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     stored = stored_config.load_to_read(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step
-        patch.setattr(other_run, "_digest", lambda checkpoints, step: "of other weights")
+        patch.setattr(source_run, "_digest", lambda checkpoints, step: "of other weights")
         with pytest.raises(CheckpointError, match="has other weights; restore the checkpoint that the run started"):
             evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
 

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import assembly
 import train
-from configs import loading, stored_config
-from configs.base import ConfigError
-from configs.validation import validate
+from checkpointing import array_files
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from checkpointing.source_run import SourceRun, initial, restore_eval_params
+from configs.errors import ConfigError
+from core import assembly
 from migration import hugging_face, logits, peft
 from parallelism.mesh import mesh_context
+from settings import loading, stored_config
+from settings.validation import validate
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import FOLDER
 from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of, own_batches
-from training import array_files
-from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import SourceRun, initial, restore_eval_params
 
 
 def small(**changes):

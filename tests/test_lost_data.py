@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
+from checkpointing.lost_data import DataGone
+from reporting.step_log import StepLog
 from tests import groups
 from tests.support import write_sums
 from tests.test_groups import ENDLESS, none_left, start, wait_for  # noqa: F401
 from tests.test_survival import assert_same, lines_of, on_texts, run, saved_states
-from training.lost_data import DataGone
-from training.step_log import StepLog
 
 FEW = {"train__steps": 10, "train__save_every": 100, "data__readers": 1, "data__prefetch": 1}
 

@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from configs import loading
-from configs.keys import flat
+from settings import loading
+from settings.keys import flat
 from tests import warm
 from tests.support import ROOT
 
@@ -38,7 +38,7 @@ MISTAKES = [
     ("train.py --config=", {}, "--config= has no value"),
     ("train.py --config=configs", {}, "--config=configs is a folder without a run (no config.json there) (looked in "),
     ("train.py --config=README.md", {}, "--config=README.md is not a Python file, as recipes are; configs/ has "),
-    ("train.py --config=configs/ramp.py", {}, "--config=configs/ramp.py: module 'recipe_ramp' has no attribute 'get_c"),
+    ("train.py --config=configs/errors.py", {}, "--config=configs/errors.py: module 'recipe_errors' has no "),
     ("train.py \u2013workdir=x", {}, "'\u2013workdir=x' begins with a dash, not with hyphens; type --workdir=x"),
     ("pod.py describe \u2014zone=x", {}, "'\u2014zone=x' begins with a dash, not with hyphens; type --zone=x"),
     ("train.py configs/tiny.py", {}, "stray argument 'configs/tiny.py'; options are written --name=value"),

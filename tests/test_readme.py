@@ -13,10 +13,11 @@ import shlex
 import pytest
 
 import pod
-from command_line import split_overrides
-from configs import base, loading, topologies, validation
-from configs.keys import flat
+from configs import base, topologies
+from core.command_line import split_overrides
 from pods import settings
+from settings import loading, validation
+from settings.keys import flat
 from tests.support import ROOT
 
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -72,7 +73,7 @@ def test_a_command_could_be_typed(words):
     overrides, rest = split_overrides(rest)
     given = dict(word.removeprefix("--").partition("=")[::2] for word in rest if word.startswith("--"))
     if "import command_line" in text:
-        known = DEFINED.findall(text + (ROOT / "command_line.py").read_text())
+        known = DEFINED.findall(text + (ROOT / "core/command_line.py").read_text())
         assert given.keys() <= {*known, "config", "topology", "workdir"}
     topology = topologies.get(given["topology"]) if given.get("topology") else None
     assert all(topologies.get(name) for name in given.get("compare", "").split(",") if name)

@@ -11,11 +11,12 @@ import time
 
 import pytest
 
-import assembly
 import train
-from configs import base, loading, topologies, validation
-from configs.base import ConfigError
+from configs import base, topologies
+from configs.errors import ConfigError
+from core import assembly
 from rehearsal import compilation, compiler, hlo, record
+from settings import loading, validation
 from tests.support import ROOT
 
 CONTRACT = {

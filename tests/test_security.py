@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from parallelism import identity, startup
+from cluster import identity, startup
 from tests.support import ROOT
 from tests.test_architecture import imports, sources, tree
 from tests.test_train import arguments, command, finish
@@ -15,13 +15,13 @@ FILES = [*sources(), *sorted(path.relative_to(ROOT) for path in (ROOT / "benchma
 UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "joblib", "marshal"}
 RUNNING = {"eval", "exec", "__import__", "torch.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen"}
 LOADING_CODE = {"importlib.util.spec_from_file_location", "runpy.run_path"}
-RECIPES = "configs/loading.py"  # which runs what --config names, as docs/training.md says
+RECIPES = "settings/loading.py"  # which runs what --config names, as docs/training.md says
 SECRET = "s3cret-that-nobody-may-keep"
 SECRETS = (
     "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "OPENAI_API_KEY", "DATABASE_PASSWORD",
     "TORUS_RUN_SECRET",
 )  # fmt: skip
-FAILING = "import command_line, train; train.train_from = None; train.main(command_line.parse(''))"
+FAILING = "import train; from core import command_line; train.train_from = None; train.main(command_line.parse(''))"
 
 
 def calls(path) -> list[tuple[str, dict[str, str]]]:

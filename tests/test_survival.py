@@ -14,20 +14,18 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
-import inspection
-import job
 import train
+from checkpointing.checkpoints import Checkpoints, SaveFailed
+from cluster.faults import parse_faults
+from cluster.hub import RunError
+from cluster.interruption import Interrupted
+from core import assembly, inspection, job
 from input_pipeline import ledger
-from parallelism.hub import RunError
 from parallelism.mesh import mesh_context
+from reporting.clock import OF_STEPS
+from reporting.step_log import NonFinite, StepLog
 from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of
-from training.checkpoints import Checkpoints, SaveFailed
-from training.clock import OF_STEPS
-from training.faults import parse_faults
-from training.interruption import Interrupted
-from training.step_log import NonFinite, StepLog
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def calm(texts) -> Calm:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepLog, "flush", watched)
-        patch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # all is saved, however busy the machine
+        patch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)  # all is saved, however busy the machine
         seen = record_batches(patch)
         return Calm(texts / "calm", run(on_texts(texts, train__eval_every=3), texts / "calm"), seen, waited)
 
@@ -126,7 +124,9 @@ def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluat
 def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     single_device, texts, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("training.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved, however busy the machine
+    monkeypatch.setattr(
+        "checkpointing.checkpoints.PATIENCE_SECONDS", 60.0
+    )  # each step is saved, however busy the machine
     config = on_texts(texts, train__steps=5, train__save_every=1, checkpoint__keep=9)
     with pytest.raises(Interrupted):  # or the state after a step that is not finite would not be saved
         run(config, tmp_path, "nan@4,sigterm@4,nan@40")
@@ -229,7 +229,7 @@ def copied(calm, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_last_save_that_fails_is_no_success(texts, calm, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.checkpoints.LAST_TRIES_SECONDS", (0.0, 0.1))
+    monkeypatch.setattr("checkpointing.checkpoints.LAST_TRIES_SECONDS", (0.0, 0.1))
     workdir = copied(calm, tmp_path / "longer")
     with pytest.raises(SaveFailed, match="File too large"):
         run(on_texts(texts, train__steps=15), workdir, "full_disk:99@14")

@@ -14,16 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
-import job
 import train
+from checkpointing.checkpoints import Checkpoints
 from configs import base
+from core import assembly, job
 from parallelism.mesh import mesh_context
+from reporting.step_log import NonFinite
 from tests import warm
 from tests.support import ROOT, write_sums
 from training import platform_defaults
-from training.checkpoints import Checkpoints
-from training.step_log import NonFinite
 
 TRAIN_KEYS = {
     "kind", "step", "loss", "gradient_norm", "learning_rate", "step_seconds", "tokens", "tokens_per_second",
@@ -401,7 +400,7 @@ def test_a_step_of_minutes_is_not_waited_for(place):
     long = arguments(place, "slow", data__source="synthetic", **large)
     long = [argument for argument in long if not argument.startswith("--config.data.path=")]
     driver = (
-        "import command_line, train; from training import platform_defaults; "
+        "import train; from core import command_line; from training import platform_defaults; "
         "platform_defaults.CPU_MICROBATCH_FLOPS = 1e8; train.main(command_line.parse(''))"
     )
     process = command("-c", driver, *long, cache=place)

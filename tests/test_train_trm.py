@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
 import train
+from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
-from configs.validation import validate
+from core import assembly
 from parallelism.mesh import mesh_context
+from settings.validation import validate
 from tests.test_train import command, finish
-from training.checkpoints import Checkpoints
 
 STEPS, SAVED = 52, 48
 SMALL = {

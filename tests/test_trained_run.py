@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import trained_run
-from evaluation import opening
+from core.evaluation import opening
 from input_pipeline import corpus as corpora
 from tests import warm
 from tests.support import ROOT

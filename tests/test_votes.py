@@ -8,16 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
-import evaluation
 import train
+from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
+from core import assembly, evaluation
 from input_pipeline.puzzles import arc
 from parallelism.mesh import mesh_context
-from reasoning import voting
+from puzzles import voting
 from tests import groups
 from tests.test_train import lines_of
-from training.checkpoints import Checkpoints
 
 AUGMENTATIONS = 3
 

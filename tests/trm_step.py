@@ -8,8 +8,8 @@ import math
 import jax
 import numpy as np
 
-import assembly
 from configs import base
+from core import assembly
 from parallelism.mesh import mesh_context
 from tests.one_step import placed
 from tests.support import random_weights

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from configs import ramp
-from configs.architecture import divisors
-from configs.base import ConfigError, batch_shards
+from configs.base import batch_shards
+from configs.errors import ConfigError
+from settings import ramp
+from settings.architecture import divisors
 
 
 def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:

@@ -4,7 +4,7 @@
 import jax.numpy as jnp
 
 from configs.base import batch_shards
-from training import throughput
+from reporting import throughput
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from parallelism import processes
-from parallelism.hub import RunError
+from cluster import processes
+from cluster.hub import RunError
 from training.offload import on_device
 
 

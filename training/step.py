@@ -182,8 +182,3 @@ def mean(pair: tuple) -> jax.Array:
     """Divide a (sum, weight) pair; return the sum if the weight is less than 1, as for plain counts."""
     total, weight = pair
     return total / jnp.maximum(weight, 1)
-
-
-def every(step: int, interval: int) -> bool:
-    """Return whether an event of every `interval` steps is due after `step`; never if `interval` is 0."""
-    return interval > 0 and step % interval == 0

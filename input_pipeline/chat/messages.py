@@ -8,7 +8,7 @@ input_pipeline/chat/template.py has them. A `form` is what makes pieces of messa
 import json
 
 from input_pipeline.errors import BadDocument
-from input_pipeline.json_lines import encoded, record_of, shown, without_field
+from input_pipeline.reading.json_lines import encoded, record_of, shown, without_field
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)

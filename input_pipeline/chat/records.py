@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from input_pipeline.chat.template import Made, PlainFormat, Template
-from input_pipeline.documents import PIECE_BYTES
 from input_pipeline.errors import BadDocument
-from input_pipeline.formats import JsonLines
+from input_pipeline.reading.documents import PIECE_BYTES
+from input_pipeline.reading.formats import JsonLines
 
 
 class Rendered(JsonLines):

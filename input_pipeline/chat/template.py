@@ -16,7 +16,7 @@ from input_pipeline.chat import messages as chat_messages
 from input_pipeline.chat.messages import ASSISTANT, Message, Piece
 from input_pipeline.chat.renderer import BAD, MADE, Died, ask
 from input_pipeline.errors import BadDocument, DataError
-from input_pipeline.records import TOO_LARGE, UNREADABLE
+from input_pipeline.reading.records import TOO_LARGE, UNREADABLE
 
 TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
 MOST_DEATHS = 10  # lines that end the process; then the template is given up

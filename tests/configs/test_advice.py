@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs import base
-from configs.keys import flat
+from settings.keys import flat
 
 ROOT = Path(__file__).parents[2]
 OTHERS = "tests", "benchmarks"  # whose strings nobody reads as advice

@@ -6,10 +6,12 @@ import math
 
 import pytest
 
-from configs import base, loading, stored_config, validation
-from configs.base import MESH_AXES, ConfigError
-from configs.keys import flat
-from configs.resolving import Loaded
+from configs import base
+from configs.base import MESH_AXES
+from configs.errors import ConfigError
+from settings import loading, stored_config, validation
+from settings.keys import flat
+from settings.resolving import Loaded
 
 EARLIER = {"TPU_MESH_CONFIG": "4,4,2", "TPU_AXIS_NAMES": "data,model,fsdp"}
 

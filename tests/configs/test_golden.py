@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from command_line import config_text
-from configs import loading
+from core.command_line import config_text
+from settings import loading
 from tests.support import RECIPES, ROOT
 
 FOLDER = ROOT / "tests/configs/golden"

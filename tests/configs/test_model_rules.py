@@ -3,8 +3,9 @@
 
 import pytest
 
-from configs import base, validation
-from configs.base import ConfigError
+from configs import base
+from configs.errors import ConfigError
+from settings import validation
 
 
 def validate(**model) -> None:

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from configs import topologies
-from configs.base import ConfigError
-from configs.ranges import CHOICES
+from configs.errors import ConfigError
+from settings.ranges import CHOICES
 
 PRESETS = tuple(topologies.SLICES)
 

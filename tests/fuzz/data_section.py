@@ -2,7 +2,7 @@
 """What readers of documents share: a `data` section, and that what was accepted can be read again."""
 
 from configs.base import get_config
-from input_pipeline.documents import check_unchanged, scan
+from input_pipeline.reading.documents import check_unchanged, scan
 from input_pipeline.sources import read_source
 
 RECORD = {"text": 'one line\nand another, "quoted"; é 😀 \u2028', "id": 1, "meta": {"tags": ["a", None, 1.5]}}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of training/lease.py to fuzz."""
+"""Readers of checkpointing/lease.py to fuzz."""
 
 import json
 
+from checkpointing import lease
 from tests.fuzz.harness import reader
-from training import lease
 
 
 class Refusal(Exception):

@@ -12,8 +12,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from configs import validation
 from migration import hugging_face, hugging_face_reader, logits, safetensors_files, trm_reference
+from settings import validation
 from tests.fuzz.harness import reader
 from tests.support import ROOT
 

@@ -9,14 +9,13 @@ import socket
 import threading
 from unittest import mock
 
+from cluster import door, maintenance, messages, metadata, secret
+from cluster.addresses import listen
+from cluster.blame import Heartbeat
+from cluster.hub import Hub, RunError
+from cluster.secret import FROM_METADATA, VARIABLE, RunSecret, Secret
 from files.json_reader import JsonError
-from parallelism import door, messages, metadata, secret
-from parallelism.addresses import listen
-from parallelism.blame import Heartbeat
-from parallelism.hub import Hub, RunError
-from parallelism.secret import FROM_METADATA, VARIABLE, RunSecret, Secret
 from tests.fuzz.harness import reader
-from training import maintenance
 
 KNOWN = Secret(VARIABLE, b"known to the processes of the run alone")
 NONCES = bytes(64)  # of both ends, when the random numbers are zeros

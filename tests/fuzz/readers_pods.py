@@ -8,9 +8,9 @@ import pathlib
 import types
 from unittest import mock
 
-from configs import loading
 from pods import deploy, gcloud, life, readiness, records, settings, switches, watch
 from pods.transports import PodError, Result
+from settings import loading
 from tests.fuzz.harness import reader
 
 VARIABLES = {"ZONE": "us-central2-b", "PROJECT": "p", "NAME": "torus"}

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from reasoning.voting import Votes
+from puzzles.voting import Votes
 from rehearsal import sealed
 from tests.fuzz.harness import reader
 

@@ -8,8 +8,9 @@ import tempfile
 
 import numpy as np
 
-from input_pipeline import ledger, remote, shards
+from input_pipeline import ledger, shards
 from input_pipeline.corpus import Corpus, prepare
+from input_pipeline.reading import remote
 from tests.fuzz.data_section import section
 from tests.fuzz.harness import reader
 

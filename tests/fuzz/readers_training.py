@@ -13,19 +13,20 @@ import time
 import jax
 import numpy as np
 
-import inspection
-from configs import base, stored_config, validation
-from configs.keys import flat
+from checkpointing import manifest
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.retention import Retention
+from checkpointing.workdir import check_resumable
+from configs import base
+from core import inspection
 from examples import plot_run
 from pods import watch
+from reporting.clock import Clock
+from reporting.goodput import PARTS, Goodput
+from reporting.metrics import read_lines
+from settings import stored_config, validation
+from settings.keys import flat
 from tests.fuzz.harness import reader
-from training import manifest
-from training.checkpoints import Checkpoints
-from training.clock import Clock
-from training.goodput import PARTS, Goodput
-from training.metrics import read_lines
-from training.retention import Retention
-from training.workdir import check_resumable
 
 CONFIG = flat(base.get_config())
 ABSTRACT = {

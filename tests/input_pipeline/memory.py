@@ -4,7 +4,7 @@
 import io
 from typing import NamedTuple
 
-from input_pipeline.documents import Span, scan
+from input_pipeline.reading.documents import Span, scan
 
 
 class InMemory(NamedTuple):

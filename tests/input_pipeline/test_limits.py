@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from input_pipeline.documents import scan
 from input_pipeline.errors import BadDocument, DataError
+from input_pipeline.reading.documents import scan
 from input_pipeline.sources import read_source
 from tests import warm
-from tests.input_pipeline.test_formats import WRITERS, contents, write
+from tests.input_pipeline.reading.test_formats import WRITERS, contents, write
 
 MIB = 1 << 20
 LARGE = "x" * (2 * MIB)
 PEAK = """
 import pathlib, resource, sys, types
-from input_pipeline.documents import scan
+from input_pipeline.reading.documents import scan
 from input_pipeline.errors import DataError
 from input_pipeline.sources import read_source
 
@@ -170,13 +170,13 @@ def test_memory_that_runs_out_is_a_line(read, tmp_path, monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch, pytest.raises(BadDocument, match=r"a.jsonl:1: larger than the memory that is"):
-        patch.setattr("input_pipeline.formats.JsonLines.text", no_memory)
+        patch.setattr("input_pipeline.reading.formats.JsonLines.text", no_memory)
         read(tmp_path / "a.jsonl")
     with (
         monkeypatch.context() as patch,
         pytest.raises(DataError, match=r"a.jsonl: cannot be read .*: MemoryError; mend"),
     ):
-        patch.setattr("input_pipeline.formats.read_lines", no_memory)
+        patch.setattr("input_pipeline.reading.formats.read_lines", no_memory)
         read(tmp_path / "a.jsonl")
 
 

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from checkpointing.workdir import open_workdir
 from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import open_tokenizer
-from training.workdir import open_workdir
 
 TEXT = "".join(f"def name_{k % 7}(value):\n    return value * {k}\n" for k in range(60))
 END = "<|end|>"

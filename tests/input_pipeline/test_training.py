@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-import job
 import train
+from checkpointing.checkpoints import CheckpointError, Checkpoints
 from configs import base
-from training.checkpoints import CheckpointError, Checkpoints
+from core import job
 
 SMALL = {
     "model.num_layers": 1, "model.embed_dim": 16, "model.num_heads": 1, "model.num_kv_heads": 1, "model.mlp_dim": 16,

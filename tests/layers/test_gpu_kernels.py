@@ -13,8 +13,8 @@ import pytest
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
-import assembly
 from configs import base
+from core import assembly
 from layers import gpu_kernels
 from layers.attention import attend, attention_mask
 from models import decoder_lm

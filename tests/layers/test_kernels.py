@@ -16,8 +16,8 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
-import assembly
 from configs import base
+from core import assembly
 from layers import kernels
 from layers.attention import attend, attention_mask
 from models import decoder_lm

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.ranges import CHOICES
 from layers import products
 from layers.mlp import SwiGLU
 from models.trm import LengthMixer
 from parallelism.mesh import make_mesh, mesh_context
+from settings.ranges import CHOICES
 from tests.support import ROOT, assert_close, relative_error
 
 SIZES = dict(zip("BTSDFNKGHVECR", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7, 9), strict=True))

@@ -5,9 +5,9 @@ import pathlib
 
 import numpy as np
 
+from checkpointing.checkpoints import Checkpoints
 from convert import record_of_start
 from migration import hugging_face, logits, safetensors_files
-from training.checkpoints import Checkpoints
 
 
 def import_run(folder: pathlib.Path, workdir: pathlib.Path):

@@ -13,8 +13,8 @@ import sys
 
 import numpy as np
 
+from cluster import startup
 from migration import safetensors_files
-from parallelism import startup
 
 SIZES = {"hidden_size": 384, "intermediate_size": 1056, "num_attention_heads": 8, "vocab_size": 500}
 REST = {

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.extend import core
 
-import assembly
 import train
+from core import assembly
 from pods import deploy, life, settings
 from pods.transports import Result
+from reporting import preflight
 from tests.test_train import in_process, own_batches
-from training import preflight
 
 
 def products(jaxpr):

@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import assembly
 import train
-from configs import base, loading, stored_config
-from configs.base import ConfigError
-from configs.keys import flat
+from checkpointing import array_files
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from checkpointing.retention import Retention
+from checkpointing.source_run import initial
+from configs import base
+from configs.errors import ConfigError
+from core import assembly
 from input_pipeline.tokenization import ByteTokenizer
 from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
+from settings import loading, stored_config
+from settings.keys import flat
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, FOLDER, SHARDED
 from tests.support import forward, packed_batch, random_weights
 from tests.test_train import command, finish, lines_of
-from training import array_files
-from training.checkpoints import CheckpointError, Checkpoints
-from training.other_run import initial
-from training.retention import Retention
 
 # Of logits of about 8, float32 sums over three to seven layers in another order; a wrong weight changes them by 0.1.
 TOLERANCE = 1e-4

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from configs import loading
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from migration import hugging_face, logits, safetensors_files
 from migration.safetensors_files import WeightsError
+from settings import loading
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import FOLDER, SHARDED
 from tests.test_train import command, finish

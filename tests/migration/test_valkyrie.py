@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from migration import valkyrie
 from parallelism.mesh import mesh_context
 from tests import groups

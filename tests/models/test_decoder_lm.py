@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import assembly
-from configs import loading
+from core import assembly
 from models import decoder_lm
 from objectives import language_modeling
 from parallelism.mesh import make_mesh, mesh_context
+from settings import loading
 from tests.layers import references
 from tests.support import RECIPES, ROOT, assert_close, forward, make_model, model_config, packed_batch, relative_error
 

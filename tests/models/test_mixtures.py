@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import assembly
+from core import assembly
 from objectives.language_modeling import LanguageModeling
 from parallelism import proof
 from parallelism.mesh import mesh_context

@@ -13,13 +13,13 @@ import pytest
 from flax import nnx
 
 from configs import base
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from configs.trm import sudoku_mini
-from configs.validation import validate
 from layers.axes import declared_axes
 from migration.trm_reference import to_reference
 from models import trm
 from objectives.recursive import Recursive
+from settings.validation import validate
 from tests.support import assert_close, random_weights, relative_error
 from tests.trm_cases import (
     CELLS,

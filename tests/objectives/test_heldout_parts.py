@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import assembly
-from configs.base import ConfigError
-from configs.validation import validate
+from configs.errors import ConfigError
+from core import assembly
 from objectives.language_modeling import LanguageModeling
 from parallelism.mesh import mesh_context
+from settings.validation import validate
 from tests.models.test_decoder_lm import VARIANTS
 from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, make_model, model_config, packed_batch, random_weights

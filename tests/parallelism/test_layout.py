@@ -8,16 +8,17 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import assembly
 from configs import base
-from configs.base import MESH_AXES, ConfigError
+from configs.base import MESH_AXES
+from configs.errors import ConfigError
+from core import assembly
 from layers.axes import constrain
 from parallelism.axis_rules import RULES
 from parallelism.mesh import make_mesh, mesh_context
 from tests.one_step import BATCH, LENGTH, batch, gradients_and_scalars, placed, small_config
 from tests.support import assert_close, relative_error
 
-MESHES = [  # two slices are below, fsdp alone in tests/training/test_shards.py
+MESHES = [  # two slices are below, fsdp alone in tests/training/test_shard_map.py
     {"model": 4}, {"data": 4, "expert": 2}, {"data": 2, "fsdp": 2, "model": 2},
     {"fsdp": 2, "context": 2, "model": 2}, {"data": 2, "context": 2, "expert": 2},
 ]  # fmt: skip

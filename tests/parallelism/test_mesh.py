@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs.base import ConfigError
+from configs.errors import ConfigError
 from parallelism.mesh import in_space, make_mesh, slice_by_slice
 
 

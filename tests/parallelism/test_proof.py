@@ -13,11 +13,11 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import assembly
-from configs import loading
 from configs.base import MESH_AXES
+from core import assembly
 from parallelism.mesh import make_mesh
 from parallelism.proof import Layout, differences
+from settings import loading
 from tests import warm
 from training.state import TrainState
 

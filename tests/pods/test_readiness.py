@@ -146,11 +146,11 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
     assert "2 processes, each sees 4 devices" in page and "restored, went on to step 4" in page
     assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
-    with (pair.code_of(1) / "assembly.py").open("a") as file:
+    with (pair.code_of(1) / "core/assembly.py").open("a") as file:
         file.write("# changed\n")
     done = pair.run("validate", *flags)
     assert done.status == 1 and len(done.stderr.splitlines()) == 1
-    assert "code: worker 1 has 1 changed files" in done.last_line and "assembly.py" in done.last_line
+    assert "code: worker 1 has 1 changed files" in done.last_line and "core/assembly.py" in done.last_line
     assert "| **no** |" in (pair.folder / "READINESS.md").read_text()
     (pair.code / "scripts" / "check_host.py").write_text("import nothing_of_the_kind\n")
     done = subprocess.run(script, **scripted)

@@ -9,11 +9,11 @@ import types
 import jax
 import pytest
 
-import assembly
-from configs import loading, validation
-from configs.base import ConfigError
+from configs.errors import ConfigError
+from core import assembly
 from rehearsal import advice, compare, report, search, sizing
 from rehearsal.compiler import GIB, CompileError
+from settings import loading, validation
 from tests.support import RECIPES
 
 MODULES = {name: importlib.import_module(f"configs.{name.replace('/', '.')}") for name in RECIPES}

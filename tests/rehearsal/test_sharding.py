@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import assembly
-from configs import loading, topologies
-from configs.base import ConfigError
-from configs.validation import validate
+from configs import topologies
+from configs.errors import ConfigError
+from core import assembly
 from layers.axes import declared_axes
 from parallelism.axis_rules import RULES
 from parallelism.mesh import make_mesh
 from rehearsal import sharding
 from rehearsal.assumptions import Assumptions
+from settings import loading
+from settings.validation import validate
 from tests.support import one_device_mesh
 
 RATES = Assumptions(1.0, 1.0, ring_bandwidth=1.0, permute_bandwidth=1.0, clock_hz=None, dcn_bandwidth=0.5)

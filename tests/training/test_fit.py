@@ -8,13 +8,14 @@ import types
 import jax
 import pytest
 
-import assembly
 import rehearse
 from configs import topologies
-from configs.base import ConfigError
+from configs.errors import ConfigError
+from core import assembly
 from rehearsal.compiler import GIB
+from reporting import preflight
 from tests.one_step import small_config
-from training import fit, preflight
+from training import fit
 
 
 def config_of(rows: int):

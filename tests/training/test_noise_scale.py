@@ -12,10 +12,10 @@ import optax
 import pytest
 from flax import nnx
 
-import assembly
-from configs.base import ConfigError
-from configs.validation import validate
+from configs.errors import ConfigError
+from core import assembly
 from parallelism.mesh import mesh_context
+from settings.validation import validate
 from tests.one_step import BATCH, batch, placed, small_config
 from tests.support import random_weights, relative_error
 from training import guard, noise_scale

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-import assembly
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.retention import Retention
 from configs import base
+from core import assembly
 from parallelism.mesh import mesh_context
 from tests.one_step import initial_state
 from training import replicas
-from training.checkpoints import Checkpoints
-from training.retention import Retention
 from training.step import is_finite
 
 

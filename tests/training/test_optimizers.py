@@ -8,8 +8,8 @@ import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-import assembly
 from configs import base
+from core import assembly
 from layers.axes import declared_axes
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, placed, small_config

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from cluster.hub import RunError
 from configs.base import MESH_AXES
-from parallelism.hub import RunError
 from parallelism.mesh import make_mesh, mesh_context
 from training import replicas
 

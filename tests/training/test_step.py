@@ -13,14 +13,15 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-import assembly
 from configs import base
+from core import assembly
 from parallelism.mesh import make_mesh, mesh_context
+from reporting.step_log import every
 from tests.one_step import gradients_and_scalars, small_config
 from tests.support import assert_close, packed_batch
 from training import guard
 from training.state import TrainState
-from training.step import every, make_eval_step, make_gradient, make_train_step, mean
+from training.step import make_eval_step, make_gradient, make_train_step, mean
 
 ROWS, D = 12, 5
 

@@ -12,7 +12,7 @@ from input_pipeline import ledger
 from input_pipeline.batches import training_batches
 from input_pipeline.chat.windows import IGNORED
 from input_pipeline.errors import DataError
-from input_pipeline.formats import open_decompressed
+from input_pipeline.reading.formats import open_decompressed
 from tests.input_pipeline.chat.conftest import CHATML, conversation, talk, write_lines
 
 LENGTH = 128

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's folder in a bucket: small files are written to local disk and copied there; checkpoints go there directly."""
+
+import dataclasses
+import hashlib
+import pathlib
+
+from configs.errors import ConfigError
+from files.atomic import write_atomically
+
+GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is the newer one
+COPIED = (  # in both directions
+    *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
+    "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
+)  # fmt: skip
+VOTES = "votes"  # one file per step; a repeated evaluation of a step overwrites its file
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """A folder of a bucket, `url`, and its local copy."""
+
+    url: str
+    folder: pathlib.Path
+
+    def fetch(self) -> None:
+        """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        store = path_of(self.url)
+        try:
+            if not path_of("/".join(self.url.split("/")[:3])).exists():
+                raise ConfigError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
+            votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
+            for name in (*COPIED, *votes):
+                there, here = store / name, self.folder / name
+                longer = name in GROWING and here.exists() and here.stat().st_size >= there.stat().length
+                if there.exists() and not longer:
+                    here.parent.mkdir(exist_ok=True)
+                    write_atomically(here, there.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"--workdir={self.url}: {error}") from None
+
+    def send(self, log: pathlib.Path, *, first: bool) -> None:
+        """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes."""
+        events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
+        own = [*(self.folder / name for name in COPIED), *events, *self._new_votes()] if first else []
+        for path in [log, *own]:
+            there = path_of(self.url) / path.relative_to(self.folder)
+            if path.exists():
+                there.write_bytes(path.read_bytes())
+            else:
+                there.unlink(missing_ok=True)  # such as the summary of a run that continues
+
+    def _new_votes(self) -> list[pathlib.Path]:
+        """Return the files of votes that the bucket lacks or holds with another length."""
+        there = path_of(self.url) / VOTES
+        return [
+            path
+            for path in (self.folder / VOTES).glob("*.gz")
+            if not (there / path.name).exists() or (there / path.name).stat().length != path.stat().st_size
+        ]
+
+
+def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
+    """Return the bucket folder that --workdir names, with its local copy in the cache; None for a local folder."""
+    if not workdir.startswith("gs://"):
+        return None
+    url = workdir.rstrip("/")
+    return Bucket(url, cache / "workdirs" / copy_name(url))
+
+
+def copy_name(url: str) -> str:
+    """Return a unique name for the local copy of a workdir or of a part of it."""
+    url = url.rstrip("/")
+    return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+
+
+def path_of(name: str):
+    """Return the path of an address in a bucket, or of a local folder."""
+    from etils import epath  # imported only when needed, because the import is slow
+
+    return epath.Path(name)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of another run, such as a base, a reference or a teacher; and the weights of any run's checkpoint.
+
+A run with adapters saves only these. Each of its records has `base`, a reference to the checkpoint of the base weights.
+Evaluation, sampling and export load the base weights and the adapters and merge them, by the functions here. The base
+run must still exist at its recorded path, with an unchanged digest.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable
+
+import jax
+from ml_collections import ConfigDict
+
+from checkpointing import adapters, array_files
+from checkpointing.bucket import path_of
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from cluster import processes
+from configs.errors import ConfigError, shown
+from layers.adapters import INPUTS
+from settings import loading, stored_config, validation
+from settings.keys import flat
+
+# Keys of `model` that change how weights are executed, but not the function that they compute.
+USED = ("dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length")
+# Keys that may differ from the source run: these, and the range of positions, which may be extended.
+FREE = (*USED, "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta")
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceRun:
+    """A run to load weights from: a folder, local or in a bucket. Or a recipe, which has shapes only.
+
+    `key` is the configuration key that names it.
+    """
+
+    key: str
+    name: str
+
+    def configuration(self) -> ConfigDict:
+        """Return its configuration. Raises ConfigError if it is missing or invalid."""
+        is_recipe = self.name.endswith(".py")
+        loaded = loading.load(self.name, "", {}) if is_recipe else stored_config.load_to_read(self.folder(), {})
+        try:
+            validation.check_keys(loaded.config)
+        except ConfigError as error:
+            raise ConfigError(f"{self.key}={self.name}: {error}") from None
+        return loaded.config
+
+    def folder(self):
+        """Return its folder. Raises ConfigError if it is a recipe, which has no weights."""
+        if self.name.endswith(".py"):
+            raise ConfigError(
+                f"{self.key}={self.name} is a recipe and has no weights: it can be rehearsed, not trained"
+            )
+        return stored_config.run_folder(self.key, self.name, path_of)
+
+    def check_can_initialize(self, config: ConfigDict, tokenizer) -> None:
+        """Raise ConfigError if its weights cannot initialize a run of `config` with this tokenizer or None."""
+        self.folder()
+        ours, theirs = (
+            dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
+            for model in (config.model, self.configuration().model)
+        )
+        for key, value in ours.items():
+            if value != theirs[key] and key not in FREE:
+                raise ConfigError(
+                    f"model.{key}={value} differs from the {theirs[key]} of {self.key}={self.name}; "
+                    f"use that, or all of its model by --config={self.name}"
+                )
+        if tokenizer:
+            self.check_tokenizer(config, tokenizer)
+        self.check_has_checkpoint()
+
+    def check_has_checkpoint(self) -> None:
+        """Raise ConfigError if it has no checkpoint, before anything that needs it is built."""
+        with Checkpoints(self.folder()) as checkpoints:
+            if not checkpoints.files.existing():
+                raise ConfigError(f"{self.key}={self.name} has no checkpoint; train it first, or name another run")
+
+    def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
+        """Raise ConfigError if the tokenizer of a corpus of `config` differs from the tokenizer of this run.
+
+        `tokenizer.files` maps file names to contents; it is empty for bytes.
+        """
+        name = self.configuration().data.tokenizer
+        if not name and config.data.tokenizer == "sentencepiece":
+            raise ConfigError(stored_config.no_tokenizer(self.name))
+        if not name:  # imported without one; the user says which it is
+            return
+        file = path_of(name)
+        if name != "byte" and not file.is_file():
+            raise ConfigError(f"{self.key}={self.name} has no tokenizer for texts; name another run")
+        same = not tokenizer.files if name == "byte" else tokenizer.files.get(file.name) == file.read_bytes()
+        if not same:
+            raise ConfigError(
+                f"{self.key}={self.name} has another tokenizer than data.tokenizer={config.data.tokenizer}; "
+                f"use --config.data.tokenizer={name}"
+            )
+
+    def checkpoint_ref(self, known: dict | None = None) -> dict:
+        """Return a reference to the weights of its newest valid checkpoint: folder, step and digest.
+
+        Args:
+          known: an earlier result; then verify and return the reference of that checkpoint, even if there is a newer
+            one.
+
+        Raises:
+          ConfigError: it has no folder.
+          CheckpointError: there is no valid checkpoint, or the known one is missing or has changed.
+        """
+        folder = self.folder()
+        with Checkpoints(folder) as checkpoints:
+            step = known["step"] if known else newest_checkpoint(checkpoints, self.configuration())
+            problems = checkpoints.problems(step) if known else []
+            digest = "" if problems else processes.shared(f"digest {step}", lambda: _digest(checkpoints, step))
+        if known and known["digest"] != digest:
+            raise CheckpointError(
+                f"checkpoint {step} of {self.key}={self.name} {'; '.join(problems[:1]) or 'has other weights'}; "
+                "restore the checkpoint that the run started with"
+            )
+        return {"folder": str(folder if "://" in self.name else folder.absolute()), "step": step, "digest": digest}
+
+    def restore(self, abstract_params: dict, ref: dict | None = None) -> dict:
+        """Restore its evaluated parameters in the types and shardings of `abstract_params`.
+
+        `ref` is a result of `checkpoint_ref`; None: the newest checkpoint. Raises the same errors.
+        """
+        step = (ref or self.checkpoint_ref())["step"]
+        with Checkpoints(self.folder()) as checkpoints:
+            return restore_eval_params(checkpoints, step, abstract_params)
+
+
+def initial(config: ConfigDict) -> SourceRun:
+    """Return the run that `train.init_from` names, which initializes the parameters of a run of `config`."""
+    return SourceRun("train.init_from", config.train.init_from)
+
+
+def newest_checkpoint(checkpoints: Checkpoints, config: ConfigDict) -> int:
+    """Return the step of the newest valid checkpoint of a run with this configuration.
+
+    Raises:
+      CheckpointError: there is none, or it is of another model, even if its arrays have the same shapes.
+    """
+    step = checkpoints.newest_or_error()
+    check_model(checkpoints, step, config)
+    return step
+
+
+def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None:
+    """Raise CheckpointError if a checkpoint is not of the model of a configuration."""
+    record, now = checkpoints.record(step), flat(config)
+    fixed = record.get("weights_only", now)
+    for key, saved in record.get("config", {}).items():
+        computes = key.startswith("model.") and key.removeprefix("model.") not in USED
+        if computes and key in fixed and now.get(key) != saved:
+            raise CheckpointError(
+                f"checkpoint {step} of {checkpoints.address} is of a model with {key}={shown(saved)}, but config.json "
+                f"there says {shown(now.get(key))}; restore the config.json of that run, record.json has a copy"
+            )
+
+
+def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
+    """Restore the evaluated parameters of a checkpoint in the shapes and shardings of `abstract_params`.
+
+    Adapters are merged with their base weights. Raises CheckpointError if the base weights are missing.
+    """
+    record = checkpoints.record(step)
+    if not record.get("base"):
+        return checkpoints.restore_eval_params(step, abstract_params)
+    weights = _base(checkpoints, record).restore(abstract_params, record["base"])
+    parts = checkpoints.restore_eval_params(step, adapters.abstract(abstract_params, record["config"]))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
+    merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
+    return merge(weights, parts, adapters.scale(record["config"]))
+
+
+def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
+    """Return dotted name of a parameter -> (index -> float32 array): `restore_eval_params`, in parts.
+
+    Raises:
+      ConfigError: the base weights of adapters are in a bucket.
+      CheckpointError: the base weights are missing or have changed.
+    """
+    folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
+    root = checkpoints.eval_params_part(step)
+
+    def own(name: str) -> Callable:
+        array = array_files.open_array(folder, f"{root}.{name}")
+        return lambda where: array[where].read().result()
+
+    if not record.get("base"):
+        return own
+    base = _base(checkpoints, record)
+    if "://" in base.name:
+        raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and name the copy in train.init_from")
+    of_base, factor = reader(Checkpoints(base.folder()), record["base"]["step"]), adapters.scale(record["config"])
+
+    def both(name: str) -> Callable:
+        path = adapters.adapter_path(tuple(name.split(".")))
+        a, b = (".".join((*path, part)) for part in adapters.PARTS)
+        if not (folder / f"{root}.{a}").exists():
+            return of_base(name)
+        return adapters.merge_by_index(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
+
+    return both
+
+
+def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
+    """Return the base run of adapters; its checkpoint exists and is unchanged.
+
+    Raises:
+      CheckpointError: the checkpoint is missing or has changed, or the record does not describe the adapters.
+    """
+    stored = record.get("config", {})
+    if not (stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")):
+        raise CheckpointError(f"{checkpoints.address}: the record of its adapters has no lora.rank, alpha and targets")
+    base = SourceRun("train.init_from", record["base"]["folder"])
+    try:
+        base.checkpoint_ref(record["base"])
+    except (ConfigError, CheckpointError) as error:
+        cause = str(error).partition(";")[0]
+        raise CheckpointError(
+            f"{checkpoints.address} has only adapters, and their base weights cannot be loaded: {cause}; restore them"
+        ) from None
+    return base
+
+
+def _digest(checkpoints: Checkpoints, step: int) -> str:
+    """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
+    files, root = checkpoints.files.manifest(step)["files"], checkpoints.eval_params_part(step)
+    arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
+    return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workdir of a run: its lock, one configuration from start to end, and the files that are needed to use the result.
+
+The record of the newest checkpoint decides whether a run can be resumed there.
+"""
+
+import contextlib
+import fcntl
+import json
+import pathlib
+import secrets
+
+from checkpointing.checkpoints import CheckpointError, Checkpoints
+from checkpointing.lease import LONGEST_NAME, read_name, this_run, trains
+from checkpointing.record import RESUMED
+from cluster import processes
+from configs.errors import shown
+from files.atomic import write_atomically
+from settings import stored_config
+from settings.stored_config import MAY_CHANGE, OF_THE_HOST
+
+MOST_NAMED = 8  # changed keys that an error names
+
+
+@contextlib.contextmanager
+def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
+    """Create the folder and lock it for this run during the block; process 0 locks it for all.
+
+    With `is_copy`, it is the local copy of a bucket, and each host has its own. Raises CheckpointError if the folder
+    cannot be created or written, if another run holds it (the message names that run), or if not all processes see the
+    same folder.
+    """
+    try:
+        processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / "lock").open("a+") if processes.index() == 0 else contextlib.nullcontext()
+    except OSError as error:
+        raise CheckpointError(f"--workdir={workdir}: {error.strerror}; name a folder that can be written") from None
+    with lock:
+        if processes.index() == 0:
+            _hold(lock, workdir)
+        if not is_copy:
+            _check_same_folder(workdir)
+        yield
+
+
+def _hold(lock, workdir: pathlib.Path) -> None:
+    """Lock the open file and write this run's name into it; the kernel releases the lock when this process ends.
+
+    The name is only information for other runs. The file is never deleted: otherwise one run could lock the old file,
+    and another its successor.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with (workdir / "lock").open("rb") as file:
+            holder = read_name(file.read(LONGEST_NAME + 1))  # None: being written, or not valid
+        raise CheckpointError(f"{trains(holder, workdir)}. Use another --workdir, or stop that process.") from None
+    lock.truncate(0)
+    json.dump(this_run(), lock)
+    lock.flush()
+
+
+def _check_same_folder(workdir: pathlib.Path) -> None:
+    """Raise CheckpointError if a process does not find the file that process 0 has just created."""
+    if processes.count() == 1:
+        return
+
+    def put() -> str:
+        mark = workdir / f"mark-{secrets.token_hex(4)}"
+        mark.touch()
+        return mark.name
+
+    mark = workdir / processes.shared("mark", put)
+    found = processes.gather("found the mark", mark.exists())
+    if processes.index() == 0:
+        mark.unlink()
+    if not all(found):
+        raise CheckpointError(
+            f"--workdir={workdir} is another folder on {processes.name(found.index(False))} than on "
+            f"{processes.name(0)}; name one that all hosts share"
+        )
+
+
+def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
+    """Return the newest checkpoint's record, or None in a fresh workdir; `config` is flat, with dotted keys.
+
+    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that may not change in a run; the
+    message names each key with its old and new value.
+    """
+    step = checkpoints.newest()
+    if step is None:
+        return None
+    if not config["checkpoint.resume"]:
+        raise CheckpointError(
+            f"{workdir} has a checkpoint at step {step} and checkpoint.resume=false; use a new --workdir"
+        )
+    record = checkpoints.record(step)
+    if lacking := [key for key in RESUMED if key not in record]:
+        raise CheckpointError(
+            f"{workdir} cannot be continued: record.json of checkpoint {step} lacks {lacking[0]}; bring it back from a "
+            "copy, or use a new --workdir"
+        )
+    if "weights_only" in record and config["train.init_from"]:
+        raise CheckpointError(
+            f"{workdir} has weights of its own to begin with; leave out train.init_from, or use a new --workdir"
+        )
+    fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
+    changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
+    if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
+        data = {key: value for key, value in config.items() if key.startswith("data.")}
+        changed += differences(record["config"], data, OF_THE_HOST) or ["other documents"]
+    if changed:
+        what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
+        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
+        keys = "; ".join(changed[:MOST_NAMED])
+        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Restore it, or use a new --workdir.")
+    return record
+
+
+def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
+    """Return "key=old, now new" for each flat configuration key that differs, except prefixes in `may_change`."""
+    return [
+        f"{key}={shown(stored.get(key))}, now {shown(value)}"
+        for key, value in now.items()
+        if stored.get(key) != value and not key.startswith(may_change)
+    ]
+
+
+def _may_change(config: dict) -> tuple[str, ...]:
+    """Return the prefixes of the keys that may change in this run.
+
+    The batch size of a recursive model may not change, since its rows carry puzzles from step to step. The path of the
+    base weights of adapters may change, since a checkpoint identifies them by their digest.
+    """
+    held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
+    moved = ("train.init_from",) if config["lora.rank"] else ()
+    return (*moved, *(prefix for prefix in MAY_CHANGE if prefix not in held))
+
+
+def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:
+    """Write the files that a use of the result needs: the resolved configuration and the tokenizer.
+
+    Also write `origin` to run.json, and remove the summary of an earlier, shorter run, so that nobody takes it for the
+    summary of this one.
+    """
+    (workdir / "summary.txt").unlink(missing_ok=True)
+    files = {stored_config.CONFIG: config} | ({stored_config.ORIGIN: origin} if origin else {})
+    for name, content in files.items():
+        write_atomically(workdir / name, json.dumps(content, indent=1).encode())
+    for name, content in (corpus.tokenizer.files if corpus and corpus.tokenizer else {}).items():
+        write_atomically(workdir / name, content)
+
+
+def show_summary(workdir: pathlib.Path) -> bool:
+    """Print the summary of a finished run again; return false if the run has not finished."""
+    path = workdir / "summary.txt"
+    summary = processes.shared("summary", lambda: path.read_text() if path.exists() else None)
+    if summary is not None and processes.index() == 0:
+        print(summary)
+    return summary is not None
+
+
+def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:
+    """Save the lines that the run prints at its end."""
+    write_atomically(workdir / "summary.txt", "\n".join(lines).encode())

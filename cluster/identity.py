@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check that all hosts of a run have the same code, libraries, and environment variables of the compiler."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+
+from cluster import processes
+from settings.loading import ROOT
+
+NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports
+LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "flax",
+    "optax",
+    "qwix",
+    "orbax-checkpoint",
+    "numpy",
+    "tensorflow-cpu",
+    "tensorflow",
+)
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def check_same() -> None:
+    """Compare code, versions and variables between all processes; ConfigError names process, host and item."""
+    processes.check_same(code(), "their code")
+    processes.check_same(versions(), "the versions of their libraries")
+    processes.check_same({name: os.environ.get(name, "") for name in VARIABLES}, "their environment")
+
+
+def code() -> dict[str, str]:
+    """Return {path: digest} of each file of this repository that a run may import."""
+    rooms = [path for path in ROOT.glob("[a-z]*/") if path.name not in NO_CODE]
+    files = sorted([*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))])
+    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
+
+
+def code_digest() -> str:
+    """Return one digest of all files of `code`."""
+    return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed libraries."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a run: how they find each other, agree on values and learn that another one has ended.
+
+`find` returns this process's group without initializing a device, and `start` joins it. Without a group, every
+function here behaves as in a run of one process.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from cluster import addresses, secret
+from cluster.blame import Heartbeat, to_blame
+from cluster.hub import Hub
+from cluster.line import Line
+from configs.errors import ConfigError
+
+DEFAULT_PORT = 8476
+LAST_PORT = 65535
+MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # cluster types that jax detects
+ANNOUNCED = {  # a value greater than this means that other processes exist; a remedy if jax does not find them
+    "OMPI_COMM_WORLD_SIZE": ("1", ""),
+    "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, by which jax asks for them, or "),
+}
+SETTLE_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
+HEARTBEAT_SECONDS = 7 * 86400  # disables jax's own watch, which aborts from C++; the hub and the watchdog replace it
+FAMILIES = (  # variables for the address, the process index and the count; alternative names are in one tuple
+    (("JAX_COORDINATOR_ADDRESS",), ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"), ("JAX_PROCESS_COUNT", "JAX_NUM_PROCESSES")),
+    (("TPU_COORDINATOR_ADDRESS",), ("TPU_WORKER_ID",), ("TPU_WORKER_COUNT",)),
+    (("MASTER_ADDR",), ("RANK",), ("WORLD_SIZE",)),
+)
+ADDRESS = re.compile(  # a bare IPv6 address has no port
+    r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))(:(?P<port>[^:]*))?"
+)
+OF_OTHERS = ("TPU_WORKER_ID",)  # also set on every GKE worker, where jax finds the rest
+LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The group of this process and its place in it.
+
+    Attributes:
+      host, port: address of jax's coordinator, in process 0.
+      source: the variables, or the system, that these values come from.
+      local_devices: ids of the GPUs that this process uses; None for all.
+    """
+
+    host: str
+    port: int
+    index: int
+    count: int
+    source: str
+    local_devices: tuple[int, ...] | None = None
+
+    @property
+    def coordinator(self) -> str:
+        """The coordinator's address, as jax writes it."""
+        return _with_port(self.host, self.port)
+
+    @property
+    def hub_port(self) -> int:
+        """The port of the hub: the coordinator's port + 1, or - 1 if that is the last port."""
+        return self.port + 1 if self.port < LAST_PORT else self.port - 1
+
+
+def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) -> Group | None:
+    """Return the group from the environment, else the one that jax detects on known clusters; None for one process.
+
+    Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
+    TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
+    ConfigError if one is missing or not a number, or if two of them contradict each other.
+    """
+    groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
+    for other in groups[1:]:
+        _check_same(groups[0], other)
+    if groups:
+        return groups[0]
+    managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
+    group = _found_by_jax(join_seconds) if managed else None
+    for name, (alone, remedy) in ANNOUNCED.items():
+        if group is None and accelerator != "tpu" and _number(name, environment.get(name) or alone) > int(alone):
+            raise ConfigError(
+                f"{name}={environment[name]} says that there are other processes, and jax does not find them; "
+                f"{remedy}set {', '.join(names[0] for names in FAMILIES[0])}"
+            )
+    return group
+
+
+def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None:
+    given = [next((name for name in names if environment.get(name)), None) for names in family]
+    if all(name is None or name in OF_OTHERS for name in given):
+        return None
+    missing = [" or ".join(names) for names, name in zip(family, given, strict=True) if name is None]
+    if missing:
+        there = ", ".join(f"{name}={environment[name]}" for name in given if name)
+        raise ConfigError(f"{there} without {', '.join(missing)}; set all three, or none for a single process")
+    for names in family:
+        values = {name: environment[name] for name in names if environment.get(name)}
+        if len(set(values.values())) > 1:
+            raise ConfigError(f"{_text(values)} contradict each other; unset one")
+    host, port = _address(given[0], environment)
+    index, count = (_number(name, environment[name]) for name in given[1:])
+    if not 0 <= index < count:
+        raise ConfigError(
+            f"{given[1]}={index} must be 0 or greater and less than {given[2]}={count}; processes count from 0"
+        )
+    return Group(host, port, index, count, _text({name: environment[name] for name in given}))
+
+
+def _address(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
+    address = ADDRESS.fullmatch(environment[name])
+    if not address:
+        raise ConfigError(f"{name}={environment[name]} is no address; write HOST:PORT, or [IPV6]:PORT")
+    port = address["port"] or (environment.get("MASTER_PORT", "") if name == "MASTER_ADDR" else "") or DEFAULT_PORT
+    number = _number(f"the port of {name}", port)
+    if not 1 < number <= LAST_PORT:
+        raise ConfigError(f"the port of {name}={number} must be greater than 1 and at most {LAST_PORT}")
+    return address["bracketed"] or address["host"] or address["bare"], number
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text} is not a whole number") from None
+
+
+def _check_same(one: Group, other: Group) -> None:
+    ours, theirs = dataclasses.asdict(one), dataclasses.asdict(other)
+    for what in ("count", "index", "host", "port"):
+        if ours[what] != theirs[what]:
+            raise ConfigError(f"{one.source} and {other.source} contradict each other in the {what}; unset one set")
+
+
+def _text(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _found_by_jax(join_seconds: float) -> Group | None:
+    """Return the group of a TPU slice, SLURM, Open MPI or Kubernetes; None if there is only one process."""
+    from jax._src.clusters import ClusterEnv  # no public function detects the cluster without joining it
+
+    try:
+        address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(join_seconds)
+        )
+    except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
+        variables = ", ".join(names[0] for names in FAMILIES[0])
+        raise ConfigError(f"jax does not find the other processes ({error}); set {variables}") from error
+    if address is None or count == 1:
+        return None
+    host, _, port = address.rpartition(":")
+    return Group(host, int(port), index, count, "jax", tuple(devices) if devices else None)
+
+
+_line: Line | None = None
+_hub: Hub | None = None
+
+
+def start(
+    group: Group, join_seconds: float, on_end: Callable[[str, int], None], workdir: pathlib.Path | None = None
+) -> None:
+    """Join the group and initialize jax.distributed, before any device is initialized; RunError names late processes.
+
+    Args:
+      on_end: ends this process; called with a line and an exit status, in a thread, when another one has died or
+        failed.
+      workdir: a folder that all processes share; process 0 may keep the secret of the run there while they join.
+    """
+    import jax
+
+    run_secret = secret.RunSecret(os.environ, workdir, first=group.index == 0)
+    address = _listening_address(group) if group.index == 0 else None
+    try:
+        _join(group, join_seconds, on_end, run_secret, address)
+    finally:
+        run_secret.withdraw()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    jax.distributed.initialize(
+        group.coordinator, group.count, group.index, local_device_ids=group.local_devices,
+        initialization_timeout=int(join_seconds) + 1, heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=address and _with_port(address, group.port),
+    )  # fmt: skip
+    for number, handler in handlers.items():  # jax has replaced the handler of SIGTERM
+        signal.signal(number, handler)
+
+
+def _join(
+    group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
+) -> None:
+    """Start the hub at `address` in process 0, and connect to it; return when all processes have joined."""
+    global _line, _hub
+
+    def withdraw_and_end(line: str, status: int) -> None:
+        run_secret.withdraw()
+        on_end(line, status)
+
+    if group.index == 0:
+        addresses.check_free(address, group.port)
+        listener = addresses.listen(address, group.hub_port)
+        found = run_secret.find()
+        if found.source == secret.NOWHERE:
+            _warn(
+                f"no secret protects this run: whoever reaches port {group.hub_port} of {group.host} can end it; "
+                f"set {secret.VARIABLE} to the same secret in all processes"
+            )
+        _hub = Hub(listener, group.count, join_seconds, found)
+    _line = Line(
+        group.host, group.hub_port, index=group.index, count=group.count, join_seconds=join_seconds,
+        on_end=withdraw_and_end, find_secret=run_secret.find,
+    )  # fmt: skip
+    _line.join()
+
+
+def _listening_address(group: Group) -> str | None:
+    """Return the address that process 0 listens on; None for all addresses, if the group's host is not a local one."""
+    if os.environ.get(LISTENING):
+        return _address(LISTENING, os.environ)[0]
+    address = addresses.own_address(group.host)
+    if address is None:
+        _warn(
+            f"{group.host} is no address of this machine that others can use, so ports {group.port} and "
+            f"{group.hub_port} are open on all its addresses; {LISTENING}=ADDRESS:{group.port} names one"
+        )
+    return address
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+def index() -> int:
+    """Return the index of this process, from 0."""
+    return _line.index if _line else 0
+
+
+def count() -> int:
+    """Return the number of processes."""
+    return _line.count if _line else 1
+
+
+def name(number: int) -> str:
+    """Return the name of a process in messages: its index and host."""
+    return f"process {number} ({_line.hosts[number]})" if _line else f"process {number}"
+
+
+def log_file(workdir: pathlib.Path) -> pathlib.Path:
+    """Return the path of this process's log."""
+    return workdir / "logs" / f"train_worker_{index()}.out"
+
+
+def gather(topic: str, value) -> list:
+    """All-gather a JSON value: return the values of all processes for a topic, in rank order. Waits for all."""
+    return _line.gather(topic, value) if _line else [value]
+
+
+def shared(topic: str, make: Callable[[], object]):
+    """Broadcast the JSON value of make(), which is called only in process 0, to all processes."""
+    return gather(topic, make() if index() == 0 else None)[0]
+
+
+def check_same(values: Mapping[str, object], what: str) -> None:
+    """Compare named values between all processes; ConfigError names process, host, item and both values."""
+    first, *others = gather(what, dict(values))
+    for number, theirs in enumerate(others, start=1):
+        for item in sorted(first.keys() | theirs.keys()):
+            if first.get(item) != theirs.get(item):
+                raise ConfigError(
+                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on the one, "
+                    f"{first.get(item)} on the other; make them equal"
+                )
+
+
+def ask_to_stop(hold: bool = False) -> None:
+    """Ask all processes to stop at the same boundary soon; with `hold`, wait at the next one until it is agreed."""
+    if _line:
+        _line.ask_to_stop(hold)
+
+
+def boundary() -> bool:
+    """Pass a boundary of the training loop; return whether all processes stop here, as one of them has asked."""
+    return _line is not None and _line.boundary()
+
+
+def send_heartbeat(own: Heartbeat | None) -> None:
+    """Send a heartbeat to process 0; None ends the heartbeats."""
+    if _line:
+        _line.send_heartbeat(dataclasses.asdict(own) if own else None)
+
+
+def heartbeats(own: Heartbeat) -> list[Heartbeat]:
+    """Return the last heartbeats of all processes in process 0, which has the hub; `own` elsewhere or if none exist."""
+    return (_hub.heartbeats() if _hub else []) or [own]
+
+
+def blame(own: Heartbeat, allowed: float = 0.0) -> str:
+    """Describe the process that blocks the run, with its phase; if process 0 is silent, describe process 0 and `own`.
+
+    Returns "" if the process that is furthest behind made progress within the last `allowed` seconds.
+    """
+    if _hub or not _line:
+        found = to_blame(heartbeats(own))
+        return found.text if found.idle > allowed else ""
+    here, said = to_blame([own]).text, _line.blame(ANSWER_SECONDS, allowed)
+    return said if said is not None else f"{name(0)} does not answer within {ANSWER_SECONDS:g} s; {here}"
+
+
+def fail(line: str, status: int) -> None:
+    """Report to the other processes why this one ends; in process 0, wait until they know."""
+    if _line:
+        _line.fail(line, status)
+    settle()
+
+
+def settle() -> None:
+    """In process 0, which has the hub, wait until all other processes know why the run ends, or a time limit."""
+    if _hub:
+        _hub.settle(SETTLE_SECONDS)
+        _report_strangers(_hub)
+
+
+def leave() -> None:
+    """Leave the group when all processes are done; process 0, which has the hub, leaves last."""
+    if _line:
+        _line.leave()
+    if _hub:
+        _hub.close()
+        _report_strangers(_hub)
+
+
+def _report_strangers(hub: Hub) -> None:
+    """Log a warning about refused connections, if there were any."""
+    if line := hub.door.report():
+        logging.getLogger("torus").warning(line)

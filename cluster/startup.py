@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Before jax is imported, chooses the platform of a command and the number of simulated devices."""
+
+import ctypes.util
+import gc
+import glob
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+
+from configs.errors import ConfigError, shown
+from configs.topologies import Topology
+
+NOT_READ = {
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": "XLA plans the memory when it compiles",
+    "TPU_NUM_DEVICES": "jax finds the devices of each host, on a v4 one a chip, four a host",
+    "PJRT_DEVICE": "JAX_PLATFORMS chooses the platform",
+    "LOCAL_RANK": "there is one process a host",
+}
+GOOGLE_PCI_VENDOR = "0x1ae0"
+# TensorFlow only reads data and writes events. It imports faster without its own Keras, which is not used.
+QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
+ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input pipeline does, not TensorFlow
+# Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
+# slow down the start, and sometimes delay a step on one host, for which all others wait.
+RARE_COLLECTIONS = (100_000, 20, 20)
+MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
+# XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
+PATIENCE = {
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
+    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+    "xla_cpu_collective_timeout_seconds": 3600,
+}
+
+
+def attached_accelerator() -> str:
+    """Return "tpu", "gpu" or "cpu" from device files and JAX_PLATFORMS, without initializing a device.
+
+    Raises ConfigError if JAX_PLATFORMS names no known platform, or an accelerator that this machine does not have.
+    """
+    vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
+    has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
+        bool(glob.glob("/dev/vfio/[0-9]*")) and GOOGLE_PCI_VENDOR in vendors
+    )
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*")) and ctypes.util.find_library("cuda") is not None
+    found = "tpu" if has_tpu else "gpu" if has_gpu else "cpu"
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
+    if asked == "cpu" or not asked:
+        return asked or found
+    if asked not in ("tpu", "gpu"):
+        raise ConfigError(f"JAX_PLATFORMS={asked} is none of cpu, gpu, cuda, tpu; unset it to use the {found}")
+    if asked != found:
+        raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
+    return found
+
+
+def is_simulation(topology: Topology | None, accelerator: str) -> bool:
+    """Return whether to simulate the topology's chips: it names an accelerator, and none is attached."""
+    return topology is not None and topology.accelerator != "cpu" and accelerator == "cpu"
+
+
+def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
+    """Set the variables that jax reads at import; ConfigError if the attached accelerator is not the topology's."""
+    choose_libraries()
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
+    if accelerator == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    elif topology and topology.accelerator != accelerator:
+        raise ConfigError(
+            f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
+            f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
+        )
+    elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
+        os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
+
+
+def choose_libraries() -> None:
+    """Set up TensorFlow's import, the library for buckets and the garbage collector; call this before other imports."""
+    gc.set_threshold(*RARE_COLLECTIONS)
+    for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
+        os.environ.setdefault(name, value)
+
+
+def simulate(num_devices: int, num_processes: int = 1) -> int:
+    """Simulate this process's share of `num_devices` CPU devices; 0 takes the number per process from the environment.
+
+    Returns the number of devices of all processes. Raises ConfigError if `num_devices` is not divisible by the number
+    of processes, or if one process would simulate too many.
+    """
+    if num_devices % num_processes:
+        raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
+    if not re.fullmatch("0{0,9}[1-9][0-9]{0,9}", number):
+        asked = shown(number)
+        raise ConfigError(f"JAX_NUM_CPU_DEVICES={asked} is not a whole number greater than 0; unset it, or correct it")
+    local = num_devices // num_processes or int(number)
+    if local > MOST_SIMULATED:
+        raise ConfigError(
+            f"{local:,} devices cannot be simulated by one process, at most {MOST_SIMULATED:,}; take a smaller mesh"
+        )
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
+    given = {f.lstrip("-").split("=")[0] for f in flags}
+    flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
+    os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+    return local * num_processes
+
+
+def drop_native_stdout() -> None:
+    """Drop the output of C++ libraries to stdout, such as gloo's connections; Python's output stays."""
+    usual = sys.stdout
+    usual.flush()
+    sys.stdout = open(os.dup(usual.fileno()), "w", encoding=usual.encoding, errors=usual.errors)  # noqa: SIM115
+    sys.stdout.reconfigure(line_buffering=usual.line_buffering, write_through=usual.write_through)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, usual.fileno())
+    os.close(nowhere)
+
+
+def check_platform(accelerator: str) -> None:
+    """Raise ConfigError if jax does not use the attached accelerator: jax falls back to the CPU silently."""
+    import jax  # default_backend() initializes the devices
+
+    if jax.default_backend() != accelerator:
+        raise ConfigError(
+            f"a {accelerator} is attached, but jax computes on the {jax.default_backend()}: another process has it, or "
+            f"its packages are not installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to have "
+            "the CPU instead"
+        )
+
+
+def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
+    """Return a line for each environment variable of other systems that is set but ignored here.
+
+    Raises ConfigError if XLA_USE_BF16 contradicts `dtype`, which is model.dtype.
+    """
+    if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
+        raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")
+    return [
+        f"Note: {name}={environment[name]} is not read: {why}" for name, why in NOT_READ.items() if name in environment
+    ]

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of a configuration, and the words of its message."""
+
+import difflib
+
+SHOWN_CHARACTERS = 60  # of a wrong value in a message
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run: one line with the key, the value, the rule and what would work."""
+
+    exit_status = 2
+
+
+def shown(value) -> str:
+    """Return a value as a message has it: in one line, its end left out where it is long."""
+    text = str(value)
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+
+
+def similar(name: str, candidates) -> list[str]:
+    """Return [candidate] for the one with the initials `name` (wsd), else for the most similar one; [] if none is."""
+    candidates = list(map(str, candidates))
+    by_initials = [candidate for candidate in candidates if initials(candidate) == name]
+    return by_initials[:1] or difflib.get_close_matches(name, candidates, n=1)
+
+
+def initials(name: str) -> str:
+    """Return the first letters of the words of a name."""
+    return "".join(word[:1] for word in name.split("_"))
+
+
+def did_you_mean(names: list[str]) -> str:
+    """Return the end of a message about an unknown name; "" without suggestions."""
+    return f"; did you mean {' or '.join(names)}?" if names else ""

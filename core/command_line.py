@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common part of all commands: flags, the resolved configuration, the platform and the exit status.
+
+A command imports this file first and calls `parse` before jax is imported. So errors are reported immediately, and the
+platform and the number of simulated devices are set before any device is initialized.
+
+Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite; 75 interrupted, run again to resume;
+1 anything else. Every status except 0 comes with one last line on stderr.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import logging
+import math
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+
+try:
+    from absl import flags
+
+    from checkpointing.bucket import Bucket, open_bucket, path_of
+    from cluster import identity, processes, startup
+    from configs import base, topologies
+    from configs.errors import ConfigError, did_you_mean, shown, similar
+    from input_pipeline.cache import cache_path
+    from settings import loading, simulation, stored_config, validation
+    from settings.keys import NAMES_ELSEWHERE, flat, similar_keys, stray_argument
+    from settings.resolving import Loaded
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+
+STARTED = time.monotonic()  # start of this process, up to a fraction of a second
+FLAGS = flags.FLAGS
+_ending = threading.Lock()
+LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
+INTERRUPTED = 75
+TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
+OF_ONE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ between the hosts of a run
+LAST_WORD_SECONDS = 5.0
+BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
+
+flags.DEFINE_string(
+    "config",
+    "configs/tiny.py",
+    "recipe: a Python file with get_config(), here or in the workspace, or a run's folder; default: what the run in "
+    "--workdir has, else the run of train.init_from",
+)
+flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
+flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
+flags.DEFINE_string("workdir", "", "folder of the run, from the present folder; default: runs/<recipe>[-<topology>]")
+flags.DEFINE_integer(
+    "join_seconds", 300, "how long the processes of a run wait for each other at its start", 1, 1_000_000
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A parsed command: a validated configuration, and the platform it runs on.
+
+    Attributes:
+      workdir: local folder of the run; if --workdir is in a `bucket`, its local copy.
+      group: None for a single process.
+      num_devices: of all processes; None if only jax knows.
+      scaled_down: {key: (old, new)} of the sizes that a simulation changed; None without a simulation.
+    """
+
+    loaded: Loaded
+    workdir: pathlib.Path
+    bucket: Bucket | None
+    accelerator: str
+    group: processes.Group | None
+    num_devices: int | None
+    scaled_down: dict[str, tuple] | None
+
+    @property
+    def config(self):
+        """The resolved configuration."""
+        return self.loaded.config
+
+    @property
+    def address(self) -> str | pathlib.Path:
+        """The folder or bucket folder of the run's checkpoints."""
+        return self.bucket.url if self.bucket else self.workdir
+
+    @property
+    def origin(self) -> dict:
+        """The content for the run's run.json."""
+        return self.loaded.origin | {"command": sys.argv}
+
+    def banner(self) -> list[str]:
+        """Return lines about ignored variables, the simulation, and the sizes that it changed."""
+        notes = [*self.loaded.notes, *startup.notes(os.environ, self.config.model.dtype)]
+        if self.scaled_down is None:
+            return notes
+        topology, mesh = self.loaded.topology, self.loaded.environment_mesh
+        what = topology.name if topology else f"TPU_MESH_CONFIG={','.join(map(str, mesh.values()))}"
+        sizes = "the sizes of the run" if self.loaded.of_run else "the sizes of the recipe scaled down"
+        changes = [f"  {key} {old} -> {new}" for key, (old, new) in self.scaled_down.items()]
+        return [
+            *notes,
+            f"SIMULATION: no accelerator here, so {what} is {self.num_devices} simulated CPU devices, with the same",
+            f"mesh and {sizes}; the speed says nothing about a TPU.",
+            *changes,
+        ]
+
+
+def parse_flags(description: str) -> dict[str, str]:
+    """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks."""
+    sys.excepthook = _end_with_one_line
+    threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = functools.partial(_end_if_interrupted, sys.unraisablehook)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+    overrides, rest = split_overrides(sys.argv)
+    if {"-h", "--help", "-help"} & set(rest):
+        _print_help(description)
+        sys.exit(0)
+    try:
+        stray = FLAGS(rest)[1:]
+    except flags.UnrecognizedFlagError as error:
+        near = did_you_mean(_similar_options(error.flagname)) or "; --help lists the flags"
+        raise ConfigError(f"--{error.flagname} is not a flag{near}") from None
+    except flags.Error as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+    if stray:
+        raise ConfigError(stray_argument(stray[0]))
+    if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
+        raise ConfigError(f"--{empty[0]}= has no value; give it one, or leave it out")
+    return overrides
+
+
+def parse(
+    description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False
+) -> Command:
+    """Parse the command line, resolve the configuration and set the platform; any error ends the process with status 2.
+
+    Args:
+      description: for --help.
+      use: flags -> TRAIN, READ or IGNORE, the use of the run in the workdir.
+      one_device: whether the command uses only one device.
+    """
+    loaded = parse_configuration(description, use=use)
+    if one_device and FLAGS["topology"].present:
+        raise ConfigError("--topology is not read here, where one device is used; leave it out")
+    if "train.init_from" in loaded.typed and not (FLAGS.workdir or FLAGS["config"].present):
+        raise ConfigError(f"train.init_from={loaded.config.train.init_from} begins a new run; name a --workdir for it")
+    accelerator = startup.attached_accelerator()
+    startup.choose_platform(loaded.topology, accelerator, cache_path(loaded.config.data.cache_dir))
+    group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
+    chips = loaded.topology.chips if loaded.topology else math.prod(loaded.environment_mesh.values())
+    num_devices = scaled_down = None
+    if accelerator == "cpu":
+        simulated = startup.is_simulation(loaded.topology, accelerator) or bool(loaded.environment_mesh)
+        num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
+        num_devices = 1 if one_device else num_devices
+        validation.resolve_mesh(loaded.config, num_devices, loaded)
+        if simulated:  # a resumed run keeps its sizes
+            scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
+        validation.validate(loaded.config, num_devices, loaded)
+    else:  # `join` initializes jax, which then knows the number of devices
+        validation.check_keys(loaded.config)
+    return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
+
+
+def join(command: Command, *, shares_folder: bool = True) -> None:
+    """Join the other processes of the run, if any, and then initialize the devices.
+
+    Args:
+      shares_folder: whether a local workdir is the same folder on all hosts.
+
+    Raises:
+      RunError: not all processes joined within --join_seconds.
+      ConfigError: processes differ in configuration, code, libraries or variables; the secret of the run cannot be read
+        or written; or jax does not use the attached accelerator.
+    """
+    if command.group is not None:
+        startup.drop_native_stdout()
+        folder = command.workdir if shares_folder and command.bucket is None else None
+        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others, folder)
+        values = flat(command.config)
+        processes.check_same({key: values[key] for key in values.keys() - set(OF_ONE_HOST)}, "their configuration")
+        identity.check_same()
+    startup.check_platform(command.accelerator)
+
+
+def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], str]) -> Loaded:
+    """Return the configuration of the command line; with --print_config, print it and exit."""
+    overrides = parse_flags(description)
+    loaded = _load(overrides, use(FLAGS))
+    if FLAGS.print_config:
+        validation.check_keys(loaded.config)
+        print(config_text(loaded), end="")
+        sys.exit(0)
+    return loaded
+
+
+def _load(overrides: dict[str, str], use: str) -> Loaded:
+    """Return the configuration of the run in the workdir, or of a recipe if there is none or `use` is IGNORE."""
+    if use != IGNORE:
+        workdir, bucket = _workdir()
+        if bucket:
+            startup.choose_libraries()
+            bucket.fetch()
+        typed = FLAGS.config if FLAGS["config"].present and not _same(FLAGS.config, workdir) else ""
+        if use == READ:
+            named = (typed, loading.run_recipe(typed)[0]) if typed else None
+            return stored_config.load_to_read(workdir, overrides, named, FLAGS.topology)
+        step = stored_config.trained_to(path_of(bucket.url) if bucket else workdir)
+        if stored_config.is_run(workdir) and (step is not None or not typed):
+            named = (typed, loading.run_recipe(typed)[0]) if typed else None
+            return stored_config.load_to_continue(workdir, step, named, FLAGS.topology, overrides, os.environ)
+    return loading.load(recipe(overrides), FLAGS.topology, overrides, os.environ)
+
+
+def _same(recipe: str, workdir: pathlib.Path) -> bool:
+    """Return whether --config names the folder of the run."""
+    path = pathlib.Path(recipe).expanduser()
+    return path.is_dir() and workdir.is_dir() and path.samefile(workdir)
+
+
+def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Separate `--config.a.b=value` and `--config.a.b value` from other arguments; a key without a value is "true"."""
+    overrides, rest, arguments = {}, [], list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
+        if not argument.startswith("-") or not name.startswith("config."):
+            rest.append(argument)
+        elif equals:
+            overrides[name.removeprefix("config.")] = value
+        else:
+            takes_next = bool(arguments) and not arguments[0].startswith("--")
+            overrides[name.removeprefix("config.")] = arguments.pop(0) if takes_next else "true"
+    return overrides, rest
+
+
+def config_text(loaded: Loaded) -> str:
+    """Return a line for each key with its value and its origin."""
+    values = flat(loaded.config).items()
+    return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
+
+
+def check_file_to_write(flag: str) -> None:
+    """Raise ConfigError if the file that a flag names cannot be written; call this before its content is computed."""
+    path = pathlib.Path(FLAGS[flag].value).expanduser()
+    if FLAGS[flag].value and not path.parent.is_dir():
+        raise ConfigError(f"--{flag}={path}: there is no folder {path.parent}")
+    if FLAGS[flag].value and path.is_dir():
+        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+
+
+def log_to(workdir: pathlib.Path) -> None:
+    """Write messages and tracebacks to `workdir`/logs/train_worker_<process>.out from now on."""
+    handler = logging.FileHandler(processes.log_file(workdir), delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    logging.raiseExceptions = False  # on a full disk, lines are lost and the run continues
+    LOG.propagate = False
+    LOG.setLevel(logging.INFO)
+
+
+def _workdir() -> tuple[pathlib.Path, Bucket | None]:
+    """Return the local folder of the run, and the bucket that it is a copy of, or None."""
+    if bucket := open_bucket(FLAGS.workdir, cache_path("")):
+        return bucket.folder, bucket
+    if "://" in FLAGS.workdir:
+        raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
+    topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
+    name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
+    try:
+        workdir = pathlib.Path(name).expanduser()
+        workdir.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # the name is too long, or the user unknown
+        raise ConfigError(f"--workdir={shown(name)}: {' '.join(str(error).split())[:200]}") from None
+    return workdir, None
+
+
+def recipe(overrides: dict[str, str]) -> str:
+    """Return the recipe of a new run: --config if given, else the run of train.init_from, else tiny."""
+    source = overrides.get("train.init_from", "")
+    if FLAGS["config"].present:
+        return FLAGS.config
+    if not source:  # the workspace's recipe, even if the current folder has such a file
+        return loading.of_workspace(FLAGS.config)
+    if source.endswith(".py"):
+        return source
+    if "://" in source:
+        raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
+    return str(stored_config.run_folder("train.init_from", source))
+
+
+def _own_flags() -> list[flags.Flag]:
+    return FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__)
+
+
+def _similar_options(name: str) -> list[str]:
+    """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
+    keys, close = similar_keys(name, flat(base.get_config())), similar(name, [flag.name for flag in _own_flags()])
+    known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
+    return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
+
+
+def _print_help(description: str) -> None:
+    print(description.strip() + "\n\nFlags:")
+    for flag in _own_flags():
+        default = f" (default {flag.default!r})" if flag.default not in (None, "", []) else ""
+        print(f"  --{flag.name}: {flag.help}{default}")
+    print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")
+
+
+def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """End the process with one last line on stderr that describes the error; log the traceback of unexpected errors."""
+    for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+        signal.signal(number, signal.SIG_IGN)
+    message = " ".join(str(error).split()) or kind.__name__
+    match error:
+        case KeyboardInterrupt():
+            line, status = "interrupted; run the same command to go on", INTERRUPTED
+        case BaseException(exit_status=status):
+            line = message if status == INTERRUPTED else f"error: {message}"
+        case _:
+            frame, status = traceback.extract_tb(trace)[-1], 1
+            note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
+            line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
+            LOG.error("ended by", exc_info=(kind, error, trace))
+            if processes.count() > 1 and kind.__module__.startswith("jax"):
+                time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
+    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
+        processes.leave()
+    else:
+        processes.fail(line, status)
+    _end(line, status)
+
+
+def _end_if_interrupted(usual: Callable, unraisable) -> None:
+    """End the process if a signal arrived in a callback whose exceptions Python ignores, as in garbage collection."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        _end_with_one_line(KeyboardInterrupt, KeyboardInterrupt(), None)
+    usual(unraisable)
+
+
+def _end_with_the_others(line: str, status: int) -> None:
+    """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
+    processes.settle()
+    with contextlib.suppress(OSError):  # a full disk
+        for file in _log_files():
+            with file.open("a") as log:
+                log.write(f"{line}; this process was here:\n")
+                log.flush()
+                faulthandler.dump_traceback(log, all_threads=True)
+    _end(line if status == INTERRUPTED else f"error: {line.removeprefix('error: ')}", status)
+
+
+def _end(line: str, status: int) -> None:
+    _ending.acquire()  # never released, so that only one line is the last
+    speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
+    os._exit(status)  # does not wait for threads that may hang after the failure
+
+
+def _say_last(line: str) -> None:
+    for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed pipe or a closed stream
+            say()
+
+
+def _log_files() -> list[pathlib.Path]:
+    """Return the files of the log; create missing folders."""
+    files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return files

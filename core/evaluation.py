@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate a model: its loss on held-out documents, its answers by vote, and a sample of text."""
+
+import base64
+import json
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from checkpointing import teacher
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from cluster import processes
+from core import assembly
+from files.atomic import write_atomically
+from inference.sampling import continue_texts
+from input_pipeline import batches as pipeline
+from input_pipeline import corpus as corpora
+from parallelism import axis_rules
+from parallelism.mesh import mesh_context
+from parallelism.placement import local_rows, local_values, place
+from puzzles import voting
+from puzzles.voting import Votes
+from reporting.step_log import format_evaluation
+
+HEADLINE = "pass@2"
+POOLED = "pooled/"
+OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
+SAMPLE_TEMPERATURE = 0.7
+SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and characters per line
+
+
+def evaluate_heldout(
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
+    num_batches: int | None = None, frozen: Sequence = (), on_lost: pipeline.OnLost | None = None,
+) -> tuple[dict, int] | None:  # fmt: skip
+    """Return ({name: mean}, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
+
+    A mean of weight 0 is NaN.
+
+    Args:
+      stop: called before each batch; returns whether to stop, the same in all processes.
+      num_batches: number of global batches, evenly spread; default: all documents.
+      frozen: arrays like `run.abstract_frozen`.
+      on_lost: called if a batch cannot be read; an empty batch takes its place. Default: the error is raised.
+    """
+    sums, weights = {}, {}
+    for batch in heldout_batches(run, corpus, num_batches, on_lost):
+        if stop():
+            return None
+        for name, (total, weight) in run.eval_step(params, batch, *frozen).items():
+            sums[name] = sums.get(name, 0.0) + float(total)
+            weights[name] = weights.get(name, 0) + int(weight)
+    means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
+    return means, weights["loss"]
+
+
+def heldout_batches(
+    run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
+) -> Iterator[dict]:
+    """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
+    sharding = run.batch_sharding
+    batches = pipeline.evaluation_batches(
+        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
+        rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
+        readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
+    )  # fmt: skip
+    return place(batches, sharding, run.eval_rows)
+
+
+def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
+    """Return the votes of the answers to all held-out puzzles, the same in all processes.
+
+    `on_batch` is called before each batch.
+    """
+    mesh, windows, votes = run.mesh, corpus.heldout, Votes()
+    layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
+    predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
+    for batch in heldout_batches(run, corpus):
+        on_batch()
+        predictions, halt_logits = map(local_values, predict(params, batch))
+        names = [windows.identifiers[row] for row in local_values(batch["puzzle_identifiers"]).tolist()]
+        votes.add_batch(names, local_values(batch["inputs"]), predictions, halt_logits)
+    texts = processes.gather("votes", base64.b64encode(votes.to_bytes()).decode())
+    return Votes().merge(Votes.from_bytes(base64.b64decode(text)) for text in texts)
+
+
+def vote_and_keep(
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
+    on_batch: Callable = lambda: None,
+) -> dict[str, float]:  # fmt: skip
+    """Return `voting.results` of the answers of a step; {} if the held-out data has no votes.
+
+    Votes are saved in `workdir`/votes, one file for each step. Their outcome, without those of other steps, is saved in
+    submission.json.
+    """
+    tasks = corpus.heldout.test_puzzles
+    if not tasks:
+        return {}
+    votes, file = vote(run, params, corpus, on_batch), workdir / "votes" / f"{step}.gz"
+
+    def keep() -> dict[str, float]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        votes.save(file)
+        write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
+        others = sorted(file.parent.glob("*.gz")) if run.config.evaluation.pooled_votes else []
+        return voting.results(votes, tasks, [Votes.load(other) for other in others if other != file])
+
+    return processes.shared(f"passes {step}", keep)
+
+
+def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
+    """Return the results of votes in words, the headline first; [] if there was no vote."""
+    lines = []
+    for prefix, what in (("", "held-out"), (POOLED, "held-out, pooled with earlier votes,")):
+        of_kind = {k: figures[f"{prefix}pass@{k}"] for k in voting.PASSES if f"{prefix}pass@{k}" in figures}
+        if of_kind:
+            every = ", ".join(f"@{k} {value:.2%}" for k, value in of_kind.items())
+            headline = figures[prefix + HEADLINE]
+            known = voting.num_known(corpus.heldout.test_puzzles)
+            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {known:,} tasks ({every})")
+    return lines
+
+
+def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:
+    """Return the held-out metrics in words; for text, bits per byte too."""
+    name, values, unit = format_evaluation(run.objective, figures, weight)
+    documents = f" of {corpus.heldout.num_documents:,} documents" if corpus.heldout.num_documents else ""
+    lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
+    if line := corpus.heldout.packing_summary(run.config.train.sequence_length):
+        lines.append(f"held out: {line}")
+    if corpus.heldout.num_bytes and not corpus.is_of_conversations:
+        bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
+        unigram = corpus.unigram_bits_per_byte
+        compared = "" if unigram is None else f"   unigram model: {unigram:.2f}"
+        lines.append(f"held-out bits per byte: {bits:.2f}{compared}")
+    return lines
+
+
+def opening(corpus: corpora.Corpus) -> str:
+    """Return the first words of a held-out document as a prompt; "" if its first line has none."""
+    batch = corpus.heldout.read(np.array([0]), OPENING_TOKENS)
+    first = batch["targets"][0][batch["segments"][0] == 1].tolist()
+    words = corpus.tokenizer.decode(first).lstrip().split("\n")[0].split()
+    return " ".join(words[:OPENING_WORDS]) + " " if words else ""
+
+
+def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
+    """Return the model's continuation of the first words of a held-out document, at most SAMPLE_LINES lines."""
+    prompt = opening(corpus)
+    room = run.config.model.max_length - len(corpus.tokenizer.encode(prompt)) - 1
+    text = continue_texts(
+        run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
+        temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
+    )[0]  # fmt: skip
+    lines = text.rstrip().split("\n")
+    shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]
+    shown += ["..."] if len(lines) > SAMPLE_LINES else []
+    return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in shown]]
+
+
+def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:
+    """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
+
+    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket.
+    """
+    run = assembly.assemble(config)
+    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
+        step = newest_checkpoint(checkpoints, config)
+        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
+        reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
+        if reference:
+            teacher.run_of(config).checkpoint_ref(reference)  # raises if it has changed
+        frozen = teacher.restore(config, run.abstract_frozen, reference)
+        lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
+        lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
+    if processes.index() == 0:
+        print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inspects a run without training, for train.py: the validity of its checkpoints, and the documents of a step."""
+
+import math
+import pathlib
+
+import numpy as np
+
+from checkpointing.checkpoint_folder import DAMAGED
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.retention import Retention
+from checkpointing.source_run import check_model, restore_eval_params
+from core import assembly
+from input_pipeline import corpus as corpora
+from input_pipeline import ledger
+from parallelism.mesh import mesh_context
+from parallelism.placement import place
+from reporting.metrics import read_lines
+from settings import preference
+
+
+def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
+    """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid."""
+    with Checkpoints(address) as checkpoints:
+        problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
+        good = [step for step, found in problems.items() if not found]
+        records = {step: checkpoints.record(step) for step in good}
+        others = checkpoints.files.others()
+    losses = {int(step): loss for record in records.values() for step, loss in record.get("losses", {}).items()}
+    reasons = retention.reasons(good, losses)
+    lines = []
+    for step, found in problems.items():
+        fate = f"kept: {reasons[step]}" if step in reasons else "the next save would delete it"
+        lines.append(f"checkpoint {step}: " + (f"DAMAGED: {'; '.join(found)}" if found else f"good  ({fate})"))
+    lines += [f"{name}: {what}" for name, what in others.items()]
+    lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
+    return lines, len(good) == len(problems) and (bool(good) or DAMAGED not in "".join(others))
+
+
+def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]:
+    """Return a table of the documents that a step of a run was trained on.
+
+    Each document has its loss under the newest valid checkpoint, if there is one. The highest loss comes first, so that
+    an unusual document is at the top. Puzzles and pairs of answers, one per row, have no losses. Raises DataError if
+    the run has not reached this step, or if its documents no longer exist.
+    """
+    corpus = with_documents(config)
+    section = ledger.section_of(workdir, step, last_step(workdir))
+    examples = ledger.explain(section, step, corpus)
+    if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
+        return ledger.table(examples)
+    with Checkpoints(address) as checkpoints:
+        newest = checkpoints.newest()
+        if newest is None:
+            return ledger.table(examples)
+        check_model(checkpoints, newest, config)
+        run = assembly.assemble(config)
+        with mesh_context(run.mesh):
+            params = restore_eval_params(checkpoints, newest, run.abstract_state.params)
+            losses = document_losses(run, params, corpus, section, step, examples)
+    return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
+
+
+def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
+    """Return tables of the documents that these steps of a run were trained on."""
+    corpus, lines = with_documents(config), []
+    for step in steps:
+        section = ledger.section_of(workdir, step, steps.stop)
+        lines += [f"step {step}", *ledger.table(ledger.explain(section, step, corpus)), ""]
+    return lines
+
+
+def with_documents(config) -> corpora.Corpus:
+    """Return the corpus of a run, with the names of its documents."""
+    return corpora.prepare(
+        config.data, vocab_size=config.model.vocab_size, vocab_size_typed=False, announce=lambda line: None,
+        with_documents=True,
+    )  # fmt: skip
+
+
+def document_losses(run: assembly.Run, params, corpus, section: dict, step: int, examples) -> dict:
+    """Return {(row, segment): loss in nats per token} of every document in a step's batch, each evaluated alone.
+
+    The loss is NaN if all tokens of the document have weight 0.
+    """
+    mixture = corpus.train.recorded(section["mixture"], section["skips"])
+    batch = mixture.read(ledger.taken(section, step), section["sequence_length"], section["seed"])
+    places = [(example.row, excerpt.segment) for example in examples for excerpt in example.excerpts]
+
+    def alone(row: int, segment: int) -> dict:
+        only = {name: np.zeros((run.eval_rows, rows.shape[1]), np.int32) for name, rows in batch.items()}
+        for name, rows in batch.items():
+            only[name][0] = rows[row] * (batch["segments"][row] == segment)
+        return only
+
+    placed = place((alone(*of) for of in places), run.batch_sharding, run.eval_rows)
+    sums = [run.eval_step(params, document)["loss"] for document in placed]
+    return {
+        of: float(total) / float(weight) if weight else math.nan
+        for of, (total, weight) in zip(places, sums, strict=True)
+    }
+
+
+def last_step(workdir: pathlib.Path) -> int:
+    """Return the last step in metrics.jsonl of a run; 0 if it has none."""
+    path = workdir / "metrics.jsonl"
+    lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
+    return max((line.get("step", 0) for line in lines), default=0)

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a process during training, and its work between steps: save, evaluate, reshard, roll back."""
+
+import contextlib
+import dataclasses
+import pathlib
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+from checkpointing import workdir as workdirs
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.lost_data import LostData
+from cluster import processes
+from cluster.interruption import Interruption
+from core import assembly, inspection
+from core.evaluation import evaluate_heldout, heldout_lines, opening, sample_lines, vote_and_keep, vote_lines
+from files.atomic import write_atomically
+from input_pipeline import batches as pipeline
+from input_pipeline import corpus as corpora
+from input_pipeline import ledger
+from input_pipeline.errors import DataError, DataLost
+from parallelism import resharding
+from parallelism.mesh import mesh_context
+from parallelism.placement import check_shapes, local_rows, place
+from reporting import step_log
+from reporting.clock import Clock
+from reporting.step_log import NonFinite, every
+from settings import layouts, ramp
+from settings.keys import flat
+from training import noise_scale
+from training.compiled_steps import CompiledSteps, Shape
+from training.step import is_finite
+
+
+class Stage(NamedTuple):
+    """Steps with batches of one size: the steps after `step`; `examples` were consumed before them."""
+
+    step: int
+    examples: int
+    rows: int
+
+
+@dataclasses.dataclass
+class Job:
+    """The state of a process during training."""
+
+    config: object  # as given; the present mesh may differ
+    run_of: Callable[[Shape], assembly.Run]
+    compiled_steps: CompiledSteps
+    train_step: Callable  # `compiled_steps`, with injected faults
+    workdir: pathlib.Path
+    checkpoints: Checkpoints
+    corpus: corpora.Corpus | None
+    batches: Iterator | None
+    topology: object
+    clock: Clock
+    log: step_log.StepLog
+    signals: Interruption
+    lost: LostData
+    context: contextlib.ExitStack  # holds the context of the present mesh
+    roll_backs: int  # number of them so far
+    checkpoint_refs: dict  # references of the frozen weights by role, see checkpointing/source_run.py
+    run: assembly.Run | None = None  # of the full batch, on the present mesh
+    stage_end: int = 0  # the last step of the present shape
+    increases: int = 0  # number of increases of the batch size so far
+    suspect: int | None = None  # step of a restored checkpoint after which no update was finite
+    stages: list[Stage] = dataclasses.field(default_factory=list)  # since the start or the last roll back
+    sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
+
+    def should_evaluate(self, step: int) -> bool:
+        """Return whether to evaluate after a step; after the last step, `close` evaluates all held-out documents."""
+        return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
+
+    @property
+    def rows(self) -> int:
+        """The present size of the global batch."""
+        return ramp.rows(self.config, self.increases)
+
+    def training_batches(self, record: dict | None) -> Iterator[dict]:
+        """Return an iterator of batches on the devices, from a checkpoint or from step 0 to the last step.
+
+        A batch has the run's shape at that step. Batches of one shape are prefetched.
+        """
+        start, examples, self.increases = position_of(record)
+        self.begin_stage(start)
+        self.stages = []
+        stages = self._stages(start, examples)
+        return chain(next(stages, ()), chain.from_iterable(stages))
+
+    def _stages(self, step: int, examples: int) -> Iterator[Iterator[dict]]:
+        while step < self.config.train.steps:
+            stage = Stage(step, examples, self.rows)
+            num_steps = self.stage_end - step
+            if not self.stages or self.stages[-1].rows != stage.rows:
+                self.stages.append(stage)
+                self.record_stage(stage)
+            yield self._batches(stage, num_steps)
+            step, examples = step + num_steps, examples + num_steps * stage.rows
+
+    def _batches(self, stage: Stage, num_steps: int) -> Iterator[dict]:
+        """Return the batches of `num_steps` steps of one size, from the corpus or from the iterator of the caller."""
+        train, data, sharding = self.config.train, self.config.data, self.run.batch_sharding
+        rows = local_rows(sharding, stage.rows)
+        if not self.corpus:
+            full = check_shapes(self.batches, num_steps, self.run.abstract_batch, stage.rows)
+            own = ({key: array[rows] for key, array in batch.items()} for batch in full)
+            return place(own, sharding, stage.rows)
+        batches = pipeline.training_batches(
+            self.corpus.train, seed=train.seed, sequence_length=train.sequence_length,
+            global_batch=stage.rows, rows=rows, first_example=stage.examples, num_steps=num_steps,
+            readers=data.readers, prefetch=data.prefetch, on_lost=self.lost.record, ahead=self.lost.ahead,
+        )  # fmt: skip
+        try:
+            placed = place(batches, sharding, stage.rows)
+        except DataError:  # of the first batch; `lost` has recorded it
+            placed = iter(())
+        if self.lost.gather_reason():
+            raise DataLost(self.lost.reason)
+        return placed
+
+    def report_progress(self, line: str) -> None:
+        """Show the progress of data that is rebuilt during training, and count it as progress; from any thread."""
+        self.clock.progress(line)
+        self.log.display.line(line)
+
+    def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
+        """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone."""
+        try:
+            return next(batches)
+        except DataError as error:
+            self.lost.record(error)
+            if step > 1:
+                self.save(state, step - 1, ends=True)
+            raise self.lost.stop_error(step - 1) from error
+
+    def maybe_grow_batch(self, state, step: int) -> None:
+        """Increase the batch size after a step, if the ramp says so."""
+        config, train, rows = self.config, self.config.train, self.rows
+        if rows == train.global_batch or step == train.steps or not every(step, config.batch.increase_step):
+            return
+        self.log.flush()
+        larger = ramp.rows(config, self.increases + 1)
+        if config.batch.ramp == "noise_scale" and float(noise_scale.estimate(state.noise)) < larger:
+            return
+        self.increases += 1
+        if larger > rows:  # rounding may keep the size
+            text = f"step {step}: batches of {larger} sequences from here on"
+            self.log.event(text, "batch", step, global_batch=larger)
+
+    def maybe_reshard(self, state, step: int):
+        """Return the state for the next step, resharded if that step is on another mesh."""
+        if step < self.stage_end or step == self.config.train.steps:
+            return state
+        self.log.flush()
+        before = self.run.mesh
+        with self.clock.within("compile"):
+            self.compiled_steps.get(self.shape(step))
+            self.begin_stage(step)
+            if self.run.mesh != before:
+                state = self.reshard(state, step)
+        return state
+
+    def shape(self, step: int) -> Shape:
+        """Return the batch size and mesh of the next step after `step`."""
+        return Shape(self.rows, layouts.mesh_after(self.config, step))
+
+    def begin_stage(self, step: int) -> None:
+        """Switch to the mesh of the steps after `step`, and start to compile the step of the stage after them."""
+        config, shape = self.config, self.shape(step)
+        self.run = self.run_of(shape._replace(rows=config.train.global_batch))
+        self.context.close()
+        self.context.enter_context(mesh_context(self.run.mesh))
+        self.compiled_steps.frozen = resharding.reshard(self.compiled_steps.frozen, self.run.abstract_frozen)
+        ramp_end = ramp.stage_end(config, step, self.increases)
+        self.stage_end = min(ramp_end, layouts.stage_end(config, step))
+        if self.stage_end < config.train.steps:
+            grown = ramp.rows(config, self.increases + (ramp_end == self.stage_end))
+            self.compiled_steps.start(Shape(grown, layouts.mesh_after(config, self.stage_end)))
+
+    def reshard(self, state, step: int):
+        """Reshard the state to the present mesh."""
+        (most, total), began = resharding.bytes_received(state, self.run.abstract_state), time.monotonic()
+        state = resharding.reshard(state, self.run.abstract_state)
+        seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
+        self.log.event(
+            f"step {step}: mesh {mesh} from here on; {most:,} bytes of the state are new to a device, "
+            f"{total:,} to all, moved in {seconds:.2f} s", "mesh", step,
+            mesh=mesh, bytes_to_a_device=most, bytes_to_all=total, seconds=seconds,
+        )  # fmt: skip
+        return state
+
+    def examples_before(self, step: int) -> int:
+        """Return the number of examples consumed before a step."""
+        stage = next((stage for stage in reversed(self.stages) if stage.step < step), self.stages[0])
+        return stage.examples + max(0, step - stage.step - 1) * stage.rows
+
+    def save(self, state, step: int, *, ends: bool) -> None:
+        """Start to write a checkpoint of a state; if the run `ends`, wait until it is written, or raise SaveFailed.
+
+        If the loss or gradient of the last step was not finite, the state is not saved, unless the run ends: finite
+        parameters may be so large that no gradient is finite.
+
+        Raises Diverged if the state is not finite, or if the loss or gradient of the run's last step is not finite.
+        """
+        self.log.flush()
+        if not is_finite(state):  # outside the phase "save", since a process may wait here for another
+            raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
+        if not self.log.last_finite and step == self.config.train.steps:
+            raise step_log.Diverged(f"the loss or the gradient of step {step}, the last one, is not finite", step, step)
+        if not (self.log.last_finite or ends):
+            self.checkpoints.postpone(f"step {step} not saved: its loss or its gradient is not finite", step)
+            return
+        with self.clock.within("save"):
+            record = self.log.record() | self.checkpoint_refs
+            record |= {
+                "step": step,
+                "examples": int(state.examples),
+                "increases": self.increases,
+                "config": flat(self.config),
+                "corpus": digest(self.corpus),
+                "mixture": self.corpus.train.record() if self.corpus else [],
+                "skips": self.corpus.train.skips if self.corpus else [],
+                "losses": self.checkpoints.losses,
+                "topology": self.topology.name if self.topology else None,
+            }
+            self.rewrite_missing_files()
+            write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
+            write(step, state, record)
+
+    def rewrite_missing_files(self) -> None:
+        """Rewrite the files that a checkpoint needs, if the folder was emptied during the run."""
+        if processes.index() == 0:
+            self.write_ledger(may_wait=True)
+            if not (self.workdir / "config.json").exists():
+                with contextlib.suppress(OSError):  # if the disk is full, the save reports it
+                    self.workdir.mkdir(parents=True, exist_ok=True)
+                    workdirs.open_workdir(self.workdir, flat(self.config), self.corpus)
+
+    def record_stage(self, stage: Stage) -> None:
+        """Record in the ledger how the steps from here on map to examples."""
+        if self.corpus and processes.index() == 0:
+            train = self.config.train
+            section = ledger.new_section(
+                self.corpus, step=stage.step, examples=stage.examples, global_batch=stage.rows,
+                sequence_length=train.sequence_length, seed=train.seed,
+            )  # fmt: skip
+            self.sections.append(section | {"roll_backs": self.roll_backs})
+            self.write_ledger(may_wait=self.roll_backs > 0 or len(self.stages) > 1)
+
+    def write_ledger(self, *, may_wait: bool) -> None:
+        """Write the pending sections of the ledger; if they `may_wait`, a full disk does not end the run."""
+        try:
+            while self.sections:
+                ledger.append(self.workdir, self.sections[0])
+                self.sections.pop(0)
+        except DataError as error:
+            if not may_wait:
+                raise
+            self.log.event(str(error), "ledger_waits")
+
+    def eval_params(self, state) -> dict:
+        """Return the parameters to evaluate, including frozen ones."""
+        return self.run.eval_params(state, self.compiled_steps.frozen)
+
+    def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
+        """Evaluate, log and return ({name: mean}, weight of the loss); None if stopped, or if data is unreadable."""
+
+        def is_stopped() -> bool:
+            self.clock.enter("evaluation")  # one more batch is progress
+            return stop()
+
+        self.log.flush()  # the pending step is no part of the evaluation
+        with self.clock.within("evaluation"):
+            result = evaluate_heldout(
+                self.run, self.eval_params(state), self.corpus, is_stopped, num_batches, self.compiled_steps.frozen,
+                self.lost.record,
+            )  # fmt: skip
+            result = None if self.lost.gather_reason() else result
+            if result:
+                figures, weight = result
+                if weight:
+                    self.checkpoints.losses[step] = figures["loss"]
+                self.log.evaluation(step, figures, weight)
+        return result
+
+    def vote_now(self, state, step: int) -> dict[str, float]:
+        """Vote with the answers to all held-out puzzles; log and return the results, {} if there is no vote."""
+        with self.clock.within("evaluation"):
+            figures = vote_and_keep(
+                self.run, self.eval_params(state), self.corpus, self.workdir, step,
+                on_batch=lambda: self.clock.enter("evaluation"),
+            )  # fmt: skip
+        if figures:
+            self.log.writer.write("votes", step=step, **figures)
+        return figures
+
+    def evaluate_or_stop(self, state, step: int) -> None:
+        """Evaluate during training; if a stop arrives, save first, so that the resumed run repeats this evaluation.
+
+        Raises Interrupted if it was stopped, DataGone if held-out documents became unreadable.
+        """
+        if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
+            self.save(state, step, ends=True)
+            raise self.lost.stop_error(step)
+
+    def close(self, state) -> list[str]:
+        """Evaluate all held-out documents, draw a sample, print the summary and return it."""
+        lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
+        if corpus:
+            self.log.display.phase("evaluating all that is held out")
+            result = self.evaluate_now(state, step, None, lambda: False)
+            if result is None:
+                raise self.lost.stop_error(step)
+            lines += heldout_lines(self.run, *result, corpus)
+            lines += vote_lines(self.vote_now(state, step), corpus)
+        speed = self.log.average_tokens_per_second()
+        lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
+        lines.append(self.log.goodput.line())
+        lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
+        if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
+            asked = "--message=Hello"
+            if not corpus.is_of_conversations:
+                asked = f"--prompt={shlex.quote(opening(corpus))}"
+                with self.clock.within("evaluation"):
+                    lines += sample_lines(self.run, self.eval_params(state), corpus)
+            lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
+        self.log.display.lines(lines)
+        return lines
+
+    def roll_back(self, trouble: step_log.Diverged) -> dict | None:
+        """Skip the bad batches and return the record of the checkpoint to restore; None: step 0.
+
+        Raises NonFinite after too many roll backs, or if the batches are from a caller's iterator.
+        """
+        # Batches that were skipped before a restart are consumed; the present batch size does not describe them.
+        first, last = (self.examples_before(step) for step in (trouble.first_step, trouble.last_step + 1))
+        if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
+            raise NonFinite(
+                f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
+                f"nothing bad was saved; {self.write_bad_documents(trouble)}"
+                "use a lower --config.optimizer.learning_rate in a new --workdir"
+            )
+        self.roll_backs += 1
+        self.checkpoints.wait()
+        record = self._restore_record()
+        if record and trouble.first_step <= record["step"] + 1:  # no update after this checkpoint was finite
+            if record["step"] == self.suspect:  # other batches did not help, so the checkpoint is bad
+                self.checkpoints.set_aside(self.suspect, "is not used: no step after it had a finite gradient")
+                record = self._restore_record()
+            else:
+                self.suspect = record["step"]
+        if record:  # the checkpoint may be one of the skipped steps
+            first = max(first, record["examples"])
+        self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
+        self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
+        step = record["step"] if record else 0
+        self.log.event(
+            f"{trouble}; back to step {step}, leaving out {last - first} examples up to step "
+            f"{trouble.last_step}'s", "roll_back", step,
+            first_step=trouble.first_step, last_step=trouble.last_step,
+        )  # fmt: skip
+        return record
+
+    def _restore_record(self) -> dict | None:
+        """Return the record of the newest valid checkpoint, or None, and resume the log from it."""
+        step = self.checkpoints.newest() if self.checkpoints.steps() else None
+        record = self.checkpoints.record(step) if step is not None else None
+        self.checkpoints.losses = losses_of(record)
+        self.log.resume(record)
+        return record
+
+    def write_bad_documents(self, trouble: step_log.Diverged) -> str:
+        """Write the documents of the bad batches to a file; return its place as a part of a sentence."""
+        if not self.corpus:
+            return ""
+        path, steps = self.workdir / "bad_documents.txt", range(trouble.first_step, trouble.last_step + 1)
+        try:
+            if processes.index() == 0:
+                lines = inspection.documents_of(self.config, self.workdir, steps)
+                write_atomically(path, "\n".join(lines).encode())
+        except (OSError, DataError) as error:
+            return f"the documents of the bad batches could not be written down ({error}); "
+        return f"the documents of the bad batches are in {path}: mend them, or "
+
+
+def position_of(record: dict | None) -> tuple[int, int, int]:
+    """Return (steps, examples, increases of the batch size) of a checkpoint's record; None: those of step 0."""
+    return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
+
+
+def digest(corpus: corpora.Corpus | None) -> str:
+    """Return the digest of the data of a run; "" if the batches are from a caller's iterator."""
+    return corpus.digest if corpus else ""
+
+
+def losses_of(record: dict | None) -> dict[int, float]:
+    """Return the held-out losses of earlier checkpoints by step."""
+    return {int(step): loss for step, loss in record["losses"].items()} if record else {}

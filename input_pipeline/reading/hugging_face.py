@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face datasets, from a folder or the hub; the `datasets` library is an extra.
+
+For gated data it reads HF_TOKEN from the environment itself; nothing here sees the token, so nothing keeps it.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from input_pipeline.errors import DataError
+from input_pipeline.reading.formats import ROWS, Column, check_column
+from input_pipeline.reading.records import reason
+
+
+class Table(Column):
+    """A column of a loaded dataset."""
+
+    def __init__(self, name: str, field: str, most_bytes: int, rows):
+        super().__init__(name, field, most_bytes)
+        self._rows = rows
+
+    def columns(self) -> Iterator[pa.Array]:
+        for start in range(0, len(self._rows), ROWS):
+            yield self._rows[start : start + ROWS].column(self.field).combine_chunks()
+
+
+def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> Table:
+    """Return a dataset's column: of a folder (`save_to_disk`, or data files), or of a name on the hub.
+
+    `most_bytes` is the largest cell.
+
+    Raises:
+        DataError: the extra is not installed, or there is no such dataset, subset, split or column.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            "data.source=huggingface needs the package datasets: run `make setup EXTRAS=huggingface`"
+        ) from error
+    if not name:
+        raise DataError(
+            "data.source=huggingface needs --config.data.path: a folder, or a name on the hub such as 'org/name'"
+        )
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    folder = Path(name).expanduser()
+    where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")
+    try:
+        if (folder / "dataset_dict.json").exists():
+            table = datasets.load_from_disk(folder / split)
+        elif (folder / "state.json").exists():
+            table = datasets.load_from_disk(folder)
+        else:
+            table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{where}: {reason(error)}") from error
+    check_column(where, field, table.column_names)
+    return Table(name, field, most_bytes, table.select_columns([field]).with_format("arrow"))

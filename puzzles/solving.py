@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Solves one puzzle with a recursive model, one supervision step at a time, and checks the answer."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from configs.errors import ConfigError
+from input_pipeline.puzzles import maze, sudoku
+from objectives.recursive import IGNORED, Recursive
+from puzzles.puzzle_file import BOXES, Puzzle, board_text
+from puzzles.voting import sigmoid
+
+BLANK = 0  # row of the puzzle table for puzzles without their own embedding
+EMPTY = 1  # token of a Sudoku
+TOLD_CELLS = 12  # changed cells of a step that are listed
+
+
+class Answer(NamedTuple):
+    """The model's answer after a supervision step.
+
+    Attributes:
+        cells: int32 [cells], the likeliest tokens.
+        halt: probability of halting.
+    """
+
+    cells: np.ndarray
+    halt: float
+
+
+def check_fits(puzzle: Puzzle, config) -> None:
+    """Raise ConfigError for a puzzle of a kind or size that a model was not trained on.
+
+    Args:
+      config: of the run, whose model is a recursive one.
+    """
+    source, model = config.data.source, config.model
+    height, width = puzzle.tokens.shape
+    what = f"a {puzzle.kind} of {height} x {width}"
+    if source not in (puzzle.kind, "puzzles"):
+        raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; give one of those")
+    if puzzle.tokens.size != model.max_length:
+        raise ConfigError(
+            f"the puzzle is {what}, but the model has model.max_length={model.max_length} cells; "
+            "give one of the size that it was trained on"
+        )
+    vocab_size = height + 2 if puzzle.kind == "sudoku" else len(maze.CHARACTERS) + 1
+    if vocab_size != model.vocab_size:
+        raise ConfigError(
+            f"the puzzle is {what}, which has {vocab_size} tokens, but the model has "
+            f"model.vocab_size={model.vocab_size}; give one of the kind that it was trained on"
+        )
+
+
+def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, num_steps: int) -> list[Answer]:
+    """Return the model's answer after each of `num_steps` supervision steps, without early halting.
+
+    Args:
+      objective: of the run; its mesh is in context.
+      graph: the model without its parameters.
+      params: the parameters to use.
+      tokens: int of any shape, as many as the model has cells.
+    """
+    cells = np.asarray(tokens, np.int32).reshape(1, -1)
+    batch = {
+        "inputs": cells,
+        "labels": np.full_like(cells, IGNORED),
+        "puzzle_identifiers": np.full(1, BLANK, np.int32),
+    }
+    carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))
+    answers = []
+    for _ in range(num_steps):
+        carry, predicted, halt_logits = _step(params, graph, objective, carry, batch)
+        answers.append(Answer(np.asarray(predicted)[0], float(sigmoid(halt_logits)[0])))
+    return answers
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "objective"))
+def _step(params, graph, objective, carry, batch):
+    carry, logits, halt_logits = objective.step_on(nnx.merge(graph, params), carry, batch)
+    return carry, jnp.argmax(logits, axis=-1).astype(jnp.int32), halt_logits
+
+
+def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
+    """Return lines for a terminal: the puzzle, the changes of each step, the last answer and its verdict."""
+    size = puzzle.tokens.shape
+    lines, before = ["puzzle", board_text(puzzle.kind, puzzle.tokens)], puzzle.tokens.ravel()
+    for number, answer in enumerate(answers, 1):
+        places = np.flatnonzero(answer.cells != before)
+        lines += ["", f"step {number}: probability of halting {answer.halt:.3f}; {_changes(places, size[1])}"]
+        lines += [board_text(puzzle.kind, answer.cells.reshape(size))] if len(places) else []
+        before = answer.cells
+    last = before.reshape(size)
+    return [*lines, "", f"after {len(answers)} steps", board_text(puzzle.kind, last), verdict(puzzle, last)]
+
+
+def verdict(puzzle: Puzzle, answer: np.ndarray) -> str:
+    """Return the verdict on an answer, tokens of the puzzle's shape."""
+    wrong = problem(puzzle, answer)
+    return f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
+
+
+def problem(puzzle: Puzzle, answer: np.ndarray) -> str:
+    """Return why an answer, tokens of the puzzle's shape, does not solve the puzzle; "" if it does."""
+    return {"sudoku": _problem_of_sudoku, "maze": _problem_of_maze}[puzzle.kind](puzzle.tokens, answer)
+
+
+def mistakes(puzzle: Puzzle, answer: np.ndarray) -> np.ndarray:
+    """Return which cells of an answer are wrong whatever the solution is, bool of the puzzle's shape.
+
+    These are changed givens and, in a Sudoku, digits that occur twice in a row, a column or a box.
+    """
+    given = puzzle.tokens
+    if puzzle.kind == "maze":
+        return np.where(answer == maze.PATH, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)
+    height, width = BOXES[len(given)]
+    rows, columns = np.indices(given.shape)
+    wrong = (given != EMPTY) & (answer != given)
+    for group in (rows, columns, rows // height * len(given) + columns // width):
+        key = group * (answer.max() + 1) + answer
+        wrong |= (np.bincount(key.ravel())[key] > 1) & (answer != EMPTY)
+    return wrong
+
+
+def _changes(places: np.ndarray, width: int) -> str:
+    """Return a text with the cells that a step changed, as (row, column) from 1."""
+    if not len(places):
+        return "nothing changed"
+    told = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:TOLD_CELLS].tolist())
+    more = f" and {len(places) - TOLD_CELLS} more" if len(places) > TOLD_CELLS else ""
+    cells = "1 cell" if len(places) == 1 else f"{len(places)} cells"
+    return f"{cells} changed, (row, column): {told}{more}"
+
+
+def _problem_of_sudoku(given: np.ndarray, answer: np.ndarray) -> str:
+    changed = int(((given != EMPTY) & (answer != given)).sum())
+    if changed:
+        return f"it changes {changed} of the {int((given != EMPTY).sum())} givens"
+    if not sudoku.is_solved(answer[None] - 1)[0]:
+        return "some row, column or box does not have every digit once"
+    return ""
+
+
+def _problem_of_maze(given: np.ndarray, answer: np.ndarray) -> str:
+    drawn = answer == maze.PATH
+    changed = int((np.where(drawn, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)).sum())
+    if changed:
+        return f"it changes {changed} of the {given.size} given cells beside drawing a path"
+    on_path, on_floor = (_distance(answer, allowed) for allowed in (drawn, answer != maze.WALL))
+    if on_path is None:
+        return "the cells of its path do not lead from S to G"
+    if on_path != drawn.sum() + 1:
+        return "its path has cells that the way from S to G does not need"
+    return "" if on_path == on_floor else f"its path has {on_path} steps, and the shortest {on_floor}"
+
+
+def _distance(board: np.ndarray, allowed: np.ndarray) -> int | None:
+    """Return the length of the shortest path from S to G over allowed cells; None if there is none."""
+    (start,), (goal,) = (map(tuple, np.argwhere(board == token).tolist()) for token in (maze.START, maze.GOAL))
+    free = {*map(tuple, np.argwhere(allowed).tolist()), goal}
+    reached, steps = {start}, 0
+    while reached and goal not in reached:
+        free -= reached
+        reached = {(y + down, x + across) for y, x in reached for down, across in maze.STEPS} & free
+        steps += 1
+    return steps if reached else None

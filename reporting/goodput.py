@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Goodput: accounts for every second of a run since it first started, across restarts."""
+
+import pathlib
+import time
+from typing import Annotated
+
+import pydantic
+
+from files.json_reader import JsonError, Object, read_json
+from reporting.clock import Clock
+from reporting.display import duration
+
+Seconds = Annotated[float, pydantic.Field(ge=-1e11, le=1e11)]  # some thousand years
+
+PARTS = {  # parts of the wall-clock time: the words of the summary, and the phases that count to it
+    "start_up": ("starting", ("start_up",)),
+    "compile": ("compiling", ("compile",)),
+    "training": ("training", ("step", "wait")),
+    "data": ("waiting for data", ("data",)),
+    "evaluation": ("evaluating", ("evaluation",)),
+    "checkpoint": ("saving", ("save",)),
+    "lost": ("lost to restarts", ()),  # training that is done again
+    "idle": ("not running", ()),  # between two processes
+}
+
+
+class Account(Object):
+    """The account that a process saves for the next: start of the run, time now (Unix seconds) and seconds by part."""
+
+    began: Seconds
+    time: Seconds
+    parts: dict[str, Seconds]
+
+
+class SignOfLife(Object):
+    """The field that is read here from a file of cluster/watch.py."""
+
+    seconds: Account
+
+
+class Goodput:
+    """The seconds of a run by `PARTS`; they sum to its wall-clock time.
+
+    Within a process, time is measured by a monotonic clock. If the wall clock was set back between two processes, the
+    later one is taken to begin at the last time of the earlier one.
+    """
+
+    def __init__(self, clock: Clock, sign_of_life: pathlib.Path, saved: dict | None):
+        """Continue the account of earlier processes.
+
+        Args:
+          sign_of_life: JSON file whose `seconds` is the last `record` of the previous process.
+          saved: the `record` in the checkpoint that the run resumes from; None for a new run.
+        """
+        began = time.time() - _elapsed(clock)
+        nothing: Account = {"began": began, "time": began, "parts": {}}
+        accounts = [account for account in (saved, _last(sign_of_life)) if account]
+        last = max(accounts, key=lambda account: account["time"], default=nothing)
+        self.clock, self.began = clock, min(last["began"], last["time"])
+        self.process_began = max(began, last["time"])
+        self.before = {part: max(0.0, last["parts"].get(part, 0.0)) for part in PARTS}
+        self.lost_since((saved or nothing)["parts"].get("training", 0.0))
+        self.before["idle"] += self.process_began - last["time"]
+
+    def lost_since(self, saved: float) -> None:
+        """Count the training after `saved` seconds of training as lost: these steps are repeated."""
+        trained = max(0.0, self.parts()["training"] - max(0.0, saved))
+        self.before["training"] -= trained
+        self.before["lost"] += trained
+
+    def parts(self) -> dict[str, float]:
+        """Return {part: seconds} of the run up to now."""
+        phases = self.clock.read()
+        return {part: self.before[part] + sum(phases[phase] for phase in of) for part, (_, of) in PARTS.items()}
+
+    def record(self) -> Account:
+        """Return the account for a later process, as JSON values."""
+        return {"began": self.began, "time": self._now(), "parts": self.parts()}
+
+    def _now(self) -> float:
+        return self.process_began + _elapsed(self.clock)
+
+    def wall_seconds(self) -> float:
+        """Return the wall-clock seconds since the run first began."""
+        return self._now() - self.began
+
+    def fraction(self) -> float:
+        """Return the fraction of the wall-clock time that was spent on training that is not lost."""
+        return min(1.0, self.parts()["training"] / max(self.wall_seconds(), 1e-9))
+
+    def line(self) -> str:
+        """Return the account in words."""
+        parts, wall = self.parts(), self.wall_seconds()
+        rest = ", ".join(f"{PARTS[part][0]} {duration(seconds)}" for part, seconds in parts.items() if seconds >= 0.05)
+        return f"goodput: {self.fraction():.1%} of {duration(wall)} ({rest})"
+
+
+def _elapsed(clock: Clock) -> float:
+    """Return the seconds since this process began."""
+    return sum(clock.read().values())
+
+
+def _last(sign_of_life: pathlib.Path) -> Account | None:
+    """Return the account in the file; None if it is missing or damaged."""
+    try:
+        return read_json(sign_of_life, SignOfLife)["seconds"]
+    except (OSError, JsonError):
+        return None

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Report before step 1 the memory and the expected time of a run; refuse a run that cannot fit."""
+
+import math
+from collections.abc import Callable
+
+import jax
+
+from configs.base import batch_shards
+from configs.errors import ConfigError
+from reporting import throughput
+from reporting.display import duration
+from settings import layouts
+
+LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
+USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
+
+
+def check_state_fits(run) -> None:
+    """Raise ConfigError if a CPU machine's memory cannot hold the state, gradients and frozen weights of a run."""
+    leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
+    of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    needed, available = of_device * run.mesh.size / throughput.GIB, throughput.host_memory_gib()[1]
+    if jax.default_backend() == "cpu" and needed > available:
+        raise ConfigError(
+            f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
+            f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
+            f"(--topology=v4-32), or take a smaller recipe"
+        )
+
+
+def compiled_gib(compiled) -> float:
+    """Return the memory of a compiled program per device: arguments, temporaries, and outputs that are not aliased.
+
+    If arguments are in host memory, this is the peak minus these arguments; see rehearsal/compiler.py.
+    """
+    memory = compiled.memory_analysis()
+    if memory.host_argument_size_in_bytes:
+        return (memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes) / throughput.GIB
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    return (total - memory.alias_size_in_bytes) / throughput.GIB
+
+
+def needed_gib(compile_step: Callable) -> float:
+    """Compile and return `compiled_gib`; infinity if the compiler runs out of memory."""
+    try:
+        return compiled_gib(compile_step())
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return math.inf
+
+
+def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
+    """Return FLOP/s of all devices together and the source of the figure; None for simulated devices."""
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and num_devices > 1:
+        return None, ""
+    if topology and topology.peak_flops and not on_cpu:
+        return topology.peak_flops * num_devices, f"{topology.name}'s peak"
+    whose = "this CPU's" if on_cpu else "the"
+    return throughput.measured_matmul_peak() * num_devices, f"{whose} measured matmul peak"
+
+
+def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
+    """Return the lines before step 1. Raises ConfigError if a CPU machine has too little memory for the step."""
+    backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
+    simulated = run.mesh.size if backend == "cpu" else 1
+    needed = compiled_gib(compiled) * simulated
+    if backend == "cpu" and needed > available:
+        raise ConfigError(
+            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; "
+            f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
+        )
+    of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
+    shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
+    lines = [
+        f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
+        f"microbatch * {microbatches} accumulated * {shards} devices",
+        f"Parameters: {run.num_parameters:,}"
+        + (f", {run.num_active:,} of them for a token" if run.num_active < run.num_parameters else "")
+        + (f", {run.num_trained:,} of them trained" if run.num_trained < run.num_parameters else ""),
+        f"Memory: {needed:.2f} GiB{of}",
+    ]
+    flops, whose = peak
+    if flops is not None:
+        efficiency = USUAL_EFFICIENCY[backend]
+        seconds = run.flops_per_step / (flops * efficiency)
+        lines.append(
+            f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
+            f"(an estimate, at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
+        )
+    return lines + notes(run.config, microbatches)
+
+
+def notes(config, num_microbatches: int) -> list[str]:
+    """Return a note for each setting that is allowed but may surprise."""
+    lines, optimizer, steps = [], config.optimizer, config.train.steps
+    if optimizer.warmup_steps > steps:
+        lines.append(
+            f"Note: the {steps} steps end within optimizer.warmup_steps={optimizer.warmup_steps}, before the learning "
+            "rate reaches its peak"
+        )
+    late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
+    if late:
+        lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
+    initial = optimizer.ema_decay**steps
+    if optimizer.ema_decay and initial > LARGE_INITIAL_PART:
+        lines.append(
+            f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
+            f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
+        )
+    for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():
+        section, name = key.split(".")
+        if value := config[section][name]:
+            lines.append(
+                f"Note: {key}={value} looks at one of the {num_microbatches} microbatches at a time, so the result "
+                "depends on train.gradient_accumulation"
+            )
+    return lines

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log steps with a delay of one: scalars stay on the device until the next step is dispatched."""
+
+import math
+import time
+
+import jax
+
+from reporting.display import Display
+from reporting.goodput import Goodput
+from reporting.metrics import MetricsWriter
+from reporting.throughput import Speed
+
+POLL_SECONDS = 0.001
+
+
+class Diverged(ArithmeticError):
+    """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`."""
+
+    def __init__(self, what: str, first_step: int, last_step: int):
+        self.first_step, self.last_step = first_step, last_step
+        super().__init__(what)
+
+
+class NonFinite(ArithmeticError):
+    """The run diverged, and rolling back did not help; the bad state is not saved."""
+
+    exit_status = 3
+
+
+def format_evaluation(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
+    """Return the texts of an evaluation: (name, values, unit of the weight)."""
+    name, values, unit = objective.format_metrics(figures)
+    return name, values if weight else "unknown", unit
+
+
+class StepLog:
+    """Check every step, and write and show every `log_every`-th.
+
+    `total_tokens` is the number of targets with loss weight so far; `last_finite` says whether the last step's loss and
+    gradient were finite.
+    """
+
+    def __init__(
+        self, run, writer: MetricsWriter, display: Display, *,
+        goodput: Goodput, peak_flops: float | None, record: dict | None,
+    ):  # fmt: skip
+        """Start, or resume from the `record` of a checkpoint; `peak_flops` is that of all devices."""
+        self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
+        self.peak_flops = peak_flops
+        self.resume(record)
+        writer.write("event", event="start", step=self.last_step)
+
+    def resume(self, record: dict | None) -> None:
+        """Resume the counts of a checkpoint's record; None: start from 0."""
+        record = record or {"total_tokens": 0, "step": 0}
+        self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
+        self.speed, self.last_finite = Speed(self.goodput.clock), True
+        self.display.after(self.last_step)
+
+    def record(self) -> dict:
+        """Return the counts that a resumed run needs."""
+        return {"total_tokens": self.total_tokens, "goodput": self.goodput.record()}
+
+    def average_tokens_per_second(self) -> float:
+        """Return the rate over all steps of the run."""
+        parts = self.goodput.parts()
+        return self.total_tokens / max(parts["training"] + parts["data"], 1e-9)
+
+    def event(self, text: str, event: str, step: int | None = None, **figures) -> None:
+        """Write an event to metrics.jsonl and show its text, if any; from any thread."""
+        self.writer.write("event", event=event, step=self.last_step if step is None else step, **figures)
+        if text:
+            self.display.line(text)
+
+    def account(self) -> None:
+        """Write the account of the run's time."""
+        self.event(
+            "", "goodput", goodput=self.goodput.fraction(), wall_seconds=self.goodput.wall_seconds(),
+            seconds=self.goodput.parts(),
+        )  # fmt: skip
+
+    def evaluation(self, step: int, figures: dict[str, float], weight: int) -> None:
+        """Write and show the metrics of held-out data; `weight` counts its tokens."""
+        named = {f"eval_{name}": value for name, value in figures.items()}
+        self.writer.write("eval", step=step, **named, eval_tokens=weight)
+        name, values, unit = format_evaluation(self.run.objective, figures, weight)
+        self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
+
+    def add(self, step: int, scalars: dict, rows: int) -> None:
+        """Store the scalars of a dispatched step with a batch of `rows`, and flush those of the previous step."""
+        self.flush()
+        self.pending = (step, scalars, rows)
+
+    def flush(self) -> None:
+        """Wait for the pending step, count it, check it, and log it if it is due.
+
+        Raises Diverged if too many updates in a row were skipped.
+        """
+        if self.pending is None:
+            return
+        (step, scalars, rows), self.pending = self.pending, None
+        while not scalars["loss"].is_ready():  # not block_until_ready, which would delay signals
+            time.sleep(POLL_SECONDS)
+        figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
+        tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
+        if not tokens:  # the mean over nothing is undefined, not 0
+            figures["loss"] = math.nan
+        self.last_step = step
+        self.total_tokens += tokens
+        self.speed.count(tokens, rows)
+        self.display.after(step)
+        if figures["skipped"]:
+            self._tell_skipped(step, figures, in_a_row)
+        train = self.run.config.train
+        if self.run.slow or every(step, train.log_every) or step == train.steps:
+            self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
+
+    def _tell_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
+        bad = {name: figures[name] for name in ("loss", "gradient_norm")}
+        what = ", ".join(f"{name} {value:.4g}" for name, value in bad.items())
+        self.event(f"step {step}: update not taken ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
+        if in_a_row >= self.run.config.train.bad_steps:
+            raise Diverged(
+                f"the updates of {in_a_row} steps in a row were not taken ({what})", step - in_a_row + 1, step
+            )
+
+    def _log(self, step: int, figures: dict) -> None:
+        rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+        rates["goodput"] = self.goodput.fraction()
+        self.writer.write("train", step=step, **figures, **rates)
+        self.display.train(step, figures | rates)
+
+
+def every(step: int, interval: int) -> bool:
+    """Return whether an event of every `interval` steps is due after `step`; never if `interval` is 0."""
+    return interval > 0 and step % interval == 0

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the peak speed and the memory of this hardware, and the speed of the steps of a run."""
+
+import os
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+
+from reporting.clock import OF_STEPS, Clock
+
+GIB = 2**30
+
+
+def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
+    """Return FLOP/s of a square matrix product on the default device, from bfloat16 if supported, to float32.
+
+    Other programs may use this CPU during the measurement, so time in which this process did not run is excluded.
+    """
+    fast = jax.default_backend() != "cpu" or has_native_bfloat16()
+    a = jnp.ones((size, size), jnp.bfloat16 if fast else jnp.float32)
+    product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32)).lower(a).compile()
+    cores, seconds = (available_cores() if jax.default_backend() == "cpu" else 0), []
+    for _ in range(repetitions):
+        wall, busy = time.perf_counter(), time.process_time()
+        product(a).block_until_ready()
+        seconds.append(time.perf_counter() - wall)
+        seconds += [(time.process_time() - busy) / cores] if cores else []
+    return 2 * size**3 / min(seconds)
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use, from its affinity and its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    quota = pathlib.Path("/sys/fs/cgroup/cpu.max")  # "200000 100000" microseconds, or "max 100000"
+    limit, _, period = (quota.read_text() if quota.exists() else "max").partition(" ")
+    return cores if limit.strip() == "max" else max(1, min(cores, int(limit) // int(period)))
+
+
+def has_native_bfloat16() -> bool:
+    """Return whether this CPU multiplies bfloat16 in hardware, by /proc/cpuinfo; false if there is no such file."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def host_memory_gib() -> tuple[float, float]:
+    """Return (resident memory of this process, memory of the machine) in GiB."""
+    page, statm = os.sysconf("SC_PAGE_SIZE"), pathlib.Path("/proc/self/statm")
+    total = page * os.sysconf("SC_PHYS_PAGES") / GIB
+    if not statm.exists():  # macOS has no /proc: use the peak resident size, which is in bytes there
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB, total
+    return page * int(statm.read_text().split()[1]) / GIB, total
+
+
+def device_capacity_gib() -> float:
+    """Return the memory of one local device in GiB; for a CPU device, its share of the machine's memory."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_limit"] / GIB if stats else host_memory_gib()[1] / jax.local_device_count()
+
+
+def device_memory_gib() -> list[float] | None:
+    """Return the memory in use on each local device in GiB; None if a device does not report it."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
+
+
+class Speed:
+    """The speed of the steps since the last line of metrics, from the seconds that a clock counted for them."""
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+        self._begin(clock.read())
+
+    def _begin(self, read: dict[str, float]) -> None:
+        self.before, self.steps, self.tokens, self.examples = read, 0, 0, 0
+
+    def count(self, tokens: int, examples: int) -> None:
+        """Count a finished step."""
+        self.steps, self.tokens, self.examples = self.steps + 1, self.tokens + tokens, self.examples + examples
+
+    def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:
+        """Return the metrics of the steps since the last call, and reset. `peak_flops`: of all devices."""
+        read = self.clock.read()
+        spent = {phase: seconds - self.before[phase] for phase, seconds in read.items()}
+        seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
+        rate, examples_rate, memory = self.tokens / seconds, self.examples / seconds, device_memory_gib()
+        figures = {
+            "step_seconds": seconds / steps,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_device": rate / num_devices,
+            "examples_per_second": examples_rate,
+            "mfu": examples_rate * flops_per_example / peak_flops if peak_flops else None,
+            "data_wait_seconds": spent["data"] / steps,
+            "host_memory_gib": host_memory_gib()[0],
+            "device_memory_gib": memory and memory[0],
+        }
+        self._begin(read)
+        return figures

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the sizes of a model are consistent."""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.errors import ConfigError
+
+MOST_EXPERTS = 1_000_000  # of all layers
+MOST_UNROLLED = 64  # layers; the time to assemble them grows with the cube of their number, 15 s for 100
+
+
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
+    model = config.model
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={model.num_kv_heads}; "
+            f"num_kv_heads could be {divisors_text(model.num_heads, model.num_kv_heads)}"
+        )
+    if not model.head_dim:
+        advice = ", or set --config.model.head_dim"
+        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, advice)
+    if (model.head_dim or model.embed_dim // model.num_heads) % 2:
+        raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
+    every, layers = model.global_every, model.num_layers
+    if every == 1 or every > layers:
+        raise ConfigError(
+            f"model.global_every={every} must lie between 2 and model.num_layers={layers}, "
+            "so that there are layers of both kinds; set it to 0 where all are alike"
+        )
+    if model.num_experts and model.experts_per_token > model.num_experts:
+        most = model.num_experts
+        raise ConfigError(f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={most}")
+    if model.num_layers * model.num_experts > MOST_EXPERTS:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} each have more than "
+            f"{MOST_EXPERTS:,} experts, as many as can be named one by one; use fewer"
+        )
+    if model.name == "trm":
+        _check_recursion(model, config.train.sequence_length)
+
+
+def _check_recursion(model: ConfigDict, length: int) -> None:
+    if model.num_layers > MOST_UNROLLED:
+        raise ConfigError(
+            f"model.num_layers={model.num_layers} must be at most {MOST_UNROLLED} with model.name=trm, whose layers "
+            "are compiled one by one; recursion is what makes it deep"
+        )
+    if length != model.max_length:
+        raise ConfigError(
+            f"train.sequence_length={length} must be model.max_length={model.max_length}: the cells of a puzzle"
+        )
+    if model.low_latents and not model.low_cycles:
+        raise ConfigError(f"model.low_cycles=0 must be greater than 0 with model.low_latents={model.low_latents}")
+    divisible("model.low_cycles", model.low_cycles, "model.low_latents", model.low_latents or 1)
+    room = model.prefix_length * model.embed_dim
+    if model.prefix_length and model.puzzle_dim > room:
+        raise ConfigError(
+            f"model.puzzle_dim={model.puzzle_dim} does not fit model.prefix_length={model.prefix_length} positions of "
+            f"model.embed_dim={model.embed_dim}; use at most {room}"
+        )
+
+
+def divisible(key: str, value: int, by: str, unit: int, otherwise: str = "") -> None:
+    """Raise ConfigError if the value of a key is not a multiple of `unit`; the message suggests valid values."""
+    if value % unit:
+        raise ConfigError(
+            f"{key}={value} is not a multiple of {by}={unit}; use {multiples_text(value, unit)}{otherwise}"
+        )
+
+
+def multiples_text(value: int, unit: int) -> str:
+    """Return the multiples of a unit that are nearest to a value, in words."""
+    below = value // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def divisors_text(value: int, near: int) -> str:
+    """Return the two divisors of a value that are nearest to another, in words."""
+    nearest = sorted(divisors(value), key=lambda divisor: abs(divisor - near))
+    return " or ".join(str(divisor) for divisor in sorted(nearest[:2]))
+
+
+def divisors(value: int) -> list[int]:
+    """Return the divisors of a number in ascending order, in O(sqrt(value)) time."""
+    small = [divisor for divisor in range(1, math.isqrt(value) + 1) if value % divisor == 0]
+    return sorted({*small, *(value // divisor for divisor in small)})

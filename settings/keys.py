@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.errors import ConfigError, did_you_mean, initials, shown, similar
+
+DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # editors replace hyphens by these
+DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # keys that name data
+NAMES_ELSEWHERE = {  # names in other programs, and the keys here
+    "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
+    "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
+    "d_model": "model.embed_dim", "hidden_size": "model.embed_dim", "n_embd": "model.embed_dim",
+    "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
+    "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
+}  # fmt: skip
+ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
+    (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
+    (("data.path", "data.mixture"), "say what to train on"),
+)
+
+
+def flat(config: ConfigDict) -> dict[str, object]:
+    """Return {"section.key": value} in alphabetical order, like a ConfigDict."""
+    return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+
+
+def assign(config: ConfigDict, key: str, value) -> None:
+    """Set one dotted key."""
+    section, name = key.split(".")
+    config[section][name] = value
+
+
+def from_flat(values: dict[str, object]) -> ConfigDict:
+    """Return the configuration of configs/base.py with these values of dotted keys."""
+    config = base.get_config()
+    for key, value in values.items():
+        assign(config, key, value)
+    return config
+
+
+def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[str, object]:
+    """Return {key: value} of typed text, and of the alternatives that a typed key clears.
+
+    Args:
+      current: values of all keys before.
+
+    Raises:
+      ConfigError: a key is unknown, a value is empty or of the wrong type, or two alternatives are typed.
+    """
+    typed = {key: parse_value(key, text, current) for key, text in overrides.items()}
+    _refuse_empty(typed, current)
+    return typed | _put_out_of_force(typed, current)
+
+
+def parse_value(key: str, text: str, current: dict[str, object]):
+    """Return `text` converted to the type of the key's default; ConfigError names the nearest key or the type."""
+    if key not in current:
+        near = did_you_mean([f"--config.{name}" for name in similar_keys(key, current)])
+        raise ConfigError(f"--config.{shown(key)} is not a configuration key{near or '; configs/base.py has them all'}")
+    kind = type(current[key])
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise ConfigError(f"--config.{key}={shown(text)} is not {wanted} (now {current[key]})") from None
+
+
+def _refuse_empty(typed: dict, current: dict) -> None:
+    """Raise ConfigError if data or train.init_from is typed as "" and was empty: a shell variable may be unset."""
+    empty = [key for key in (*DATA_READ, "train.init_from") if typed.get(key) == current[key] == ""]
+    if empty:
+        raise ConfigError(f"--config.{empty[0]}= has no value; give it one, or leave it out")
+
+
+def stray_argument(argument: str) -> str:
+    """Return the message about an argument that is not an option, with a hint if it begins with a typographic dash."""
+    if argument.startswith(DASHES):
+        return f"{argument!r} begins with a dash, not with hyphens; type --{argument.lstrip(''.join(DASHES) + '-')}"
+    return f"stray argument {argument!r}; options are written --name=value"
+
+
+def similar_keys(name: str, keys) -> list[str]:
+    """Return the keys whose last part equals that of `name` or has it as initials (lr), else the most similar key.
+
+    If some of them are in the section of `name`, only these are returned. A name from another program returns the key
+    that it corresponds to.
+    """
+    section, _, last = name.rpartition(".")
+    if last in NAMES_ELSEWHERE:
+        return [NAMES_ELSEWHERE[last]]
+    leaves = {key: key.split(".")[-1] for key in keys}
+    alike = [key for key, leaf in leaves.items() if leaf == last]
+    alike = alike or [key for key, leaf in leaves.items() if initials(leaf) == last]
+    return [key for key in alike if key.startswith(section + ".")] or alike or similar(name, keys)
+
+
+def one_of(key: str, value: str, choices) -> None:
+    """Raise ConfigError if the value of a key is none of the choices."""
+    if value not in choices:
+        near = did_you_mean(similar(shown(value), choices))
+        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")
+
+
+def _put_out_of_force(typed: dict, current: dict) -> dict:
+    """Return the cleared values, 0 or '', of the alternatives to typed keys; ConfigError if two are typed."""
+    emptied = {}
+    for keys, both in ALTERNATIVES:
+        given = [key for key in keys if typed.get(key)]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both {both}; give one")
+        emptied |= {key: type(current[key])() for key in keys if given and key not in given}
+    return emptied

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
+
+import importlib.util
+import pathlib
+import traceback
+import types
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.errors import ConfigError, did_you_mean, similar
+from settings import stored_config
+from settings.keys import flat
+from settings.resolving import Loaded, resolve
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def load(
+    recipe_path: str,
+    topology_name: str,
+    overrides: dict[str, str],
+    environment: Mapping[str, str] = types.MappingProxyType({}),
+) -> Loaded:
+    """Apply the recipe, then topology, environment and overrides; later ones take precedence.
+
+    Args:
+      recipe_path: a Python file with `get_config()`, or the folder of a run, which provides its model, tokenizer and
+        training length.
+      topology_name: a preset of configs/topologies.py, or "" for the attached devices.
+      overrides: text as typed, by dotted key.
+      environment: variables; TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
+
+    Raises:
+      ConfigError: the recipe is missing or broken, a topology or key is unknown, or a value has the wrong type.
+    """
+    config, origins = run_recipe(recipe_path)
+    name, values = pathlib.Path(recipe_path).stem, flat(config)
+    loaded = resolve(config, origins, name, recipe_path, topology_name, overrides, environment)
+    loaded.origin = {"recipe": recipe_path, "recipe_config": values}
+    return loaded
+
+
+def of_workspace(recipe: str) -> str:
+    """Return the path of a recipe of this workspace, even if the current folder has a file of the same name."""
+    file = ROOT / recipe
+    return str(file) if pathlib.Path.cwd() != ROOT and file.is_file() else recipe
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the files in configs/ with a get_config(), such as base, medium and trm/sudoku."""
+    folder = ROOT / "configs"
+    found = [path for path in folder.rglob("*.py") if "\ndef get_config(" in path.read_text()]
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in found)
+
+
+def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
+    """Execute a recipe file; return its configuration, and which recipe file set each key that differs from base.
+
+    Nothing in a run's folder is executed; the folder provides the model that is stored there.
+    """
+    folder = pathlib.Path(path).expanduser()
+    if stored_config.is_run(folder):
+        return stored_config.load_as_recipe(folder)
+    file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
+    known = similar(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
+    near = did_you_mean([f"configs/{name}.py" for name in known]) or "; configs/ has the recipes of this workspace"
+    if file is None:
+        what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is not a file"
+        places = " and ".join(dict.fromkeys(map(str, (pathlib.Path.cwd(), ROOT))))
+        raise ConfigError(f"--config={path} {what} (looked in {places}){near}")
+    if file.suffix != ".py":
+        raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
+    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+        if flat(config).keys() != flat(base.get_config()).keys():
+            raise ValueError("get_config() must return the configuration of configs/base.py, changed")
+        return config, _origins(module, path)
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
+            SyntaxError, TypeError, ValueError) as error:  # fmt: skip
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+        line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else 0
+        where = f", line {line}" if line else ""
+        raise ConfigError(f"--config={path}{where}: {' '.join(str(error).split())}") from error
+
+
+def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
+    """Return the file that set each key that differs from base, or that a recipe set back to the value of base.
+
+    Inherited values have the origin of the parent recipe, which is the imported recipe with the fewest differences.
+    """
+    values = flat(recipe.get_config())
+
+    def changed(parent: types.ModuleType) -> list[str]:
+        return [key for key, value in flat(parent.get_config()).items() if values[key] != value]
+
+    imported = [module for module in vars(recipe).values() if isinstance(module, types.ModuleType)]
+    parents = [module for module in imported if "get_config" in vars(module)]
+    parent = min(parents, key=lambda module: len(changed(module)), default=base)
+    inherited = {} if parent is base else _origins(parent, f"configs/{pathlib.Path(parent.__file__).name}")
+    return inherited | dict.fromkeys(changed(parent), path)

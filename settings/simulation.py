@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales a recipe down so that a topology's mesh can be simulated on a machine without accelerator.
+
+Only sizes shrink, to values that the mesh still divides. The mesh, the axes, the kinds of layers, remat, scan,
+optimizer, objective and data stay. Typed values take precedence. The length of the run counts as a size. Only the batch
+may grow, to one sequence per shard.
+"""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.base import batch_shards
+from configs.errors import ConfigError
+from settings import layouts
+from settings.architecture import multiples_text
+from settings.keys import assign, flat
+
+TARGETS = {  # largest value of each key in a simulation
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.num_kv_heads": 2,
+    "model.head_dim": 16,
+    "model.embed_dim": 64,
+    "model.mlp_dim": 128,
+    "model.num_experts": 4,
+    "model.experts_per_token": 2,
+    "model.shared_experts": 1,
+    "model.vocab_size": 512,
+    "model.sliding_window": 32,
+    "train.sequence_length": 64,
+    "train.global_batch": 16,
+    "train.steps": 200,
+    "optimizer.warmup_steps": 20,
+    "train.eval_every": 100,
+    "train.save_every": 100,
+    "evaluation.chunk_tokens": 16,
+}
+ROUNDED = ("train.global_batch", "batch.first")  # rounded up to a multiple that the mesh divides, unless typed
+OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
+OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a puzzle cannot change
+    "model.high_cycles": 2,
+    "model.low_cycles": 2,
+    "supervision.max_steps": 4,
+    "data.puzzle_count": 100,
+    "data.puzzle_augmentations": 10,
+    "data.puzzle_heldout": 100,
+}
+
+
+def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
+    """Scale `config` down in place; return {key: (old, new)} of the changed keys.
+
+    Raises:
+      ConfigError: the mesh does not divide a size of the recipe, or a typed one.
+    """
+    before = flat(config)
+    units = _units(config)
+    for key, unit in units.items():
+        if before[key] % unit and (key in typed or key not in ROUNDED):
+            fitting = multiples_text(before[key], unit)
+            raise ConfigError(
+                f"{key}={before[key]} is not a multiple of {unit}, which its mesh axis needs; use {fitting}"
+            )
+    targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
+    if config.model.name == "trm":
+        targets = {key: target for key, target in targets.items() if key != "train.sequence_length"} | OF_PUZZLES
+    if config.batch.ramp != "none":
+        targets |= OF_A_RAMP
+    for key, target in targets.items():
+        unit = units.get(key, 1)
+        if key not in typed and before[key]:  # 0 means derived or off
+            # If the recipe fits the mesh, every key except the batch is already a multiple of its unit.
+            assign(config, key, math.ceil(min(before[key], target) / unit) * unit)
+    if "train.steps" not in typed and not ({"train.tokens", "train.epochs"} & typed.keys()):
+        assign(config, "train.steps", min(before["train.steps"] or math.inf, TARGETS["train.steps"]))
+        assign(config, "train.tokens", 0)
+        assign(config, "train.epochs", 0.0)
+        assign(config, "evaluation.every_epochs", 0.0)
+    _keep_group_size(config, before, typed)
+    after = flat(config)
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _units(config: ConfigDict) -> dict[str, int]:
+    """Return {key: the unit that the size must be a multiple of on every mesh of the run}."""
+    of_meshes = [_units_on(on_mesh) for on_mesh in layouts.on_each_mesh(config).values()]
+    return {key: math.lcm(*(units[key] for units in of_meshes)) for key in of_meshes[0]}
+
+
+def _units_on(config: ConfigDict) -> dict[str, int]:
+    """Return `_units` for `config.mesh`, from the axis rules and the number of microbatches."""
+    mesh, microbatches = config.mesh, max(1, config.train.gradient_accumulation)
+    return {
+        "model.num_heads": mesh.model,
+        "model.num_kv_heads": mesh.model,
+        "model.embed_dim": mesh.fsdp * mesh.context * mesh.expert,
+        "model.mlp_dim": mesh.model,
+        "model.num_experts": mesh.expert * mesh.model,
+        "model.low_cycles": max(1, config.model.low_latents),
+        "model.vocab_size": mesh.model,
+        "train.sequence_length": mesh.context,
+        "train.global_batch": batch_shards(mesh) * microbatches,
+        "batch.first": batch_shards(mesh) * microbatches,
+    }
+
+
+def _keep_group_size(config: ConfigDict, before: dict, typed: dict) -> None:
+    """Keep multi-head attention multi-head, and grouped-query attention grouped."""
+    model = config.model
+    if before["model.num_heads"] == before["model.num_kv_heads"] and "model.num_kv_heads" not in typed:
+        model.num_kv_heads = model.num_heads
+    elif model.num_heads == model.num_kv_heads and not {"model.num_heads", "model.num_kv_heads"} & typed.keys():
+        model.num_heads = 2 * model.num_kv_heads
+    if not model.head_dim and "model.embed_dim" not in typed:
+        unit = math.lcm(_units(config)["model.embed_dim"], 2 * model.num_heads)
+        model.embed_dim = math.ceil(model.embed_dim / unit) * unit

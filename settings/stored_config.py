@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration that a run stores in its folder, which applies when the run is resumed or used.
+
+`config.json` has the value of every key, and `run.json` the recipe that the run was started with. Both are data, and
+nothing in them is executed. Typed keys take precedence; docs/resume.md says which keys may change.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.errors import ConfigError, shown
+from files.json_reader import JsonError, Object, Scalar, read_json
+from settings.keys import DATA_READ, assign, flat, parse_typed
+from settings.resolving import Loaded, resolve
+
+CONFIG, ORIGIN = "config.json", "run.json"
+OF_THE_HOST = (  # prefixes of keys that depend on the machine, so they are never taken from a run
+    "mesh.", "layout.", "logging.", "data.cache_dir", "data.readers", "data.prefetch", "checkpoint.staging",
+    "checkpoint.restore",
+)  # fmt: skip
+MAY_CHANGE = (  # prefixes of keys that may be typed to resume a run
+    *OF_THE_HOST, "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
+    "data.",  # the digest of the corpus decides; the weights of a mixture may change
+    "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
+    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
+    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
+    "batch.fit", "batch.memory_gib",
+)  # fmt: skip
+FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
+    "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
+    "train.global_batch", "batch.",
+)  # fmt: skip
+RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
+LENGTHS = ("train.sequence_length", "model.max_length")  # also FREE_TO_READ, if no weight depends on the length
+OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # keys that belong to a model's weights
+
+
+class Origin(Object, total=False):
+    """The content of run.json: the recipe that a run was started with, its values, and the last command."""
+
+    recipe: str
+    recipe_config: dict[str, Scalar]
+    command: list[str]
+
+
+class _Record(Object, total=False):
+    weights_only: list[str]
+
+
+def is_run(folder) -> bool:
+    """Return whether a folder is that of a run."""
+    return (folder / CONFIG).is_file()
+
+
+def run_folder(key: str, name: str, path: Callable = pathlib.Path):
+    """Return the folder of a run that a key names; ConfigError if it holds none.
+
+    Args:
+      path: makes a path of its name.
+    """
+    folder = path(name).expanduser()
+    if not is_run(folder):
+        raise ConfigError(f"{key}={name} holds no run (no {CONFIG} there); name the folder of one")
+    return folder
+
+
+def trained_to(folder) -> int | None:
+    """Return the step of the newest checkpoint that a run trained; None if there is none, or only imported weights.
+
+    The checkpoint is not verified here, but when it is restored.
+    """
+    checkpoints = folder / "checkpoints"
+    steps = (
+        [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal() and path.name.isascii()]
+        if checkpoints.is_dir()
+        else []
+    )
+    if not steps:
+        return None
+    try:
+        record = read_json(checkpoints / str(max(steps)) / "record.json", _Record)
+    except (JsonError, OSError):  # damaged, which the restore reports
+        record = {}
+    return None if "weights_only" in record else max(steps)
+
+
+def read_config(folder) -> dict[str, Scalar]:
+    """Return the value of every key that a run stored.
+
+    Raises:
+      ConfigError: there is no run, or its configuration is damaged or of a later version.
+    """
+    path, defaults = folder / CONFIG, flat(base.get_config())
+    if not path.is_file():
+        raise ConfigError(
+            f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
+        )
+    try:
+        values = read_json(path, dict[str, Scalar])
+    except JsonError as error:
+        raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
+    if unknown := values.keys() - defaults.keys():
+        first = shown(min(unknown))
+        raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")
+    for key in ("model.name", "train.objective"):
+        if key not in values:
+            raise ConfigError(f"{path}: {key} is missing; each checkpoint's record.json has a copy, as `config`")
+    check_types(values, str(path))
+    for key in RUNS:
+        if values.get(key, "").endswith(".py"):
+            raise ConfigError(f"{path}: {key} should be the folder of a run, but is {shown(values[key])}, a program")
+    return defaults | {key: type(defaults[key])(value) for key, value in values.items()}
+
+
+def check_types(values: Mapping[str, Scalar], source: str) -> None:
+    """Raise ConfigError if the value of a dotted key has another type than its default; unknown keys are ignored."""
+    defaults = flat(base.get_config())
+    for key in values.keys() & defaults.keys():
+        value, kind = values[key], type(defaults[key])
+        if type(value) is not kind and (type(value), kind) != (int, float):
+            raise ConfigError(f"{source}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
+
+
+def load_to_continue(
+    folder, step: int | None, recipe: tuple[str, ConfigDict] | None, topology: str, overrides: dict[str, str],
+    environment: Mapping[str, str],
+) -> Loaded:  # fmt: skip
+    """Return the configuration for resuming a run: stored values except keys OF_THE_HOST, then typed keys.
+
+    Args:
+      step: to which the run was trained, as `trained_to` returns it.
+      recipe: name and configuration of the typed recipe; it must be the one that the run was started with.
+
+    Raises:
+      ConfigError: the stored configuration cannot be read, another recipe or a key that may not change was typed, or
+        `resolve` raises it.
+    """
+    stored, defaults = read_config(folder), flat(base.get_config())
+    name, config = recipe or ("", base.get_config())
+    notes = _check_recipe(folder, name, flat(config), overrides) if name else []
+    kept = {key: value for key, value in stored.items() if not key.startswith(OF_THE_HOST)}
+    kept |= _own_tokenizer(folder, stored)
+    for key, value in kept.items():
+        assign(config, key, value)
+    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != defaults[key]}
+    loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, environment)
+    for key, value in loaded.typed.items() if step is not None else ():
+        if value != stored[key] and not key.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
+                f"Leave out --config.{key} to continue that run, or use a new --workdir."
+            )
+    if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
+        raise ConfigError(no_tokenizer(folder))
+    loaded.notes, loaded.of_run, loaded.origin = notes, True, _origin(folder)
+    return loaded
+
+
+def no_tokenizer(name) -> str:
+    """Return why a new tokenizer cannot be trained for the weights of a run that was imported without one."""
+    return (
+        f"{name} was imported without a tokenizer, and a new one would not fit its weights; "
+        "name the model's own: --config.data.tokenizer=FILE, a tokenizer.json or a .model file"
+    )
+
+
+def load_to_read(
+    folder, overrides: dict[str, str], recipe: tuple[str, ConfigDict] | None = None, topology: str = ""
+) -> Loaded:
+    """Return the configuration of a run for evaluation, inference or another run, on the devices of this machine.
+
+    Raises:
+      ConfigError: there is no run in the folder, or as for `load_to_continue`.
+    """
+    stored, defaults, config = read_config(folder), flat(base.get_config()), base.get_config()
+    if recipe:
+        _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
+    free = FREE_TO_READ + (LENGTHS if stored["model.name"] == "decoder_lm" else ())
+    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # an import without one needs a typed one
+    fixed = [key for key in overrides if key in stored and (key in own or not key.startswith(free))]
+    if fixed:
+        raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
+    values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
+    if stored["train.objective"] in base.OF_TWO_MODELS:  # only training needs the other model
+        values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
+    values |= {"lora.rank": 0}  # reading merges adapters, see checkpointing/source_run.py
+    if stored["data.tokenizer"] not in ("byte", ""):
+        files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
+        values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
+    typed = parse_typed(overrides, values)
+    if any(typed.get(key) for key in DATA_READ):  # other data replace the run's own
+        values |= dict.fromkeys(DATA_READ, "")
+    # Allow evaluation on longer sequences than the run was trained on.
+    values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
+    for key, value in values.items():
+        assign(config, key, value)
+    origins = dict.fromkeys(stored, str(folder / CONFIG))
+    loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, {})
+    loaded.of_run = True
+    return loaded
+
+
+def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
+    """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
+
+    It has the keys of the model and those that belong to its weights; all others are as in configs/base.py.
+    """
+    stored, config = flat(load_to_read(folder, {}).config), base.get_config()
+    kept = {key: value for key, value in stored.items() if key.startswith("model.") or key in OF_A_MODEL}
+    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != flat(config)[key]}
+    for key, value in kept.items():
+        assign(config, key, value)
+    return config, origins
+
+
+def changes(before: dict, now: dict) -> list[str]:
+    """Return "key old -> new" for each key that changes when a run is resumed, except keys OF_THE_HOST."""
+    return [
+        f"{key} {before[key]} -> {value}"
+        for key, value in now.items()
+        if key in before and before[key] != value and not key.startswith(OF_THE_HOST)
+    ]
+
+
+def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> list[str]:
+    """Return notes on values of a recipe that are ignored because the run has other values.
+
+    Raises:
+      ConfigError: the recipe is not the one that the run was started with.
+    """
+    then = _origin(folder).get("recipe_config") or read_config(folder)
+    differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
+    differs = {key: pair for key, pair in differs.items() if key not in overrides and not key.startswith(OF_THE_HOST)}
+    for key, (old, new) in differs.items():
+        if not key.startswith(MAY_CHANGE):
+            raise ConfigError(
+                f"--config={name} is not the recipe of the run in {folder} ({key} is {shown(old)} there, {shown(new)} "
+                "here); leave out --config to continue that run, or use a new --workdir"
+            )
+    return [
+        f"{name} says {key}={new}, but the run in {folder} was started with {old} and keeps its value; "
+        f"--config.{key}={new} changes it"
+        for key, (old, new) in differs.items()
+    ]
+
+
+def _origin(folder) -> Origin:
+    """Return the content of run.json, {} for a run without one."""
+    if not (folder / ORIGIN).is_file():
+        return {}
+    try:
+        return read_json(folder / ORIGIN, Origin)
+    except JsonError as error:
+        raise ConfigError(f"{error}; remove the file, and continue the run without --config") from None
+
+
+def _own_tokenizer(folder, stored: dict) -> dict[str, str]:
+    """Return {"data.tokenizer": path in the run's folder} if the tokenizer that its configuration names is there.
+
+    The folder may have been moved or copied since the path was stored. Returns {} otherwise.
+    """
+    own = folder / pathlib.PurePath(stored["data.tokenizer"]).name
+    return (
+        {"data.tokenizer": str(own)} if stored["data.tokenizer"].endswith((".json", ".model")) and own.is_file() else {}
+    )

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules between keys, in two tables: values of one key that need values of another, and keys that are not read."""
+
+from configs.base import get_config
+from configs.errors import ConfigError
+from settings.keys import flat
+from settings.resolving import Loaded
+
+ANY, NONE = "any value but 0 and ''", (0, "")
+GROWS = ("steps", "noise_scale")
+PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
+    ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
+    ("model.num_experts", ANY, "model.activation", ("silu",), ""),
+    ("model.num_experts", ANY, "model.quantization", ("none",), ""),
+    ("model.num_experts", ANY, "model.biases", ("none",), ""),
+    ("model.num_experts", ANY, "model.mup_base_dim", NONE, ""),
+    ("model.num_experts", ANY, "mesh.context", (1,), "mesh.fsdp splits what mesh.context would"),
+    ("model.global_every", ANY, "model.sliding_window", ANY, "the tokens that the other layers see"),
+    ("model.local_rope_theta", ANY, "model.sliding_window", ANY, "for layers with one read it"),
+    ("model.rope_scaling", ("none",), "model.rope_factor", (1,), "which linear, llama3 and yarn read"),
+    ("model.rope_scaling", ("none", "linear"), "model.rope_original_length", NONE, "which llama3 and yarn read"),
+    ("model.rope_scaling", ("llama3", "yarn"), "model.rope_original_length", ANY, "that the weights were trained on"),
+    ("model.name", ("trm",), "train.objective", ("recursive",), ""),
+    ("model.name", ("trm",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("train.objective", ("recursive",), "model.name", ("trm",), ""),
+    ("train.objective", ("recursive",), "batch.ramp", ("none",), "its rows hold puzzles"),
+    ("train.objective", ("distillation",), "distillation.teacher", ANY, "the folder of a run"),
+    ("distillation.teacher", ANY, "train.objective", ("distillation",), "nothing else has a teacher"),
+    ("train.objective", ("dpo",), "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
+    ("train.objective", ("dpo",), "data.source", ("preferences",), ""),
+    ("train.objective", ("dpo",), "train.z_loss", NONE, "a part of another loss"),
+    ("train.objective", ("dpo",), "train.balance_loss", NONE, "a part of another loss"),
+    ("train.objective", ("dpo",), "train.router_z_loss", NONE, "a part of another loss"),
+    ("train.objective", ("dpo",), "evaluation.chunk_tokens", NONE, "it compares whole answers"),
+    ("train.objective", ("recursive",), "evaluation.chunk_tokens", NONE, "that is of language models"),
+    ("evaluation.chunk_tokens", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
+    ("train.init_from", ANY, "model.name", ("decoder_lm",), ""),
+    ("train.init_from", ANY, "distillation.hidden_weight", NONE, "it has no projection to the teacher's width"),
+    ("lora.rank", ANY, "train.init_from", ANY, "the folder of the run whose weights are adapted"),
+    ("lora.rank", ANY, "distillation.teacher", NONE, ""),
+    ("lora.rank", ANY, "model.quantization", ("none",), ""),
+    ("data.source", ("python", "synthetic"), "data.path", NONE, "which auto and text read"),
+    ("data.source", ("python", "synthetic", *PUZZLES), "data.mixture", NONE, "which auto and text read"),
+    ("data.source", ("python", "synthetic", *PUZZLES), "data.validation_path", NONE, "which auto and text read"),
+    ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
+    ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
+    ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
+    ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),
+    ("batch.ramp", ("noise_scale",), "train.steps", ANY, "since it says too late how many steps some tokens are"),
+    ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
+)
+
+OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
+    ("model.num_experts", 0, (
+        "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
+        "optimizer.bias_step", "train.balance_loss", "train.router_z_loss",
+    )),
+    ("model.experts_per_token", 1, ("model.gate_scale",)),
+    ("distillation.teacher", "", (
+        "distillation.divergence", "distillation.temperature", "distillation.soft_weight", "distillation.hard_weight",
+        "distillation.hidden_weight",
+    )),
+    ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
+    ("train.objective", "language_modeling", ("preference.beta",)),
+    ("lora.rank", 0, ("lora.alpha", "lora.targets")),
+    ("batch.fit", "none", ("batch.memory_gib",)),
+    ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
+)  # fmt: skip
+
+
+def check(values: dict[str, object], *, of_mesh: bool) -> None:
+    """Raise ConfigError for the first violated rule of NEEDS: with `of_mesh` those on mesh axes, else all others."""
+    for key, with_values, other, wanted, why in NEEDS:
+        needed = other.startswith("mesh.") == of_mesh and _is(values[key], with_values)
+        if needed and not _is(values[other], wanted):
+            now = values[other]
+            use = type(now)() if wanted is NONE else wanted[0]
+            need = other if wanted is ANY else f"{other}={_said(use)}, not {_said(now)}"
+            raise ConfigError(f"{key}={values[key]} needs {need}{why and f' ({why})'}")
+
+
+def check_typed(loaded: Loaded) -> None:
+    """Raise ConfigError for the first typed key that is not read; values of recipes and defaults are allowed."""
+    values, defaults = flat(loaded.config), flat(get_config())
+    for owner, idle, keys in OUT_OF_FORCE:
+        for key in keys if values[owner] == idle else ():
+            if key in loaded.typed and values[key] != defaults[key]:
+                raise ConfigError(
+                    f"{key}={values[key]} is not read with {owner}={idle or repr(idle)}; leave it out, or set {owner}"
+                )
+
+
+def _is(value, wanted) -> bool:
+    return value not in NONE if wanted is ANY else value in wanted
+
+
+def _said(value) -> str:
+    return str(value) or "''"

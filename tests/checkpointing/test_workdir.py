@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run a workdir, and the second one is told of the first."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from checkpointing.checkpoints import CheckpointError
+from checkpointing.workdir import exclusive
+from tests.support import ROOT
+
+HOLDER = """
+import pathlib, sys
+from checkpointing.workdir import exclusive
+with exclusive(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that trains in tmp_path."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path], cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def hold(workdir: pathlib.Path) -> dict:
+    """Return the name that we leave in a workdir while we hold it."""
+    with exclusive(workdir):
+        return json.loads((workdir / "lock").read_text())
+
+
+def test_the_second_run_is_told_host_process_and_time_of_the_first(holder, tmp_path):
+    first = json.loads((tmp_path / "lock").read_text())
+    assert first["pid"] == holder.pid
+    with pytest.raises(CheckpointError) as caught:
+        hold(tmp_path)
+    assert str(caught.value).startswith(
+        f"process {holder.pid} on {first['host']} has been training in {tmp_path} since {first['since']}. Use another"
+    )
+    assert json.loads((tmp_path / "lock").read_text()) == first
+
+
+def test_the_lock_of_a_process_that_was_killed_is_taken_over_in_the_same_file(holder, tmp_path):
+    file = (tmp_path / "lock").stat().st_ino
+    holder.kill()
+    holder.wait()
+    assert hold(tmp_path)["pid"] != holder.pid
+    assert (tmp_path / "lock").stat().st_ino == file
+
+
+def test_a_lock_without_a_name_holds_too(holder, tmp_path):
+    (tmp_path / "lock").write_text("")
+    with pytest.raises(CheckpointError, match="another process has been training in"):
+        hold(tmp_path)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a process is among others is read from the environment, in one way or not at all."""
+
+import pytest
+from jax._src import clusters
+
+from cluster import processes
+from cluster.processes import Group
+from configs.errors import ConfigError
+
+JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8476", "JAX_PROCESS_INDEX": "1", "JAX_PROCESS_COUNT": "4"}
+TPU = {"TPU_COORDINATOR_ADDRESS": "10.0.0.2", "TPU_WORKER_ID": "1", "TPU_WORKER_COUNT": "4"}
+RANK = {"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "12355", "RANK": "1", "WORLD_SIZE": "4"}
+
+
+def find(environment: dict[str, str], accelerator: str = "cpu") -> Group | None:
+    return processes.find(environment, accelerator, join_seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "host", "port"),
+    [
+        (JAX, "10.0.0.2", 8476),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "[fd00::1]:99"}, "fd00::1", 99),
+        (RANK | {"MASTER_ADDR": "fd00::1"}, "fd00::1", 12355),
+        (TPU | {"TPU_COORDINATOR_ADDRESS": "::1"}, "::1", 8476),
+        (TPU, "10.0.0.2", 8476),
+        (RANK, "10.0.0.2", 12355),
+        ({k: v for k, v in RANK.items() if k != "MASTER_PORT"}, "10.0.0.2", 8476),
+        ({"JAX_COORDINATOR_ADDRESS": "a:7", "JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"}, "a", 7),
+        (JAX | TPU, "10.0.0.2", 8476),
+        (JAX | {"JAX_PROCESS_ID": "1"}, "10.0.0.2", 8476),
+    ],
+)
+def test_three_families_of_variables_place_a_process(environment, host, port):
+    group = find(environment)
+    assert (group.host, group.port, group.index, group.count) == (host, port, 1, 4)
+
+
+def test_without_variables_a_process_is_alone():
+    assert find({"HOME": "/root", "TPU_WORKER_ID": "3"}) is None  # the last is on every GKE worker
+    assert find({"OMPI_COMM_WORLD_SIZE": "1", "JOB_COMPLETION_INDEX": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JAX_PROCESS_COUNT": "4"}, "JAX_PROCESS_COUNT=4 without JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX or JAX_"),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, "RANK=1, WORLD_SIZE=4 without MASTER_ADDR"),
+        ({"TPU_WORKER_COUNT": "4", "TPU_WORKER_ID": "0"}, "without TPU_COORDINATOR_ADDRESS"),
+        (
+            JAX | {"JAX_PROCESS_INDEX": "4"},
+            "JAX_PROCESS_INDEX=4 must be 0 or greater and less than JAX_PROCESS_COUNT=4",
+        ),
+        (JAX | {"JAX_PROCESS_INDEX": "one"}, "JAX_PROCESS_INDEX=one is not a whole number"),
+        (RANK | {"MASTER_PORT": "http"}, "the port of MASTER_ADDR=http is not a whole number"),
+        (RANK | {"MASTER_PORT": "-5"}, "the port of MASTER_ADDR=-5 must be greater than 1 and at most 65535"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "h:65536"}, "at most 65535"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "grpc://h:99"}, "=grpc://h:99 is no address; write HOST:PORT"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 says that there are other processes, and jax does not"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "install the Python package kubernetes"),
+        (JAX | {"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_INDEX=1, JAX_PROCESS_ID=2 contradict each other"),
+        (JAX | RANK | {"WORLD_SIZE": "8"}, "contradict each other in the count"),
+        (JAX | TPU | {"TPU_WORKER_ID": "2"}, "contradict each other in the index"),
+        (JAX | RANK, "contradict each other in the port"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_told_with_all_that_is_there(environment, message):
+    with pytest.raises(ConfigError) as error:
+        find(environment)
+    assert message in str(error.value)
+    if "contradict" in message and "RANK" in environment:
+        assert "JAX_PROCESS_COUNT=4" in str(error.value) and f"WORLD_SIZE={environment['WORLD_SIZE']}" in str(
+            error.value
+        )
+
+
+def test_on_a_tpu_and_under_slurm_jax_finds_the_others(monkeypatch):
+    """By the one private function of jax that is used; its arguments and results are those of this version."""
+    slurm = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[3-6]", "SLURM_NTASKS": "4", "SLURM_PROCID": "2",
+        "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "4",
+    }  # fmt: skip
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    group = find(slurm)
+    assert (group.host, group.index, group.count, group.source) == ("node3", 2, 4, "jax")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert find(slurm | {"SLURM_NTASKS": "1"}) is None
+
+
+def test_what_jax_stumbles_over_is_told(monkeypatch):
+    class Broken:
+        @classmethod
+        def auto_detect_unset_distributed_params(cls, *arguments):
+            raise RuntimeError("no metadata server")
+
+    monkeypatch.setattr(clusters, "ClusterEnv", Broken)
+    with pytest.raises(
+        ConfigError, match=r"jax does not find the other processes \(no metadata server\); set JAX_COORD"
+    ):
+        find({}, "tpu")
+
+
+@pytest.mark.parametrize(("port", "hub_port"), [(8476, 8477), (65535, 65534)])
+def test_the_hub_has_a_port_beside_the_coordinators(port, hub_port):
+    assert Group("h", port, 0, 2, "").hub_port == hub_port
+    assert Group("fd00::1", port, 0, 2, "").coordinator == f"[fd00::1]:{port}"
+
+
+def test_outside_a_group_everything_answers_for_one_process():
+    assert (processes.index(), processes.count()) == (0, 1)
+    assert processes.gather("topic", 3) == [3] and processes.shared("topic", lambda: "x") == "x"
+    processes.check_same({"a": 1}, "anything")
+    processes.ask_to_stop()
+    processes.fail("line", 1)
+    processes.leave()
+    assert not processes.boundary()
+
+
+@pytest.mark.parametrize(
+    ("host", "variable", "address"),
+    [
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("192.0.2.1", "", None),
+        ("192.0.2.1", "[::1]:8476", "::1"),
+        ("h", "0.0.0.0", "0.0.0.0"),
+    ],
+)
+def test_process_0_listens_on_the_address_that_the_others_use_or_says_where(
+    monkeypatch, capsys, host, variable, address
+):
+    """A variable of jax's names another one, as for a machine that others reach through a translated address."""
+    monkeypatch.setenv(processes.LISTENING, variable)
+    assert processes._listening_address(Group(host, 8476, 0, 2, "")) == address
+    said = capsys.readouterr().err
+    assert said.count("\n") == (address is None) and ("ports 8476 and 8477 are open on all its" in said) == (
+        address is None
+    )

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The platform and the number of devices are settled by what is attached, asked for and already set."""
+
+import os
+import pathlib
+
+import pytest
+
+from cluster import startup
+from configs import topologies
+from configs.errors import ConfigError
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine without accelerator, and an environment that says nothing; both are put back."""
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, "")  # remembers what was there, also for what the code under test sets
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(startup.glob, "glob", lambda pattern: [])
+    return monkeypatch
+
+
+def attach(machine, *device_files: str) -> None:
+    machine.setattr(
+        startup.glob, "glob", lambda pattern: [f for f in device_files if f.startswith(pattern.split("[")[0])]
+    )
+    machine.setattr(startup.ctypes.util, "find_library", lambda name: "libcuda.so.1")
+
+
+@pytest.mark.parametrize(
+    ("device_files", "asked", "found"),
+    [
+        ((), None, "cpu"),
+        ((), "cpu", "cpu"),
+        (("/dev/accel0",), None, "tpu"),
+        (("/dev/accel0",), "tpu", "tpu"),
+        (("/dev/accel0",), "cpu", "cpu"),
+        (("/dev/nvidia0",), None, "gpu"),
+        (("/dev/nvidia0",), "cuda,cpu", "gpu"),
+    ],
+)
+def test_what_is_attached_counts_unless_the_cpu_is_asked_for(machine, device_files, asked, found):
+    attach(machine, *device_files)
+    if asked:
+        machine.setenv("JAX_PLATFORMS", asked)
+    assert startup.attached_accelerator() == found
+
+
+@pytest.mark.parametrize(("device_files", "asked"), [((), "tpu"), ((), "cuda"), (("/dev/nvidia0",), "tpu")])
+def test_asking_for_an_accelerator_that_is_not_there_is_an_error(machine, device_files, asked):
+    attach(machine, *device_files)
+    machine.setenv("JAX_PLATFORMS", asked)
+    with pytest.raises(ConfigError, match=f"JAX_PLATFORMS={asked.replace('cuda', 'gpu')}, but this machine has no"):
+        startup.attached_accelerator()
+
+
+@pytest.mark.parametrize(("topology", "devices"), [("cpu", 1), ("cpu-8", 8), ("v4-8", 4), ("v4-32", 16), ("v4-64", 32)])
+def test_without_accelerator_a_topology_has_as_many_simulated_devices_as_chips(machine, topology, devices):
+    startup.choose_platform(topologies.get(topology), "cpu", pathlib.Path("/cache"))
+    assert startup.simulate(topologies.get(topology).chips) == devices
+    assert f"--xla_force_host_platform_device_count={devices}" in os.environ["XLA_FLAGS"].split()
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/cache/compiled"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "devices"),
+    [
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=6", 6),
+        ("JAX_NUM_CPU_DEVICES", "5", 5),
+        ("XLA_FLAGS", "", 1),
+    ],
+)
+def test_without_topology_the_environment_says_how_many_devices(machine, name, value, devices):
+    machine.setenv(name, value)
+    assert startup.simulate(0) == devices
+    assert os.environ["XLA_FLAGS"].count("device_count") == 1 and f"device_count={devices}" in os.environ["XLA_FLAGS"]
+    assert "JAX_NUM_CPU_DEVICES" not in os.environ  # jax refuses it beside the flag
+
+
+def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):
+    machine.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_cpu_collective_timeout_seconds=7")
+    machine.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+    startup.choose_platform(topologies.get("cpu-8"), "cpu", pathlib.Path("/cache"))
+    startup.simulate(8)
+    flags = os.environ["XLA_FLAGS"].split()
+    assert "--xla_dump_to=/x" in flags
+    assert [flag for flag in flags if "collective_timeout_seconds" in flag] == [
+        "--xla_cpu_collective_timeout_seconds=7"
+    ]
+    assert any(flag.startswith("--xla_cpu_collective_call_terminate_timeout_seconds=") for flag in flags)
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+
+
+def test_on_an_accelerator_nothing_is_simulated(machine):
+    startup.choose_platform(topologies.get("v4-8"), "tpu", pathlib.Path("/cache"))
+    startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
+    assert "XLA_FLAGS" not in os.environ and "JAX_PLATFORMS" not in os.environ
+
+
+@pytest.mark.parametrize(("topology", "accelerator"), [("v4-8", "gpu"), ("h100-8", "tpu"), ("cpu-8", "tpu")])
+def test_a_topology_of_another_kind_than_the_attached_one_is_an_error(machine, topology, accelerator):
+    with pytest.raises(ConfigError, match=f"--topology={topology} is a .* slice, but a {accelerator} is attached"):
+        startup.choose_platform(topologies.get(topology), accelerator, pathlib.Path("/cache"))
+
+
+@pytest.mark.parametrize(
+    ("topology", "accelerator", "simulated"),
+    [
+        ("v4-8", "cpu", True),
+        ("h100-8", "cpu", True),
+        ("cpu-8", "cpu", False),
+        ("v4-8", "tpu", False),
+        (None, "cpu", False),
+    ],
+)
+def test_a_simulation_is_a_topology_with_accelerators_on_a_machine_without(topology, accelerator, simulated):
+    assert startup.is_simulation(topology and topologies.get(topology), accelerator) is simulated
+
+
+@pytest.mark.parametrize(("vendor", "found"), [("0x1ae0\n", "tpu"), ("0x8086\n", "cpu")])
+def test_a_passed_through_device_is_a_tpu_where_google_made_one(machine, tmp_path, vendor, found):
+    (tmp_path / "vendor").write_text(vendor)
+    files = {"/dev/vfio/[0-9]*": ["/dev/vfio/0"], "/sys/bus/pci/devices/*/vendor": [str(tmp_path / "vendor")]}
+    machine.setattr(startup.glob, "glob", lambda pattern: files.get(pattern, []))
+    assert startup.attached_accelerator() == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "left"), [("", True, "cuda,cpu"), ("gpu", True, "gpu"), ("", False, "")]
+)
+def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
+    """libtpu is installed for rehearsals; with JAX_PLATFORMS unset jax would try it first, and complain."""
+    machine.setenv("JAX_PLATFORMS", asked)
+    machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
+    startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
+    assert os.environ["JAX_PLATFORMS"] == left
+
+
+@pytest.mark.parametrize(("processes", "local"), [(1, 16), (4, 4), (16, 1)])
+def test_each_process_simulates_its_part_of_the_devices(machine, processes, local):
+    assert startup.simulate(16, processes) == 16
+    assert f"--xla_force_host_platform_device_count={local}" in os.environ["XLA_FLAGS"].split()
+
+
+def test_without_topology_each_process_simulates_as_many_as_its_environment_says(machine):
+    machine.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert startup.simulate(0, 4) == 8
+
+
+def test_processes_must_divide_the_simulated_devices(machine):
+    with pytest.raises(ConfigError, match="16 devices cannot be simulated by 3 processes alike"):
+        startup.simulate(16, 3)
+
+
+def test_variables_of_earlier_systems_are_answered():
+    environment = {"TPU_NUM_DEVICES": "8", "XLA_USE_BF16": "1", "HOME": "/"}
+    (line,) = startup.notes(environment, "bfloat16")
+    assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
+    with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
+        startup.notes(environment, "float32")

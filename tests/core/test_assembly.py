@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What assembly puts together: another task without another loop, names that are addresses, the fastest defaults."""
+
+import dataclasses
+import json
+import sys
+import time
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import train
+from configs import base
+from core import job
+from objectives.language_modeling import LanguageModeling
+from training import platform_defaults
+
+
+def small_config(**changes):
+    config = base.get_config()
+    config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=31))
+    config.train.update(dict(global_batch=8, sequence_length=16, steps=4, log_every=1, save_every=2) | changes)
+    config.optimizer.update(name="sgd", clip_norm=0.0, schedule="constant")  # one program, however many steps
+    config.evaluation.sample_tokens = 0
+    config.mesh.update(fsdp=1, context=8)
+    config.logging.tensorboard = False
+    return config
+
+
+def counting_objective():
+    """A task whose state goes from step to step: each row counts the real tokens that it has seen."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(LanguageModeling):
+        def init_carry(self, model, rows, key):
+            return {"seen": jnp.zeros(rows, jnp.int32)}
+
+        def loss(self, model, carry, batch, key):
+            stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+            seen_B = carry["seen"] + (batch["segments"] > 0).sum(axis=1)
+            weight = jnp.float32(batch["tokens"].size)
+            total = jnp.sum(stream_BTD.astype(jnp.float32) ** 2)
+            return (total, weight), (
+                {"seen": seen_B},
+                {"loss": (total, weight), "seen": (seen_B.sum(), jnp.float32(seen_B.size))},
+            )
+
+    return types.SimpleNamespace(
+        make=lambda config, num_chunks: Counting(config.train.global_batch, config.train.sequence_length)
+    )
+
+
+def batches(config, steps):
+    shape = (config.train.global_batch, config.train.sequence_length)
+    for _ in range(steps):
+        yield {name: np.ones(shape, np.int32) for name in ("tokens", "targets", "segments", "positions")}
+
+
+def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
+    """Nor is its state told how a batch is cut, or that the run was stopped."""
+    monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
+    config = small_config(objective="counting", global_batch=16)
+    train.train(config, tmp_path, batches(config, 4))
+    config.train.update(steps=6, gradient_accumulation=2)
+    train.train(config, tmp_path, batches(config, 2))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    seen = {line["step"]: line["seen"] for line in lines if line["kind"] == "train"}
+    assert seen == {step: 16 * step for step in range(1, 7)}  # tokens a row
+
+
+def mesh_of(platform: str):
+    """A mesh of which only the platform is asked."""
+    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)], object))
+
+
+def test_logits_are_cut_into_chunks_only_where_they_are_large():
+    """On CPU from 64 MiB on; on TPU, where each chunk sums the head's gradient over the mesh, from 1 GiB on."""
+    config = small_config(sequence_length=1024, global_batch=8)
+
+    def chunks(platform: str, *, vocab_split: bool = False) -> int:
+        return platform_defaults.loss_chunks(config, 1, mesh_of(platform), vocab_split=vocab_split)
+
+    assert chunks("cpu") == 1
+    config.model.vocab_size = 1 << 17
+    assert chunks("cpu") == 8  # 128 tokens a device of 2^17 float32 logits are 64 MiB
+    assert chunks("tpu") == 1
+    config.model.vocab_size = 1 << 19
+    assert chunks("tpu") == 2
+    config.train.loss_chunk_tokens = 100
+    assert chunks("cpu") == chunks("tpu") == 16
+
+
+def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length():
+    """Either way as many logits a device; a chunk of so many tokens is cut from what a device has of the length."""
+    config = small_config(sequence_length=1024, global_batch=8)
+    config.model.vocab_size = 1 << 17
+    config.mesh.update(fsdp=1, context=1, model=4)
+    cpu = mesh_of("cpu")
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=False) == 16
+    config.train.loss_chunk_tokens = 512
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=True) == 16
+    assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=False) == 4
+
+
+def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
+    config = small_config(eval_every=1, steps=2)
+    config.data.source = "synthetic"
+    evaluated = job.evaluate_heldout
+
+    def slow(run, state, corpus, stop, num_batches, *rest):
+        time.sleep(1.0)
+        return evaluated(run, state, corpus, stop, 2, *rest)
+
+    monkeypatch.setattr(job, "evaluate_heldout", slow)
+    train.train(config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["step_seconds"] for line in lines if line["kind"] == "train") < 0.9
+    assert [line["kind"] for line in lines if line["kind"] != "event"][-1] == "eval"
+
+
+@pytest.mark.parametrize(
+    ("changes", "scanned"),
+    [
+        ({}, False),
+        ({"num_layers": 40}, True),
+        ({"remat": "full"}, True),
+        ({"remat": "full", "layer_loop": "unroll"}, False),
+    ],
+)
+def test_layers_are_unrolled_on_cpu_unless_they_are_many_or_remat_is_to_save_memory(changes, scanned):
+    """Unrolled, XLA's CPU backend moves rematerialised work to where it saves nothing."""
+    config = small_config()
+    config.model.update(changes)
+    assert platform_defaults.scan(config, mesh_of("cpu")) == scanned

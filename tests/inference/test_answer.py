@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text goes on as documents do; a message is asked as in conversations, and its answer ends where a turn does."""
+
+import types
+
+import pytest
+import sentencepiece
+
+from configs.base import get_config
+from configs.errors import ConfigError
+from inference import decoding
+from inference.sampling import answers, check_answers, continue_texts
+from input_pipeline.tokenization import open_tokenizer
+from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """Answer a message by a model that is not there; return its prompt as text, what ends it, and the answer."""
+
+    def ask(name: str, message: str = "hello", said: str = "so it is", **changes):
+        config, asked = get_config(), {}
+        config.data.tokenizer, config.model.max_length = name, 64
+        tokenizer = open_tokenizer(name)
+
+        def generate(graph, params, prompts, **how):
+            asked.update(how, prompt=tokenizer.decode(prompts[0]))
+            return [tokenizer.encode(said)]
+
+        monkeypatch.setattr(decoding, "generate", generate)
+        run = types.SimpleNamespace(config=config, graph=None)
+        [text] = answers(run, {}, tokenizer, [message], **{"max_tokens": 8, "temperature": 0.0} | changes)
+        return asked["prompt"], {tokenizer.decode([end]) for end in asked["ends"]}, text
+
+    return ask
+
+
+def test_a_text_begins_and_ends_as_documents_do(monkeypatch):
+    asked = {}
+
+    def generate(graph, params, prompts, **how):
+        asked.update(how, prompts=prompts)
+        return [[*b"c"], [*b"!"]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert continue_texts(run, {}, open_tokenizer("byte"), ["ab", ""], max_tokens=8) == ["abc", "!"]
+    assert asked["prompts"] == [[0, *b"ab"], [0]] and asked["ends"] == [0]
+
+
+@pytest.fixture
+def normalising(tmp_path):
+    """The file of a tokenizer as SentencePiece trains it by itself: without white space at the ends, and composing."""
+    sentences = ["define the class classes of the café", "defer the classic café"] * 20
+    prefix = f"{tmp_path}/trained"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences), model_prefix=prefix, vocab_size=60, hard_vocab_limit=False, minloglevel=2
+    )
+    return f"{prefix}.model"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "written"),
+    [
+        ("class ", "classes of"),
+        ("class ", "class of the"),
+        ("def ", "define the class"),
+        (" the  class", "the class of"),
+        ("cafe\u0301 ", "café class"),
+        ("cafe\u0301 of", "café of the"),
+        ("", "the class"),
+    ],
+)
+def test_a_prompt_that_the_tokenizer_changes_costs_no_letter_of_what_follows(monkeypatch, normalising, prompt, written):
+    tokenizer = open_tokenizer(normalising)
+
+    def generate(graph, params, prompts, **how):
+        return [tokenizer.encode(written)[len(prompts[0]) - 1 :]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert continue_texts(run, {}, tokenizer, [prompt], max_tokens=8) == [written]
+
+
+def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa: F811
+    assert ask("byte") == ("\0user\nhello\0assistant\n", {"\0"}, "so it is")
+    (tmp_path / "other").mkdir()
+    for folder, eos in ((tmp_path, "<|im_end|>"), (tmp_path / "other", "<|endoftext|>")):
+        prompt, ends, text = ask(write_tokenizer(CHATML, folder, eos_token=eos))
+        assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n" and text == "so it is"
+        assert ends == {"<|im_end|>", eos}  # a base model's end of document may be another than a turn's
+
+
+def test_each_of_several_messages_is_answered(monkeypatch):
+    asked = {}
+
+    def generate(graph, params, prompts, **how):
+        asked.update(prompts=prompts)
+        return [[*b"first"], [*b"second"]]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    assert answers(run, {}, open_tokenizer("byte"), ["a", "b"], max_tokens=8) == ["first", "second"]
+    assert asked["prompts"] == [[*b"\0user\n%s\0assistant\n" % message] for message in (b"a", b"b")]
+
+
+def test_a_model_that_never_saw_a_conversation_is_not_asked(write_tokenizer):  # noqa: F811
+    config = get_config()
+    with pytest.raises(
+        ConfigError, match="runs/x was not trained on conversations, and its tokenizer has no chat temp"
+    ):
+        check_answers(config, open_tokenizer("byte"), "runs/x")
+    check_answers(config, open_tokenizer(write_tokenizer(CHATML)), "runs/x")  # as an imported chat model has
+    for source in ("chat", "preferences"):
+        config.data.source = source
+        check_answers(config, open_tokenizer("byte"), "runs/x")
+
+
+def test_what_cannot_be_asked_is_one_line(ask, write_tokenizer):  # noqa: F811
+    with pytest.raises(ConfigError, match=r"a prompt of 19 tokens and --max_tokens=60 exceed .* use --max_tokens=45"):
+        ask("byte", "hi", max_tokens=60)
+    name = write_tokenizer("{{ raise_exception('a system prompt first') }}")
+    with pytest.raises(ConfigError, match=r"--message is not what the chat template takes \(a system prompt first\)"):
+        ask(name)

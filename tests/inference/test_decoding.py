@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which token is drawn, on logits made by hand; and that a batch of cached decodes is each prompt's full forward."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inference.decoding import choose, generate
+from tests.support import forward, make_model, model_config
+
+V, END = 37, 0
+PROBABILITIES = np.array([0.05, 0.4, 0.2, 0.05, 0.3])
+
+
+@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p", "count"))
+def drawn(probabilities, seed=0, count=4000, **sampling):
+    """Return how often each token comes, of many draws."""
+    logits = jnp.broadcast_to(jnp.log(probabilities), (count, len(probabilities)))
+    tokens = choose(logits, jax.random.key(seed), **sampling)
+    return jnp.bincount(tokens, length=len(probabilities)) / count
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-40, 1e-30])  # two are 0 in float32
+def test_no_temperature_takes_the_likeliest(temperature):
+    np.testing.assert_array_equal(drawn(PROBABILITIES, temperature=temperature), [0, 1, 0, 0, 0])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_temperature_raises_probabilities_to_its_inverse(temperature):
+    wanted = PROBABILITIES ** (1 / temperature)
+    np.testing.assert_allclose(drawn(PROBABILITIES, temperature=temperature), wanted / wanted.sum(), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ({"top_k": 1}, [1]),
+        ({"top_k": 3}, [1, 2, 4]),
+        ({"top_k": 5}, [0, 1, 2, 3, 4]),
+        ({"top_k": 99}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.01}, [1]),  # the first always
+        ({"top_p": 0.39}, [1]),
+        ({"top_p": 0.41}, [1, 4]),  # 0.4 is not yet enough
+        ({"top_p": 0.85}, [1, 2, 4]),
+        ({"top_p": 1.0}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2, "top_p": 0.85}, [1, 4]),
+        ({"top_p": 0.6, "temperature": 3.0}, [1, 2, 4]),  # of the probabilities at that temperature
+    ],
+)
+def test_top_k_and_top_p_keep_the_likeliest_in_their_proportions(sampling, kept):
+    wanted = np.zeros(5)
+    wanted[kept] = PROBABILITIES[kept] ** (1 / sampling.get("temperature", 1.0))
+    actual = drawn(PROBABILITIES, **sampling)
+    np.testing.assert_array_equal(np.flatnonzero(actual), kept)
+    np.testing.assert_allclose(actual, wanted / wanted.sum(), atol=0.03)
+
+
+def test_rows_are_drawn_for_themselves():
+    logits = jnp.log(jnp.array([[0.98, 0.01, 0.01], [0.01, 0.01, 0.98], [1 / 3, 1 / 3, 1 / 3]]))
+    tokens = np.stack([choose(logits, jax.random.key(seed), top_p=0.9) for seed in range(20)])
+    assert (tokens[:, 0] == 0).all() and (tokens[:, 1] == 2).all() and len(set(tokens[:, 2])) == 3
+
+
+@functools.cache
+def random_model():
+    return make_model(model_config())
+
+
+@functools.cache
+def counting_model():
+    """Return a model that continues ... 3 4 5 ...: its blocks add nothing and its head looks for the next number."""
+    graph, params = make_model(model_config(embed_dim=48))
+    params = jax.tree.map(np.copy, params)
+    params["stack"]["blocks"]["attention"]["out"][:] = 0
+    params["stack"]["blocks"]["mlp"]["down"][:] = 0
+    params["embed"]["embedding"] = np.eye(V, 48, dtype=np.float32)
+    params["head"]["kernel"] = np.roll(np.eye(V, 48, dtype=np.float32), 1, axis=0).T.copy()
+    return graph, params
+
+
+def continued(model, prompts, **options):
+    graph, params = model
+    options = {"max_tokens": 6, "ends": [END], "vocab_size": V, "temperature": 0} | options
+    return generate(graph, params, [[END, *prompt] for prompt in prompts], **options)
+
+
+PROMPTS = [[5, 9, 30], [11], [], [7, 7, 2, 19, 36, 4]]
+
+
+def greedy_by_full_forwards(prompt: list[int], num_tokens: int) -> list[int]:
+    """Return the continuation without any cache: the whole text goes through the model for each token."""
+    graph, params = random_model()
+    text, length = [END, *prompt], 16
+    for _ in range(num_tokens):
+        padded = np.array([text + [0] * (length - len(text))])
+        segments = (np.arange(length) < len(text)).astype(np.int32)[None]
+        batch = {"tokens": padded, "positions": np.arange(length)[None], "segments": segments}
+        text.append(int(np.argmax(forward(graph, params, batch)[0, len(text) - 1])))
+    written = text[1 + len(prompt) :]
+    return written[: written.index(END)] if END in written else written
+
+
+def test_greedy_decoding_of_a_batch_equals_the_full_forward_of_each_prompt_alone_token_by_token():
+    assert continued(random_model(), PROMPTS) == [greedy_by_full_forwards(prompt, 6) for prompt in PROMPTS]
+
+
+def test_each_row_stops_at_the_end_of_document_and_does_not_return_it():
+    assert continued(counting_model(), [[34], [3], [36]]) == [[35, 36], [4, 5, 6, 7, 8, 9], []]
+
+
+def test_no_token_beyond_the_tokenizer_is_ever_drawn():
+    """The counting model would go on to 21; its rows from there on are the embedding's padding."""
+    greedy = continued(counting_model(), [[18]], vocab_size=21)[0]
+    assert greedy[:2] == [19, 20] and max(greedy) < 21
+    hot = continued(counting_model(), [[18]] * 50, vocab_size=21, temperature=50.0)
+    assert max(max(row, default=0) for row in hot) < 21 and len({token for row in hot for token in row}) > 10
+
+
+def test_a_seed_gives_the_same_text_again_and_another_seed_another():
+    texts = [continued(random_model(), PROMPTS, temperature=1.0, seed=seed) for seed in (3, 3, 4)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len({tuple(row) for row in continued(random_model(), [[5]] * 4, temperature=1.0)}) > 1  # rows differ too

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""metrics.jsonl: one clean history, whatever happened to the processes that wrote it."""
+
+import json
+import resource
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from files.json_reader import JsonError
+from reporting.metrics import MetricsWriter, read_lines
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(folder, kind, **figures):
+    with MetricsWriter(folder, tensorboard=False) as writer:
+        writer.write(kind, **figures)
+
+
+def test_tensorboard_finds_the_numbers_of_each_step(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+        for step in (1, 2):
+            writer.write("train", step=step, loss=2.5 / step, tokens=step * 64, mfu=None)
+        writer.write("event", step=2, event="stop")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = {tag: [(scalar.step, scalar.value) for scalar in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found == {"train/loss": [(1, 2.5), (2, 1.25)], "train/tokens": [(1, 64.0), (2, 128.0)]}
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
+    write(tmp_path, "train", step=1, loss=2.0)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 2, "lo')
+    write(tmp_path, "train", step=2, loss=1.5)
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 2.0), (2, 1.5)]
+
+
+def test_a_file_that_is_one_torn_line_begins_anew(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind"')
+    write(tmp_path, "train", step=1)
+    assert len(lines(tmp_path)) == 1
+
+
+def test_what_is_not_finite_or_unknown_is_null_so_that_every_line_is_json(tmp_path):
+    write(tmp_path, "train", step=1, loss=float("nan"), gradient_norm=float("inf"), mfu=None)
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert (lines(tmp_path)[0]["loss"], lines(tmp_path)[0]["gradient_norm"], lines(tmp_path)[0]["mfu"]) == (None,) * 3
+
+
+def test_what_cannot_be_written_is_kept_and_written_when_it_can_be(tmp_path):
+    """A folder that vanishes and comes back: no line is lost, none is torn."""
+    with MetricsWriter(tmp_path / "run", tensorboard=False) as writer:
+        writer.write("train", step=1)
+        (tmp_path / "run").mkdir()
+        writer.write("train", step=2)
+        (tmp_path / "run").rename(tmp_path / "away")
+        writer.write("train", step=3)
+        (tmp_path / "away").rename(tmp_path / "run")
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
+    write(tmp_path, "train", step=1)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+        try:
+            writer.write("train", step=2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert [line["step"] for line in lines(tmp_path)] == [1]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tmp_path):
+    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+        writer.write("train", step=1, loss=3.0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        try:
+            for step in range(2, 40):  # TensorFlow notices after some
+                writer.write("train", step=step, loss=3.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for step in range(40, 60):
+            writer.write("train", step=step, loss=3.0)
+    assert [line["step"] for line in lines(tmp_path)] == [*range(1, 60)]
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert accumulator.Scalars("train/loss")[-1].step == 59
+
+
+def test_what_could_never_be_written_is_told_in_the_end(tmp_path, capfd):
+    write(tmp_path / "gone", "train", step=1)
+    assert capfd.readouterr().err == f"{tmp_path}/gone/metrics.jsonl: 1 lines could not be written\n"
+
+
+def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
+    write(tmp_path, "train", step=1, loss=2.5, mfu=None)
+    write(tmp_path, "event", event="stop", step=1)
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    found = read_lines(content + b'{"kind": "train", "st', "metrics.jsonl")
+    assert [(line["kind"], line["step"]) for line in found] == [("train", 1), ("event", 1)] and found[0]["mfu"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"kind": "train"}', "m, line 2: step is missing"),
+        (b'{"step": 3}', "m, line 2: kind is missing"),
+        (b'{"kind": "train", "step": "3"}', "m, line 2: step: input should be a valid integer"),
+        (b'{"kind": "train", "step": 3, "loss": []}', "m, line 2: loss: input should be a valid number"),
+        (b'{"kind": "event", "time": NaN}', "m, line 2: time: input should be a finite number"),
+        (b'{"a":' * 100_000 + b"}", "m, line 2: is not valid JSON (recursion limit"),
+        (b'{"kind": "\xff"}', "m, line 2: is not valid JSON"),
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(line, message):
+    with pytest.raises(JsonError) as error:
+        read_lines(b'{"kind": "event"}\n' + line + b"\n", "m")
+    assert str(error.value).startswith(message) and len(str(error.value)) < 300

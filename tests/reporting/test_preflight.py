@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said before step 1 of settings that are allowed and seldom meant."""
+
+import pytest
+
+from configs import base
+from reporting import preflight
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "words"),
+    [
+        ({"warmup_steps": 30}, 20, ["the 20 steps end within optimizer.warmup_steps=30"]),
+        ({"warmup_steps": 20}, 20, []),
+        ({"ema_decay": 0.999}, 200, ["82% of the averaged parameters"]),
+        ({"ema_decay": 0.999}, 5000, []),
+        ({"ema_decay": 0.999, "warmup_steps": 300}, 200, ["optimizer.warmup_steps=300", "initial ones after 200"]),
+    ],
+)
+def test_a_setting_that_does_not_suit_the_length_of_the_run_is_noted(changes, steps, words):
+    config = base.get_config()
+    config.optimizer.update({"warmup_steps": 0} | changes)
+    config.train.steps = steps
+    notes = preflight.notes(config, num_microbatches=1)
+    assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
+
+
+def test_a_loss_that_depends_on_the_microbatches_is_noted():
+    config = base.get_config()
+    config.train.balance_loss, config.model.expert_capacity = 0.01, 1.5
+    assert not preflight.notes(config, num_microbatches=1)
+    balance, capacity = preflight.notes(config, num_microbatches=4)
+    assert "train.balance_loss=0.01 looks at one of the 4 microbatches at a time" in balance
+    assert "model.expert_capacity=1.5 looks at one of the 4 microbatches" in capacity

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe, then topology, then what was typed; and where each value came from."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs import base
+from configs.errors import ConfigError
+from settings import loading, stored_config, validation
+from settings.keys import flat, parse_value
+from tests.support import RECIPES, ROOT
+
+
+def test_the_recipes_that_others_use_are_there():
+    promised = {"tiny", "small", "medium", "large", "llama2_7b", "llama2_13b", "llama3_8b", "llama_1b"}
+    assert promised <= set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_loads_and_is_consistent(recipe):
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    validation.validate(config, 1)
+    assert config.is_locked and config.mesh.fsdp == 1
+
+
+def test_every_key_is_documented_where_its_default_stands():
+    text = (ROOT / "configs/base.py").read_text()
+    documented = re.findall(r"^    ((?!config\.)\w+\.\w+) = [^#\n]+# \w", text, re.MULTILINE)
+    assert sorted(documented) == sorted(flat(base.get_config()))
+
+
+def test_topology_stands_between_recipe_and_command_line(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+        "    config.mesh.model = 2\n    config.mesh.data = 4\n    config.train.steps = 7\n    return config\n"
+    )
+    loaded = loading.load(str(recipe), "v4-32", {"mesh.fsdp": "4", "mesh.model": "4"})
+    assert loaded.config.mesh.to_dict() == {"dcn_data": 1, "data": 1, "fsdp": 4, "context": 1, "expert": 1, "model": 4}
+    assert loaded.recipe == "mine" and loaded.topology.name == "v4-32"
+    assert loaded.typed == {"mesh.fsdp": 4, "mesh.model": 4}
+    origins = {key: loaded.origins[key] for key in ("train.steps", "mesh.data", "mesh.model")}
+    assert origins == {"train.steps": str(recipe), "mesh.data": "--topology=v4-32", "mesh.model": "command line"}
+    assert "optimizer.name" not in loaded.origins
+
+
+@pytest.mark.parametrize(
+    ("typed", "lengths"),
+    [
+        ({"train.steps": "9"}, (9, 0, 0)),
+        ({"train.tokens": "9000"}, (0, 9000, 0)),
+        ({"train.epochs": "1.5"}, (0, 0, 1.5)),
+    ],
+)
+def test_a_typed_length_of_the_run_replaces_the_recipes(typed, lengths):
+    train = loading.load("configs/tiny.py", "", typed).config.train
+    assert (train.steps, train.tokens, train.epochs) == lengths
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("train.steps", "12", 12),
+        ("optimizer.learning_rate", "3e-4", 3e-4),
+        ("train.epochs", "2", 2.0),
+        ("data.path", "12", "12"),
+        ("model.qk_norm", "TRUE", True),
+        ("model.tie_embeddings", "0", False),
+    ],
+)
+def test_text_becomes_the_type_of_the_default(key, text, value):
+    parsed = parse_value(key, text, flat(base.get_config()))
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_one_configuration_does_not_leak_into_the_next():
+    first = base.get_config()
+    first.train.steps = 1
+    assert base.get_config().train.steps != 1
+
+
+def test_reading_a_configuration_imports_neither_jax_nor_tensorflow():
+    code = (
+        "import sys; from settings import loading, simulation, validation\n"
+        "loaded = loading.load('configs/llama3_8b.py', 'v4-64', {})\n"
+        "simulation.scale_down(loaded.config, loaded.typed); validation.validate(loaded.config, 32)\n"
+        "assert not {'jax', 'flax', 'tensorflow'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_value_is_from_the_recipe_that_set_it_though_another_is_built_on_it():
+    origins = loading.load("configs/llama3_8b.py", "v4-64", {"train.steps": "7"}).origins
+    assert origins["model.vocab_size"] == "configs/llama3_8b.py"
+    assert origins["model.embed_dim"] == "configs/llama2_7b.py"
+    assert origins["mesh.fsdp"] == "--topology=v4-64" and origins["train.steps"] == "command line"
+    assert "model.norm_epsilon" not in origins
+
+
+def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
+    recipe = tmp_path / "back.py"
+    recipe.write_text(
+        "from configs import base, tiny\ndef get_config():\n    config = tiny.get_config()\n"
+        "    config.model.num_layers = base.get_config().model.num_layers\n    return config\n"
+    )
+    origins = loading.load(str(recipe), "", {}).origins
+    assert origins["model.num_layers"] == str(recipe) and origins["model.embed_dim"] == "configs/tiny.py"
+
+
+def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_own(tmp_path):
+    stored = flat(base.get_config()) | {"data.path": "a", "data.validation_path": "b", "model.num_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    loaded = stored_config.load_to_read(tmp_path, {"data.path": "c"})
+    assert (loaded.config.data.path, loaded.config.data.validation_path) == ("c", "")
+    assert loaded.config.data.tokenizer == str(tmp_path / "tokenizer.model")
+    assert loaded.origins["model.num_layers"] == str(tmp_path / "config.json")
+    (tmp_path / "tokenizer.json").touch()  # an imported one
+    assert stored_config.load_to_read(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
+        stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})
+
+
+def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
+    stored = flat(base.get_config())
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for length, longest in ((4096, 4096), (128, 1024)):
+        config = stored_config.load_to_read(tmp_path, {"train.sequence_length": str(length)}).config
+        assert (config.train.sequence_length, config.model.max_length) == (length, longest)
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"model.name": "trm"}))
+    with pytest.raises(ConfigError, match=r"train\.sequence_length is fixed by the run"):
+        stored_config.load_to_read(tmp_path, {"train.sequence_length": "128"})
+
+
+def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
+    recipe = tmp_path / "mixed.py"
+    recipe.write_text(
+        "from configs import base\ndef get_config():\n    config = base.get_config()\n"
+        "    config.data.mixture = '1 a.txt'\n    config.train.update(steps=0, epochs=2.0)\n    return config\n"
+    )
+    assert loading.load(str(recipe), "", {}).config.data.mixture == "1 a.txt"
+    config = loading.load(str(recipe), "", {"data.path": "b.txt", "train.tokens": "900"}).config
+    assert (config.data.path, config.data.mixture) == ("b.txt", "")
+    assert (config.train.steps, config.train.tokens, config.train.epochs) == (0, 900, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "topology", "typed", "mesh"),
+    [
+        ("mixtral_8x7b", "v4-64", {}, (4, 8)),
+        ("mixtral_8x7b", "v4-64", {"model.num_experts": "6"}, (16, 2)),
+        ("mixtral_8x7b", "v4-8", {}, (1, 4)),
+        ("mixtral_8x7b", "cpu", {}, (1, 1)),
+        ("mixtral_8x7b", "v4-8", {"model.mlp_dim": "1024"}, (4, 1)),
+        ("small_moe", "v4-8", {}, (4, 1)),
+        ("small_moe", "v4-8", {"model.num_experts": "128"}, (1, 4)),
+    ],
+)
+def test_a_presets_mesh_splits_experts_that_are_too_large_to_be_brought_whole(recipe, topology, typed, mesh):
+    found = loading.load(f"configs/{recipe}.py", topology, typed).config.mesh
+    assert (found.fsdp, found.expert) == mesh

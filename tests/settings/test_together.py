@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does not go together, or is typed and cannot matter, is told; what a recipe leaves behind is not."""
+
+import pytest
+
+from configs import base
+from configs.errors import ConfigError
+from settings import loading, together, validation
+from settings.keys import flat
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ({"train.balance_loss": "0.01"}, "train.balance_loss=0.01 is not read with model.num_experts=0; "),
+        ({"distillation.temperature": "7"}, "distillation.temperature=7.0 is not read with distillation.teacher=''; "),
+        ({"batch.memory_gib": "3"}, "batch.memory_gib=3.0 is not read with batch.fit=none; "),
+        ({"batch.learning_rate": "sqrt"}, "batch.learning_rate=sqrt is not read with batch.ramp=none; "),
+        (
+            {"model.num_experts": "4", "model.experts_per_token": "1", "model.gate_scale": "2.5"},
+            "model.gate_scale=2.5 is not read with model.experts_per_token=1; ",
+        ),
+    ],
+    ids=str,
+)
+def test_a_typed_key_that_nothing_reads_is_told(typed, message):
+    loaded = loading.load("configs/tiny.py", "", typed)
+    with pytest.raises(ConfigError) as error:
+        validation.validate(loaded.config, 1, loaded)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_what_the_recipe_says_or_what_is_the_default_may_stand():
+    """A recipe with shared experts, made dense; switches that are typed with what they are anyway."""
+    typed = {"model.num_experts": "0", "train.balance_loss": "0", "batch.increase_factor": "1.2"}
+    loaded = loading.load("configs/moe_small.py", "", typed)
+    assert loaded.config.model.shared_experts
+    validation.validate(loaded.config, 1, loaded)
+
+
+def test_the_tables_know_the_keys_that_there_are():
+    values = flat(base.get_config())
+    for owner, idle, keys in together.OUT_OF_FORCE:
+        assert {owner, *keys} <= values.keys() and type(values[owner]) is type(idle)
+    assert {key for need in together.NEEDS for key in (need[0], need[2])} <= values.keys()
