@@ -134,7 +134,7 @@ def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
         refuse_checkpoints(checkpoints)
         workdirs.open_workdir(workdir, flat(config), None, command.origin)
         checkpoints.save_and_wait(0, run.init(weights), record_of_start(config, workdir))
-    print(f"{run.num_parameters:,} parameters of {file} are the checkpoint of step 0 in {workdir}")
+    print(f"{run.models.num_parameters:,} parameters of {file} are the checkpoint of step 0 in {workdir}")
 
 
 def export_trm(command: command_line.Command, file: pathlib.Path) -> None:

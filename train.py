@@ -12,7 +12,7 @@ flags = command_line.flags
 flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
 flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
 flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
-flags.DEFINE_string("faults", "", "strike on purpose, see cluster/faults.py: kill:1@300,nan@550,...")
+flags.DEFINE_string("faults", "", "strike on purpose, see core/faults.py: kill:1@300,nan@550,...")
 
 
 def use_of_run(parsed) -> str:
@@ -27,6 +27,7 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=use_of_run)
 
 import contextlib
+import dataclasses
 import functools
 import math
 import pathlib
@@ -36,42 +37,64 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from core import assembly
-from core import inspection
-from settings import layouts, preference, ramp, ranges, stored_config, validation
-from settings.keys import DATA_READ, flat
-from core.evaluation import evaluate_newest
+from checkpointing import frozen_models, lease
+from checkpointing import workdir as workdirs
+from checkpointing.checkpoints import Checkpoints, Damaged
+from checkpointing.lost_data import DataGone, LostData
+from checkpointing.retention import Retention
+from checkpointing.source_run import initial
+from cluster import processes
+from cluster.interruption import Interrupted, interruption
+from cluster.maintenance import maintenance_notices
+from cluster.watch import HeartbeatFile, watchdog
+from core import assembly, inspection
+from core.batch_fit import fit_batch
+from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
+from core.evaluators import Evaluator, evaluate_newest, of_corpus
+from core.faults import Fault, Faults, NaNGradients, parse_faults
+from core.job import Job, digest, losses_of
+from core.stages import Stages, position_of
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from core.job import Job, digest, losses_of, position_of
-from cluster import processes
-from checkpointing import lease, teacher
+from objectives.objective import FrozenModel, Objective
 from reporting import preflight, step_log
-from training import replicas
-from checkpointing import workdir as workdirs
-from checkpointing.checkpoints import Checkpoints, Damaged
 from reporting.clock import Clock
 from reporting.display import Display
-from cluster.faults import Fault, Faults, parse_faults, with_nan_gradients
 from reporting.goodput import Goodput
-from cluster.interruption import Interrupted, in_thread, interruption
-from checkpointing.lost_data import DataGone, LostData
-from cluster.maintenance import maintenance_notices
 from reporting.metrics import MetricsWriter
-from checkpointing.source_run import initial
+from reporting.step_log import NonFinite, every
+from settings import layouts, preference, ramp, ranges, stored_config, validation
+from settings.keys import DATA_READ, flat
+from training import replicas
 from training.compiled_steps import CompiledSteps, Shape, shape_of
-from checkpointing.retention import Retention
-from reporting.step_log import every
-from reporting.step_log import NonFinite
-from cluster.watch import HeartbeatFile, watchdog
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a call of `train` ended.
+
+    Attributes:
+      step: the last step.
+      reason: "finished", "nothing to train", or the reason of a callback's Stop.
+      metrics: the scalars of the last step by name, such as `loss`; {} if nothing was trained.
+      evaluations: {name of an evaluator: its last figures}.
+      checkpoint: address of the last checkpoint.
+    """
+
+    step: int
+    reason: str
+    metrics: dict[str, float]
+    evaluations: dict[str, dict[str, float]]
+    checkpoint: str
 
 
 def train(
-    config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True,
+    config, workdir: pathlib.Path, batches=None, *, callbacks: Sequence[Callback] = (),
+    evaluators: Sequence[Evaluator] = (), bucket=None, topology=None, vocab_size_typed: bool = True,
     faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None,
-) -> None:  # fmt: skip
+) -> Result:  # fmt: skip
     """Train up to `train.steps`, then evaluate and print a summary.
 
     Args:
@@ -79,6 +102,8 @@ def train(
       workdir: folder of metrics, checkpoints and logs; an earlier run in it is resumed.
       batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays. The first is the batch after
         the restored step; in a ramp, sizes follow the ramp. Default: the corpus of `config.data`.
+      callbacks: act between steps, see core/callbacks.py; in addition to those of every run.
+      evaluators: in addition to those of the corpus, see core/evaluators.py.
       bucket: bucket whose local copy is `workdir`; checkpoints are copied there.
       topology: hardware preset, for its peak.
       vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
@@ -95,12 +120,15 @@ def train(
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
-            preflight.check_state_fits(assembly.assemble(on_mesh))
-    if config.distillation.teacher:
-        teacher.run_of(config).check_has_checkpoint()
+            run = assembly.assemble(on_mesh)
+            preflight.check_state_fits(run)
+    for model in other_models(run.objective):
+        frozen_models.source_of(model, config).check_has_checkpoint()
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
-    assembly.fit_batch(config, announce)
+    fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
+    for model in other_models(run.objective) if corpus and corpus.tokenizer else ():
+        frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
@@ -124,17 +152,25 @@ def train(
                 f"{passed}Finished at step {start}; nothing was trained. "
                 f"--config.train.steps={2 * start} continues the run."
             )
-            return
+            return Result(start, "nothing to train", {}, {}, f"{checkpoints.address}/checkpoints/{start}")
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
         try:
-            run_training(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
+            result = run_training(
+                config, workdir, checkpoints, record, corpus, batches, topology, clock, faults, callbacks, evaluators
+            )
         except (Interrupted, NonFinite, DataGone):
             with contextlib.suppress(*checkpoints.files.failures):  # a bucket error must not hide the first error
                 send()
             raise
         send()
+        return result
+
+
+def other_models(objective: Objective) -> list[FrozenModel]:
+    """Return the frozen models whose weights are not those that the run starts from."""
+    return [model for model in objective.frozen_models() if model.key != "train.init_from"]
 
 
 def announce(line: str) -> None:
@@ -149,56 +185,63 @@ def retention(config) -> Retention:
 
 
 def run_training(
-    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults
-) -> None:
+    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults,
+    callbacks, evaluators,
+) -> Result:  # fmt: skip
     """Train from the checkpoint of `record`, or from step 0, to the last step, and write the summary."""
     last_step, first = config.train.steps, processes.index() == 0
     goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
     display = Display(last_step, quiet=not first)
     step, _, increases = position_of(record)
-    shape = Shape(ramp.rows(config, increases), layouts.mesh_after(config, step))
+    stages = Stages(config, record)
+    shape = stages.shape(step)
     run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
     run = run_of(shape._replace(rows=config.train.global_batch))
-    faults = Faults(faults, workdir, clock)
-    hang_seconds = 0 if run.slow else config.train.hang_seconds
+    injected = Faults(faults, workdir, clock, lambda: nan_step(config, job.compiled_steps))
     with (
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
         display,
-        watchdog(clock, hang_seconds, processes.log_file(workdir)),
+        watchdog(clock, 0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)),
         interruption() as signals,
         maintenance_notices(signals.ask),
         contextlib.ExitStack() as context,
     ):
         clock.enter("compile", step)
         threading.Thread(target=pipeline.prepare).start()
-        frozen, checkpoint_refs = teacher.frozen_weights(run, record)
+        frozen, checkpoint_refs = frozen_models.weights(run, record)
         compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
         display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        train_step = faults.wrapped(compiled_steps, lambda: nan_step(config, compiled_steps))
-        if run.slow and processes.count() == 1:
-            train_step = in_thread(train_step, signals, lambda: checkpoints.begun or 0)
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         for early in checkpoints.early_events:
             log.event("", **early)
         checkpoints.report, checkpoints.losses = log.event, losses_of(record)
-        roll_backs = processes.shared("roll backs", lambda: ledger.roll_backs(workdir))
+        in_thread = [StepsInAThread()] if run.slow and processes.count() == 1 else []
         job = Job(
-            config, run_of, compiled_steps, train_step, workdir, checkpoints, corpus, batches, topology, clock, log,
-            signals, LostData(signals), context, roll_backs, checkpoint_refs,
+            config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
+            callbacks=[injected, *in_thread, Recheck(), stages, *callbacks],
+            evaluators=[*of_corpus(config, corpus), *evaluators], checkpoints=checkpoints,
+            checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
+            signals=signals, lost=LostData(signals), context=context,
+            roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         with HeartbeatFile(workdir, log):
             if corpus:
                 corpus.announce_rebuilds_to(job.report_progress)
             try:
-                finish(job, train_with_roll_backs(job, record))
+                reason = finish(job, train_with_roll_backs(job, record))
+            except Stopped as stopped:
+                reason = str(stopped)
             except DataError as error:  # its exit status would say that nothing was trained
                 raise DataGone(str(error)) from error
             finally:
                 log.account()
-        display.lines([f"never struck: {fault.text}" for fault in faults.pending])
+                for callback in job.callbacks:
+                    callback.on_end(job)
+    address = f"{checkpoints.address}/checkpoints/{log.last_step}"
+    return Result(log.last_step, reason, log.last_figures, job.evaluations, address)
 
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
@@ -208,8 +251,8 @@ def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
 
 def nan_step(config, compiled_steps: CompiledSteps) -> Callable:
     """Return a train_step with NaN gradients, for batches of any shape."""
-    return lambda state, batch: run_of_shape(config, shape_of(batch), wrap_gradient=with_nan_gradients).compile()(
-        state, batch, *compiled_steps.frozen
+    return lambda state, batch: run_of_shape(config, shape_of(batch), transforms=[NaNGradients()]).compile()(
+        state, batch, compiled_steps.frozen
     )
 
 
@@ -223,16 +266,15 @@ def train_with_roll_backs(job: Job, record: dict | None):
 
 
 def train_from(job: Job, record: dict | None):
-    """Train from a checkpoint, or from step 0, to the last step; return the state."""
+    """Train from a checkpoint, or from step 0, to the last step; return the state. Raises Stopped for a callback."""
     train, clock = job.config.train, job.clock
     start, last_step = position_of(record)[0], train.steps
     clock.enter("start_up", start)
-    batches = job.training_batches(record)
+    batches = job.start(record)
     state = initial_state(job.run, job.checkpoints, record)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
-    if start and job.should_evaluate(start) and start not in job.checkpoints.losses:  # it was due when the run stopped
-        job.evaluate_or_stop(state, start)
+    job.evaluate_or_stop(job.missed(start) if start else (), state, start)
     save_every = 1 if job.run.slow else train.save_every
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)
@@ -241,32 +283,33 @@ def train_from(job: Job, record: dict | None):
             clock.enter("wait")
             job.log.flush()
         clock.enter("step")
-        if every(step, train.recheck_every):
-            state, scalars = replicas.run_twice(job.train_step, state, batch, job.run.mesh)
-        else:
-            state, scalars = job.train_step(state, batch)
+        state, scalars = job.train_step(state, batch)
         clock.enter("wait")
-        job.log.add(step, scalars, job.rows)
-        job.maybe_grow_batch(state, step)
-        stop = job.signals.agreed()
-        if stop or step == last_step or every(step, save_every) or job.checkpoints.due_again(step, save_every):
-            job.save(state, step, ends=stop or step == last_step)
-        if stop:
+        job.log.add(step, scalars, job.stages.rows)
+        actions = job.ask_callbacks(state, step)
+        interrupted = job.signals.agreed()
+        ends = interrupted or Stop in actions or step == last_step
+        if ends or Save in actions or every(step, save_every) or job.checkpoints.due_again(step, save_every):
+            job.save(state, step, ends=ends)
+        if interrupted:
             raise job.lost.stop_error(step)
-        if job.should_evaluate(step):
-            job.evaluate_or_stop(state, step)
-        state = job.maybe_reshard(state, step)
+        if stop := actions.get(Stop):
+            raise Stopped(stop.reason)
+        job.evaluate_or_stop(job.due(step), state, step)
+        if reshard := actions.get(Reshard):
+            state = job.reshard(state, step, reshard.shape)
     return state
 
 
-def finish(job: Job, state) -> None:
-    """Evaluate, draw a sample and write the summary; the last state is already saved."""
+def finish(job: Job, state) -> str:
+    """Evaluate, draw a sample and write the summary; the last state is already saved. Return the reason of a Result."""
     job.signals.at_once = True
     if any(processes.gather("asked to stop", job.signals.requested)):  # a stop that came after the last boundary
         raise Interrupted(job.config.train.steps)
     lines = job.close(state)
     if processes.index() == 0:
         workdirs.write_summary(job.workdir, lines)
+    return "finished"
 
 
 def bucket_sync(bucket, workdir: pathlib.Path) -> Callable[[], None]:
@@ -282,11 +325,11 @@ def bucket_sync(bucket, workdir: pathlib.Path) -> Callable[[], None]:
 def initial_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None):
     """Restore the state of a checkpoint as `checkpoint.restore` says; without a record, initialize it.
 
-    If `train.init_from` is given, it initializes the parameters, except in a run that trains adapters.
+    If `train.init_from` is given, it initializes the parameters, except in a run with a frozen base.
     """
     config, abstract = run.config, run.abstract_state
     if record is None:
-        begins = config.train.init_from and not config.lora.rank
+        begins = config.train.init_from and "base" not in run.abstract_frozen
         return run.init(initial(config).restore(abstract.params)) if begins else run.init()
     if "weights_only" in record:
         return run.init(checkpoints.restore_params(record["step"], abstract.params, "params"))
@@ -310,8 +353,6 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
             announce(f"{name}: {line}")
     for part in (*corpus.train.parts, corpus.heldout):
         part.check_counts(config.train.sequence_length)
-    if config.distillation.teacher and corpus.tokenizer:
-        teacher.run_of(config).check_tokenizer(config, corpus.tokenizer)
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(

@@ -100,7 +100,7 @@ def main() -> None:
     same = jax.tree.map(lambda one, other: np.array_equal(one, other), state, restored)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     figures = {
-        "parameters": run.num_parameters,
+        "parameters": run.models.num_parameters,
         "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
         "step_seconds": median["step"], "blocked_seconds": median["save"],
         "blocked_share": median["save"] / median["step"], "step_beside_a_save_seconds": median["beside"],

@@ -18,6 +18,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import jax
 
+from core import layout_proof
 from core import assembly
 from settings import loading
 from configs import topologies
@@ -51,7 +52,7 @@ def with_mesh(recipe: str, mesh: dict[str, int]):
 def prove(recipe: str, mesh: dict[str, int]) -> list[str]:
     """Return where the shrunken recipe computes something else on this mesh than on one device."""
     start = time.perf_counter()
-    lines = assembly.layout_differences(with_mesh(recipe, mesh))
+    lines = layout_proof.layout_differences(with_mesh(recipe, mesh))
     verdict = "; ".join(lines) or "forward, gradients and update agree"
     print(f"{recipe} on {mesh}: {verdict} ({time.perf_counter() - start:.0f} s)", flush=True)
     return lines

@@ -36,7 +36,8 @@ class Record(Object, total=False):
       topology: name of the preset.
       versions: of libraries, by name.
       goodput: the account of time.
-      base, reference, teacher: weights that are frozen.
+      frozen: references of the checkpoints of frozen weights, by role.
+      base, reference, teacher: the same in records of earlier versions.
     """
 
     step: Step
@@ -55,3 +56,10 @@ class Record(Object, total=False):
     base: CheckpointRef | None
     reference: CheckpointRef | None
     teacher: CheckpointRef | None
+    frozen: dict[str, CheckpointRef]
+
+
+def frozen_refs(record: dict) -> dict[str, dict]:
+    """Return the references of the checkpoints of a record's frozen weights, by role; {} if there are none."""
+    earlier = {role: record[role] for role in ("base", "reference", "teacher") if record.get(role)}
+    return record.get("frozen", earlier)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of another run, such as a base, a reference or a teacher; and the weights of any run's checkpoint.
 
-A run with adapters saves only these. Each of its records has `base`, a reference to the checkpoint of the base weights.
+A run with adapters saves only these. Each of its records has a reference to the checkpoint of the base weights.
 Evaluation, sampling and export load the base weights and the adapters and merge them, by the functions here. The base
 run must still exist at its recorded path, with an unchanged digest.
 """
@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from checkpointing import adapters, array_files
 from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
+from checkpointing.record import frozen_refs
 from cluster import processes
 from configs.errors import ConfigError, shown
 from layers.adapters import INPUTS
@@ -169,9 +170,10 @@ def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: di
     Adapters are merged with their base weights. Raises CheckpointError if the base weights are missing.
     """
     record = checkpoints.record(step)
-    if not record.get("base"):
+    base = frozen_refs(record).get("base")
+    if not base:
         return checkpoints.restore_eval_params(step, abstract_params)
-    weights = _base(checkpoints, record).restore(abstract_params, record["base"])
+    weights = _base(checkpoints, record).restore(abstract_params, base)
     parts = checkpoints.restore_eval_params(step, adapters.abstract(abstract_params, record["config"]))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
     merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
@@ -192,12 +194,15 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
         array = array_files.open_array(folder, f"{root}.{name}")
         return lambda where: array[where].read().result()
 
-    if not record.get("base"):
+    if "base" not in frozen_refs(record):
         return own
     base = _base(checkpoints, record)
     if "://" in base.name:
         raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and name the copy in train.init_from")
-    of_base, factor = reader(Checkpoints(base.folder()), record["base"]["step"]), adapters.scale(record["config"])
+    of_base, factor = (
+        reader(Checkpoints(base.folder()), frozen_refs(record)["base"]["step"]),
+        adapters.scale(record["config"]),
+    )
 
     def both(name: str) -> Callable:
         path = adapters.adapter_path(tuple(name.split(".")))
@@ -218,9 +223,10 @@ def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
     stored = record.get("config", {})
     if not (stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")):
         raise CheckpointError(f"{checkpoints.address}: the record of its adapters has no lora.rank, alpha and targets")
-    base = SourceRun("train.init_from", record["base"]["folder"])
+    ref = frozen_refs(record)["base"]
+    base = SourceRun("train.init_from", ref["folder"])
     try:
-        base.checkpoint_ref(record["base"])
+        base.checkpoint_ref(ref)
     except (ConfigError, CheckpointError) as error:
         cause = str(error).partition(";")[0]
         raise CheckpointError(

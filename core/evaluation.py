@@ -5,14 +5,11 @@ import base64
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from checkpointing import teacher
-from checkpointing.checkpoints import Checkpoints
-from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from core import assembly
 from files.atomic import write_atomically
@@ -20,7 +17,6 @@ from inference.sampling import continue_texts
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from parallelism import axis_rules
-from parallelism.mesh import mesh_context
 from parallelism.placement import local_rows, local_values, place
 from puzzles import voting
 from puzzles.voting import Votes
@@ -35,7 +31,7 @@ SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and character
 
 def evaluate_heldout(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
-    num_batches: int | None = None, frozen: Sequence = (), on_lost: pipeline.OnLost | None = None,
+    num_batches: int | None = None, frozen: dict | None = None, on_lost: pipeline.OnLost | None = None,
 ) -> tuple[dict, int] | None:  # fmt: skip
     """Return ({name: mean}, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
@@ -51,7 +47,7 @@ def evaluate_heldout(
     for batch in heldout_batches(run, corpus, num_batches, on_lost):
         if stop():
             return None
-        for name, (total, weight) in run.eval_step(params, batch, *frozen).items():
+        for name, (total, weight) in run.eval_step(params, batch, frozen).items():
             sums[name] = sums.get(name, 0.0) + float(total)
             weights[name] = weights.get(name, 0) + int(weight)
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
@@ -160,22 +156,3 @@ def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> lis
     shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]
     shown += ["..."] if len(lines) > SAMPLE_LINES else []
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in shown]]
-
-
-def evaluate_newest(config, workdir: pathlib.Path, address, corpus: corpora.Corpus) -> None:
-    """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
-
-    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket.
-    """
-    run = assembly.assemble(config)
-    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
-        step = newest_checkpoint(checkpoints, config)
-        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
-        reference = checkpoints.record(step).get("reference") if run.abstract_frozen else None
-        if reference:
-            teacher.run_of(config).checkpoint_ref(reference)  # raises if it has changed
-        frozen = teacher.restore(config, run.abstract_frozen, reference)
-        lines = heldout_lines(run, *evaluate_heldout(run, params, corpus, frozen=frozen), corpus)
-        lines += vote_lines(vote_and_keep(run, params, corpus, workdir, step), corpus)
-    if processes.index() == 0:
-        print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

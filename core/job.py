@@ -3,12 +3,12 @@
 
 import contextlib
 import dataclasses
+import math
 import pathlib
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints
@@ -16,7 +16,10 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection
-from core.evaluation import evaluate_heldout, heldout_lines, opening, sample_lines, vote_and_keep, vote_lines
+from core.callbacks import Callback, RollBack
+from core.evaluation import opening, sample_lines
+from core.evaluators import EvaluationContext, Evaluator
+from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
@@ -28,19 +31,10 @@ from parallelism.placement import check_shapes, local_rows, place
 from reporting import step_log
 from reporting.clock import Clock
 from reporting.step_log import NonFinite, every
-from settings import layouts, ramp
+from settings import layouts
 from settings.keys import flat
-from training import noise_scale
 from training.compiled_steps import CompiledSteps, Shape
 from training.step import is_finite
-
-
-class Stage(NamedTuple):
-    """Steps with batches of one size: the steps after `step`; `examples` were consumed before them."""
-
-    step: int
-    examples: int
-    rows: int
 
 
 @dataclasses.dataclass
@@ -48,13 +42,16 @@ class Job:
     """The state of a process during training."""
 
     config: object  # as given; the present mesh may differ
+    workdir: pathlib.Path
     run_of: Callable[[Shape], assembly.Run]
     compiled_steps: CompiledSteps
-    train_step: Callable  # `compiled_steps`, with injected faults
-    workdir: pathlib.Path
+    stages: Stages
+    callbacks: Sequence[Callback]  # `stages` is one of them
+    evaluators: Sequence[Evaluator]
     checkpoints: Checkpoints
+    checkpoint_refs: dict  # references of the frozen weights by role, see checkpointing/frozen_models.py
     corpus: corpora.Corpus | None
-    batches: Iterator | None
+    batches: Iterator | None  # of the caller, in place of a corpus
     topology: object
     clock: Clock
     log: step_log.StepLog
@@ -62,40 +59,37 @@ class Job:
     lost: LostData
     context: contextlib.ExitStack  # holds the context of the present mesh
     roll_backs: int  # number of them so far
-    checkpoint_refs: dict  # references of the frozen weights by role, see checkpointing/source_run.py
     run: assembly.Run | None = None  # of the full batch, on the present mesh
-    stage_end: int = 0  # the last step of the present shape
-    increases: int = 0  # number of increases of the batch size so far
+    train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
     suspect: int | None = None  # step of a restored checkpoint after which no update was finite
-    stages: list[Stage] = dataclasses.field(default_factory=list)  # since the start or the last roll back
+    begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
+    evaluations: dict = dataclasses.field(default_factory=dict)  # {name: the last figures} of the evaluators
 
-    def should_evaluate(self, step: int) -> bool:
-        """Return whether to evaluate after a step; after the last step, `close` evaluates all held-out documents."""
-        return self.corpus is not None and step < self.config.train.steps and every(step, self.config.train.eval_every)
+    def __post_init__(self):
+        self.train_step = self.compiled_steps
+        for callback in self.callbacks:
+            self.train_step = callback.wrap(self.train_step, self)
 
-    @property
-    def rows(self) -> int:
-        """The present size of the global batch."""
-        return ramp.rows(self.config, self.increases)
+    def start(self, record: dict | None) -> Iterator[dict]:
+        """Start from a checkpoint or from step 0; return an iterator of the batches up to the last step.
 
-    def training_batches(self, record: dict | None) -> Iterator[dict]:
-        """Return an iterator of batches on the devices, from a checkpoint or from step 0 to the last step.
-
-        A batch has the run's shape at that step. Batches of one shape are prefetched.
+        A batch is on the devices and has the run's shape at that step. Batches of one shape are prefetched.
         """
-        start, examples, self.increases = position_of(record)
-        self.begin_stage(start)
-        self.stages = []
-        stages = self._stages(start, examples)
+        for callback in self.callbacks:
+            callback.on_start(self, record)
+        step, examples, _ = position_of(record)
+        self.begin_stage(step, self.stages.shape(step))
+        self.begun = []
+        stages = self._stages(step, examples)
         return chain(next(stages, ()), chain.from_iterable(stages))
 
     def _stages(self, step: int, examples: int) -> Iterator[Iterator[dict]]:
         while step < self.config.train.steps:
-            stage = Stage(step, examples, self.rows)
-            num_steps = self.stage_end - step
-            if not self.stages or self.stages[-1].rows != stage.rows:
-                self.stages.append(stage)
+            stage = Stage(step, examples, self.stages.rows)
+            num_steps = self.stages.end - step
+            if not self.begun or self.begun[-1].rows != stage.rows:
+                self.begun.append(stage)
                 self.record_stage(stage)
             yield self._batches(stage, num_steps)
             step, examples = step + num_steps, examples + num_steps * stage.rows
@@ -136,55 +130,37 @@ class Job:
                 self.save(state, step - 1, ends=True)
             raise self.lost.stop_error(step - 1) from error
 
-    def maybe_grow_batch(self, state, step: int) -> None:
-        """Increase the batch size after a step, if the ramp says so."""
-        config, train, rows = self.config, self.config.train, self.rows
-        if rows == train.global_batch or step == train.steps or not every(step, config.batch.increase_step):
-            return
-        self.log.flush()
-        larger = ramp.rows(config, self.increases + 1)
-        if config.batch.ramp == "noise_scale" and float(noise_scale.estimate(state.noise)) < larger:
-            return
-        self.increases += 1
-        if larger > rows:  # rounding may keep the size
-            text = f"step {step}: batches of {larger} sequences from here on"
-            self.log.event(text, "batch", step, global_batch=larger)
+    def ask_callbacks(self, state, step: int) -> dict[type, object]:
+        """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
+        wanted = (callback.on_step(self, state, step) for callback in self.callbacks)
+        actions = {type(action): action for action in wanted if action}
+        if back := actions.get(RollBack):
+            raise step_log.Diverged(back.reason, back.first_step, step)
+        return actions
 
-    def maybe_reshard(self, state, step: int):
-        """Return the state for the next step, resharded if that step is on another mesh."""
-        if step < self.stage_end or step == self.config.train.steps:
-            return state
-        self.log.flush()
-        before = self.run.mesh
-        with self.clock.within("compile"):
-            self.compiled_steps.get(self.shape(step))
-            self.begin_stage(step)
-            if self.run.mesh != before:
-                state = self.reshard(state, step)
-        return state
-
-    def shape(self, step: int) -> Shape:
-        """Return the batch size and mesh of the next step after `step`."""
-        return Shape(self.rows, layouts.mesh_after(self.config, step))
-
-    def begin_stage(self, step: int) -> None:
+    def begin_stage(self, step: int, shape: Shape) -> None:
         """Switch to the mesh of the steps after `step`, and start to compile the step of the stage after them."""
-        config, shape = self.config, self.shape(step)
-        self.run = self.run_of(shape._replace(rows=config.train.global_batch))
+        self.run = self.run_of(shape._replace(rows=self.config.train.global_batch))
         self.context.close()
         self.context.enter_context(mesh_context(self.run.mesh))
         self.compiled_steps.frozen = resharding.reshard(self.compiled_steps.frozen, self.run.abstract_frozen)
-        ramp_end = ramp.stage_end(config, step, self.increases)
-        self.stage_end = min(ramp_end, layouts.stage_end(config, step))
-        if self.stage_end < config.train.steps:
-            grown = ramp.rows(config, self.increases + (ramp_end == self.stage_end))
-            self.compiled_steps.start(Shape(grown, layouts.mesh_after(config, self.stage_end)))
+        if following := self.stages.begin(step):
+            self.compiled_steps.start(following)
 
-    def reshard(self, state, step: int):
+    def reshard(self, state, step: int, shape: Shape):
+        """Return the state for the next step, whose batch size or mesh differs."""
+        self.log.flush()
+        before = self.run.mesh
+        with self.clock.within("compile"):
+            self.compiled_steps.get(shape)
+            self.begin_stage(step, shape)
+            return state if self.run.mesh == before else self._moved(state, step, shape)
+
+    def _moved(self, state, step: int, shape: Shape):
         """Reshard the state to the present mesh."""
         (most, total), began = resharding.bytes_received(state, self.run.abstract_state), time.monotonic()
         state = resharding.reshard(state, self.run.abstract_state)
-        seconds, mesh = time.monotonic() - began, layouts.text(self.shape(step).mesh)
+        seconds, mesh = time.monotonic() - began, layouts.text(shape.mesh)
         self.log.event(
             f"step {step}: mesh {mesh} from here on; {most:,} bytes of the state are new to a device, "
             f"{total:,} to all, moved in {seconds:.2f} s", "mesh", step,
@@ -194,7 +170,7 @@ class Job:
 
     def examples_before(self, step: int) -> int:
         """Return the number of examples consumed before a step."""
-        stage = next((stage for stage in reversed(self.stages) if stage.step < step), self.stages[0])
+        stage = next((stage for stage in reversed(self.begun) if stage.step < step), self.begun[0])
         return stage.examples + max(0, step - stage.step - 1) * stage.rows
 
     def save(self, state, step: int, *, ends: bool) -> None:
@@ -214,11 +190,11 @@ class Job:
             self.checkpoints.postpone(f"step {step} not saved: its loss or its gradient is not finite", step)
             return
         with self.clock.within("save"):
-            record = self.log.record() | self.checkpoint_refs
+            record = self.log.record() | {"frozen": self.checkpoint_refs}
             record |= {
                 "step": step,
                 "examples": int(state.examples),
-                "increases": self.increases,
+                "increases": self.stages.increases,
                 "config": flat(self.config),
                 "corpus": digest(self.corpus),
                 "mixture": self.corpus.train.record() if self.corpus else [],
@@ -248,7 +224,7 @@ class Job:
                 sequence_length=train.sequence_length, seed=train.seed,
             )  # fmt: skip
             self.sections.append(section | {"roll_backs": self.roll_backs})
-            self.write_ledger(may_wait=self.roll_backs > 0 or len(self.stages) > 1)
+            self.write_ledger(may_wait=self.roll_backs > 0 or len(self.begun) > 1)
 
     def write_ledger(self, *, may_wait: bool) -> None:
         """Write the pending sections of the ledger; if they `may_wait`, a full disk does not end the run."""
@@ -261,61 +237,60 @@ class Job:
                 raise
             self.log.event(str(error), "ledger_waits")
 
-    def eval_params(self, state) -> dict:
-        """Return the parameters to evaluate, including frozen ones."""
-        return self.run.eval_params(state, self.compiled_steps.frozen)
+    def due(self, step: int) -> list[Evaluator]:
+        """Return the evaluators that are due after a step; `close` runs all of them after the last step."""
+        return [one for one in self.evaluators if step < self.config.train.steps and every(step, one.every)]
 
-    def evaluate_now(self, state, step: int, num_batches: int | None, stop: Callable[[], bool]):
-        """Evaluate, log and return ({name: mean}, weight of the loss); None if stopped, or if data is unreadable."""
+    def missed(self, step: int) -> list[Evaluator]:
+        """Return the evaluators that were due when the run stopped, and whose figure the checkpoints lack."""
+        return [one for one in self.due(step) if one.ranks_checkpoints and step not in self.checkpoints.losses]
+
+    def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
+        """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""
 
         def is_stopped() -> bool:
             self.clock.enter("evaluation")  # one more batch is progress
             return stop()
 
         self.log.flush()  # the pending step is no part of the evaluation
+        context = EvaluationContext(
+            self.run, self.eval_params(state), self.compiled_steps.frozen, self.corpus, self.workdir, step, is_last,
+            is_stopped, self.lost.record,
+        )  # fmt: skip
         with self.clock.within("evaluation"):
-            result = evaluate_heldout(
-                self.run, self.eval_params(state), self.corpus, is_stopped, num_batches, self.compiled_steps.frozen,
-                self.lost.record,
-            )  # fmt: skip
-            result = None if self.lost.gather_reason() else result
-            if result:
-                figures, weight = result
-                if weight:
+            figures = evaluator.evaluate(context)
+            figures = None if self.lost.gather_reason() else figures
+            if figures is not None:
+                if evaluator.ranks_checkpoints and not math.isnan(figures["loss"]):
                     self.checkpoints.losses[step] = figures["loss"]
-                self.log.evaluation(step, figures, weight)
-        return result
+                self.evaluations[evaluator.name] = figures
+                evaluator.report(self.log, step, figures)
+        return context, figures
 
-    def vote_now(self, state, step: int) -> dict[str, float]:
-        """Vote with the answers to all held-out puzzles; log and return the results, {} if there is no vote."""
-        with self.clock.within("evaluation"):
-            figures = vote_and_keep(
-                self.run, self.eval_params(state), self.corpus, self.workdir, step,
-                on_batch=lambda: self.clock.enter("evaluation"),
-            )  # fmt: skip
-        if figures:
-            self.log.writer.write("votes", step=step, **figures)
-        return figures
-
-    def evaluate_or_stop(self, state, step: int) -> None:
+    def evaluate_or_stop(self, evaluators: Sequence[Evaluator], state, step: int) -> None:
         """Evaluate during training; if a stop arrives, save first, so that the resumed run repeats this evaluation.
 
         Raises Interrupted if it was stopped, DataGone if held-out documents became unreadable.
         """
-        if self.evaluate_now(state, step, self.config.evaluation.batches, self.signals.agreed) is None:
-            self.save(state, step, ends=True)
-            raise self.lost.stop_error(step)
+        for evaluator in evaluators:
+            if self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)[1] is None:
+                self.save(state, step, ends=True)
+                raise self.lost.stop_error(step)
+
+    def eval_params(self, state) -> dict:
+        """Return the parameters to evaluate, including frozen ones."""
+        return self.run.eval_params(state, self.compiled_steps.frozen)
 
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, print the summary and return it."""
         lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
         if corpus:
             self.log.display.phase("evaluating all that is held out")
-            result = self.evaluate_now(state, step, None, lambda: False)
-            if result is None:
+        for evaluator in self.evaluators:
+            context, figures = self.evaluate(evaluator, state, step, lambda: False, is_last=True)
+            if figures is None:
                 raise self.lost.stop_error(step)
-            lines += heldout_lines(self.run, *result, corpus)
-            lines += vote_lines(self.vote_now(state, step), corpus)
+            lines += evaluator.lines(context, figures)
         speed = self.log.average_tokens_per_second()
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
         lines.append(self.log.goodput.line())
@@ -384,11 +359,6 @@ class Job:
         except (OSError, DataError) as error:
             return f"the documents of the bad batches could not be written down ({error}); "
         return f"the documents of the bad batches are in {path}: mend them, or "
-
-
-def position_of(record: dict | None) -> tuple[int, int, int]:
-    """Return (steps, examples, increases of the batch size) of a checkpoint's record; None: those of step 0."""
-    return (record["step"], record["examples"], record.get("increases", 0)) if record else (0, 0, 0)
 
 
 def digest(corpus: corpora.Corpus | None) -> str:

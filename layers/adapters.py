@@ -6,7 +6,6 @@ distribution. B starts at 0, so that at first the model computes the same as wit
 """
 
 import dataclasses
-import functools
 import math
 import re
 
@@ -27,21 +26,29 @@ class LoRA:
     alpha: float
     targets: tuple[str, ...]
 
+    @classmethod
+    def named(cls, rank: int, alpha: float, targets: str) -> "LoRA":
+        """Return it with `targets` as a configuration names them: "query,value"."""
+        return cls(rank, alpha, tuple(name.strip() for name in targets.split(",")))
+
 
 class Adapter(nnx.Module):
     """Add a low-rank product to the product with one weight.
 
     Args:
-      weight: the frozen weight, whose first `inputs` dimensions a product contracts.
+      weight: the frozen weight, [layers, ...] in a stack. A product contracts the first `inputs` dimensions of a layer.
       scale: alpha / rank.
     """
 
     def __init__(self, weight: nnx.Param, inputs: int, *, rank: int, scale: float, rngs: nnx.Rngs):
         shape, axes = weight.shape, weight.get_metadata("out_sharding")
-        bound = math.prod(shape[:inputs]) ** -0.5
-        uniform = jax.random.uniform(rngs.params(), (*shape[:inputs], rank), minval=-bound, maxval=bound)
-        self.a = nnx.LoRAParam(uniform, out_sharding=(*axes[:inputs], "rank"))
-        self.b = nnx.LoRAParam(jax.numpy.zeros((rank, *shape[inputs:])), out_sharding=("rank", *axes[inputs:]))
+        first = int(axes[0] == "layers")
+        last = first + inputs
+        bound = math.prod(shape[first:last]) ** -0.5
+        uniform = jax.random.uniform(rngs.params(), (*shape[:last], rank), minval=-bound, maxval=bound)
+        zeros = jax.numpy.zeros((*shape[:first], rank, *shape[last:]))
+        self.a = nnx.LoRAParam(uniform, out_sharding=(*axes[:last], "rank"))
+        self.b = nnx.LoRAParam(zeros, out_sharding=(*axes[:first], "rank", *axes[last:]))
         self.scale = scale
 
     def __call__(self, spec: str, x: jax.Array) -> jax.Array:
@@ -54,23 +61,34 @@ class Adapter(nnx.Module):
         return self.scale * einsum(f"{inner},R{outputs}->{out}", y, self.b[...])
 
 
-class Adapted(nnx.Module):
-    """A layer whose weights may have adapters."""
+class Freezable(nnx.Module):
+    """A module whose backward pass is cheaper if its weights have no gradient; then `frozen` is true."""
 
-    def adapt(self, lora: LoRA | None, names: tuple[str, ...], quantization: str, rngs: nnx.Rngs) -> None:
-        """Set up the multiplication, and declare the adapters of the target weights.
+    frozen = False
 
-        Args:
-          lora: None: the weights are trained, without adapters.
-          names: of the weights.
-          quantization: see layers/products.py.
-        """
-        self.multiply = functools.partial(einsum, quantization=quantization, frozen=lora is not None)
-        how = dict(rank=lora.rank, scale=lora.alpha / lora.rank, rngs=rngs) if lora else {}
-        targets = [name for name in names if lora and name in lora.targets]
-        self.adapters = nnx.Dict({name: Adapter(getattr(self, name), INPUTS[name], **how) for name in targets})
+
+class Projections(Freezable):
+    """A layer that multiplies by its weights with `einsum`; adapters of a weight attach by its attribute name.
+
+    `quantization` of the products: see layers/products.py.
+    """
+
+    def __init__(self, quantization: str):
+        self.quantization, self.adapters = quantization, nnx.Dict()
 
     def einsum(self, spec: str, x: jax.Array, name: str) -> jax.Array:
         """Return the einsum `spec` of `x` and the weight of this name with its adapter, in the type of `x`."""
-        y = self.multiply(spec, x, getattr(self, name)[...])
+        y = einsum(spec, x, vars(self)[name][...], self.quantization, frozen=self.frozen)
         return y + self.adapters[name](spec, x) if name in self.adapters else y
+
+
+def add_adapters(model: nnx.Module, lora: LoRA, rngs: nnx.Rngs) -> nnx.Module:
+    """Add adapters of the target weights to each layer that has them, and mark all other weights as frozen."""
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, Freezable):
+            module.frozen = True
+        if isinstance(module, Projections):
+            for name in set(lora.targets) & vars(module).keys():
+                weight, how = vars(module)[name], dict(rank=lora.rank, scale=lora.alpha / lora.rank, rngs=rngs)
+                module.adapters[name] = Adapter(weight, INPUTS[name], **how)
+    return model

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.adapters import Adapted, LoRA
+from layers.adapters import Projections
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
 from layers.products import add_bias, einsum, einsum_f32
@@ -60,7 +60,7 @@ def attend(
     return checkpoint_name(constrain(y_BTNH, "batch", "length", "heads", "head_dim"), "attended")
 
 
-class Attention(Adapted):
+class Attention(Projections):
     """The projections of attention, and the norms of queries and keys.
 
     Args:
@@ -70,14 +70,14 @@ class Attention(Adapted):
       declare: function of layers/axes.py that declares the weights.
       query_scale: factor on queries, in addition to the 1 / sqrt(H) on scores.
       norm_from_one: of the norms of queries and keys, see layers/normalization.py.
-      lora: see layers/adapters.py.
     """
 
     def __init__(
         self, *, embed_dim: int, num_heads: int, num_kv_heads: int, head_dim: int, qk_norm: bool, epsilon: float,
         biases: str, quantization: str, out_scale: float, rngs: nnx.Rngs, declare: Callable = weight,
-        query_scale: float = 1.0, norm_from_one: bool = False, lora: LoRA | None = None,
+        query_scale: float = 1.0, norm_from_one: bool = False,
     ):  # fmt: skip
+        super().__init__(quantization)
         into, out = embed_dim**-0.5, out_scale * (num_heads * head_dim) ** -0.5
         heads, kv_heads = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
         self.query = declare(rngs, (embed_dim, num_heads, head_dim), heads, into)
@@ -93,7 +93,6 @@ class Attention(Adapted):
         self.query_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.key_norm = RMSNorm(head_dim, **norm) if qk_norm else lambda x: x
         self.query_scale = query_scale
-        self.adapt(lora, ("query", "key", "value", "out"), quantization, rngs)
 
     def __call__(self, x_BTD: jax.Array, angles: tuple | None, attend: Callable, cache: dict | None):
         """Return ([B, T, D], cache); queries see the keys and values of the cache and the new ones.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
+from layers.adapters import Freezable
 from layers.attention import Attention
 from layers.axes import constrain, declared_axes, inside_shard_map
 from layers.dropout import dropout
@@ -72,23 +73,21 @@ class Block(nnx.Module):
         return constrain(x_BTD, "batch", "length", "act_embed"), cache, figures
 
 
-class Stack(nnx.Module):
+class Stack(Freezable):
     """Apply `num_layers` blocks, whose weights are stacked on a leading axis.
 
     Args:
       make_block: rngs to one block, whose SUBLAYERS name its attributes that have matrices, in order of use.
       scan: one compiled body (`lax.scan`) if true, else unrolled.
-      frozen: whether only adapters are trained.
       remat: "none", which saves everything except gathered weights, or a key of REMAT.
     """
 
     def __init__(
-        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs,
-        frozen: bool = False,
+        self, make_block: Callable[[nnx.Rngs], nnx.Module], *, num_layers: int, scan: bool, remat: str, rngs: nnx.Rngs
     ):  # fmt: skip
         build = nnx.vmap(make_block, transform_metadata={nnx.PARTITION_NAME: "layers"})
         self.blocks = build(rngs.split(num_layers))
-        self.num_layers, self.scan, self.remat, self.frozen = num_layers, scan, remat, frozen
+        self.num_layers, self.scan, self.remat = num_layers, scan, remat
 
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None

@@ -13,7 +13,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from layers import dispatch
-from layers.adapters import LoRA
 from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes, num_shards, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
@@ -34,12 +33,11 @@ class Experts(nnx.Module):
       router: key of LOG_SCORES: softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (2412.19437).
       gate_scale: sum of a token's gates. With one expert a token, its gate is its score, as in arXiv:2101.03961.
       out_scale: as in layers/attention.py.
-      lora: of the shared SwiGLU, as in layers/attention.py; routed experts have no adapters.
     """
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, num_experts: int, experts_per_token: int, shared_experts: int,
-        capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs, lora: LoRA | None = None,
+        capacity: float, router: str, gate_scale: float, out_scale: float, rngs: nnx.Rngs,
     ):  # fmt: skip
         # Not sharded: an all-gather would round it to the compute type.
         self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
@@ -52,7 +50,7 @@ class Experts(nnx.Module):
         if shared_experts:
             self.shared = SwiGLU(
                 embed_dim=embed_dim, mlp_dim=shared_experts * mlp_dim, biased=False, quantization="none",
-                out_scale=out_scale, rngs=rngs, lora=lora,
+                out_scale=out_scale, rngs=rngs,
             )  # fmt: skip
         self.has_shared, self.num_experts, self.experts_per_token = shared_experts > 0, num_experts, experts_per_token
         self.log_scores, self.gate_scale = LOG_SCORES[router], gate_scale

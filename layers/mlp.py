@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.adapters import Adapted, LoRA
+from layers.adapters import Projections
 from layers.axes import constrain, weight, zeros
 from layers.products import add_bias
 from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
@@ -23,11 +23,11 @@ ACTIVATIONS = {  # activation of the gate, and this mean for it
 }
 
 
-class SwiGLU(Adapted):
+class SwiGLU(Projections):
     """Gated feed-forward over the last dimension, or over the dimension in the einsum specs of a subclass.
 
     Args:
-      quantization, out_scale, declare, lora: as in layers/attention.py.
+      quantization, out_scale, declare: as in layers/attention.py.
       over: name of the input and output dimension.
       activation: of the gate, a key of ACTIVATIONS.
     """
@@ -37,8 +37,9 @@ class SwiGLU(Adapted):
 
     def __init__(
         self, *, embed_dim: int, mlp_dim: int, biased: bool, quantization: str, out_scale: float, rngs: nnx.Rngs,
-        declare: Callable = weight, over: str = "embed", activation: str = "silu", lora: LoRA | None = None,
+        declare: Callable = weight, over: str = "embed", activation: str = "silu",
     ):  # fmt: skip
+        super().__init__(quantization)
         self.activate, square = ACTIVATIONS[activation]
         self.gate = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
         self.up = declare(rngs, (embed_dim, mlp_dim), (over, "mlp"), embed_dim**-0.5)
@@ -47,7 +48,6 @@ class SwiGLU(Adapted):
         self.gate_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
         self.up_bias = zeros((mlp_dim,), ("mlp",)) if biased else None
         self.down_bias = zeros((embed_dim,), ("act_embed",)) if biased else None
-        self.adapt(lora, ("gate", "up", "down"), quantization, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array like `x`, [B, T, D]."""

@@ -65,7 +65,7 @@ class Published:
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
         self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer) if self.tokenizer else ""
         run = assembly.assemble(self.config, devices=jax.devices()[:1])
-        self.params, self.num_parameters = run.abstract_state.params, run.num_parameters
+        self.params, self.num_parameters = run.abstract_state.params, run.models.num_parameters
         self.tensors = tensors_of(self.family, self.params)
         self.stored = safetensors_files.find(folder)
         check(self.stored, self.tensors, folder, tied=self.model["tie_embeddings"])

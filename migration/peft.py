@@ -12,6 +12,7 @@ import numpy as np
 
 from checkpointing import adapters, array_files
 from checkpointing.checkpoints import Checkpoints
+from checkpointing.record import frozen_refs
 from checkpointing.source_run import newest_checkpoint
 from configs.errors import ConfigError
 from migration import safetensors_files
@@ -36,14 +37,16 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
         record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
-    if not record.get("base"):
+    if "base" not in frozen_refs(record):
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}
     with checkpoints.files.check_complete(step):
         for tensor in adapted:
-            arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
+            arrays |= _parts(
+                pathlib.Path(state), tensor, "average" if "average" in run.abstract_state.extra else "params"
+            )
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))

@@ -22,7 +22,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
-from layers.adapters import LoRA
+from layers.adapters import Freezable
 from layers.attention import Attention, attend, attention_mask, soft_cap
 from layers.block import Block, Stack
 from layers.dropout import dropout
@@ -53,9 +53,9 @@ def windows(config) -> list[int]:
     return [config.sliding_window] * (config.global_every - 1) + [0]
 
 
-def make_block(config, lora: LoRA | None, rngs: nnx.Rngs) -> Block:
+def make_block(config, rngs: nnx.Rngs) -> Block:
     """Return one block of the stack."""
-    both = dict(embed_dim=config.embed_dim, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs, lora=lora)
+    both = dict(embed_dim=config.embed_dim, out_scale=(2 * config.num_layers) ** -0.5, rngs=rngs)
     attention = Attention(
         num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=head_dim(config), qk_norm=config.qk_norm,
         epsilon=config.norm_epsilon, norm_from_one=config.norm_from_one, biases=config.biases,
@@ -129,7 +129,7 @@ def _keys_seen(window: int, length: int) -> float:
     return window * (1 - window / (2 * length)) if 0 < window < length else length / 2
 
 
-class DecoderLM(nnx.Module):
+class DecoderLM(Freezable):
     """Compute embedding, a stack of blocks, a final norm, and a head that is the embedding transposed if tied.
 
     In muP (arXiv:2203.03466, table 8) of base width D0, the head is multiplied by sqrt(D0 / D) at width D. The paper's
@@ -143,10 +143,9 @@ class DecoderLM(nnx.Module):
       dtype: compute type.
       scan: whether to scan over the layers, see layers/block.py.
       kernel: key of KERNELS, used wherever it supports the shapes; "": none.
-      lora: adapters; if given, only these are trained, see layers/adapters.py.
     """
 
-    def __init__(self, config, *, dtype, scan: bool, kernel: str = "", lora: LoRA | None = None, rngs: nnx.Rngs):
+    def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         self.dtype, self.head_dim, self.windows = dtype, head_dim(config), tuple(windows(config))
         self.rope = config.rope_theta, config.rope_scaling, config.rope_factor, config.rope_original_length
         self.local_rope = (config.local_rope_theta,) if config.local_rope_theta else self.rope
@@ -157,13 +156,13 @@ class DecoderLM(nnx.Module):
             vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs, scale=config.embed_scale
         )
         self.stack = Stack(
-            lambda rngs: make_block(config, lora, rngs), num_layers=config.num_layers, scan=scan, remat=config.remat,
-            rngs=rngs, frozen=lora is not None,
+            lambda rngs: make_block(config, rngs), num_layers=config.num_layers, scan=scan, remat=config.remat,
+            rngs=rngs,
         )  # fmt: skip
         self.norm = RMSNorm(config.embed_dim, epsilon=config.norm_epsilon, from_one=config.norm_from_one)
         if not config.tie_embeddings:
             self.head = Head(vocab_size=config.vocab_size, embed_dim=config.embed_dim, rngs=rngs)
-        self.tied, self.frozen = config.tie_embeddings, lora is not None
+        self.tied, self.embed_dim = config.tie_embeddings, config.embed_dim
         self.head_scale = (config.mup_base_dim / config.embed_dim) ** 0.5 if config.mup_base_dim else 1.0
 
     def head_weight(self) -> jax.Array:

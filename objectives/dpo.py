@@ -4,7 +4,7 @@
 The loss is the mean over pairs of -log sigmoid(beta * (chosen log ratio - rejected log ratio)). A log ratio is log
 p(answer | prompt) of the model minus that of the reference; beta times it is the reward of an answer. A row is a pair:
 segment 1 is the prompt with the chosen answer, segment 2 the prompt with the rejected one. Only targets of answers are
-unmasked. The loss takes the reference as an additional argument.
+unmasked.
 """
 
 import dataclasses
@@ -16,17 +16,14 @@ from layers.cross_entropy import log_probabilities
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
+from objectives.objective import FrozenModel
 
 SIDES = (1, 2)  # segments: chosen, rejected
 
 
-def make(config, *, num_chunks: int, teacher) -> "DPO":
-    """Return the objective of a configuration; see objectives/language_modeling.py for what it has.
-
-    Args:
-      teacher: the `model` section of the reference's configuration.
-    """
-    return DPO(**vars(language_modeling.make(config, num_chunks=num_chunks)), beta=config.preference.beta)
+def make(config) -> "DPO":
+    """Return the objective of a configuration."""
+    return DPO(**vars(language_modeling.make(config)), beta=config.preference.beta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +31,10 @@ class DPO(LanguageModeling):
     """The DPO loss. A pair with an answer that was cut off completely has weight 0."""
 
     beta: float = 0.1
+
+    def frozen_models(self) -> tuple[FrozenModel, ...]:
+        """Return the reference: the model that the run starts from."""
+        return (FrozenModel("reference", "train.init_from", evaluates=True),)
 
     def random_batch(self, key) -> dict[str, jax.Array]:
         """Return random pairs of answers without a prompt."""
@@ -43,7 +44,7 @@ class DPO(LanguageModeling):
         segments_BT = jnp.where(place_BT < half, *SIDES)
         return batch | {"segments": segments_BT, "positions": jnp.where(segments_BT == 1, place_BT, place_BT - half)}
 
-    def loss(self, model, carry, batch, key, reference):
+    def loss(self, model, carry, batch, key, *, reference):
         """Return the loss; `key` is that of the model's dropout. The reference has no dropout and no gradient."""
         log_ratios = self._log_probabilities(model, batch, key) - jax.lax.stop_gradient(
             self._log_probabilities(reference, batch, None)
@@ -55,9 +56,9 @@ class DPO(LanguageModeling):
         reported = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
         return scalars["loss"], (carry, reported)
 
-    def evaluate(self, model, batch, reference) -> dict:
+    def evaluate(self, model, batch, *, reference) -> dict:
         """Return loss, accuracy (the fraction of pairs with a higher chosen reward; a tie is half), and margin."""
-        _, (_, scalars) = self.loss(model, {}, batch, None, reference)
+        _, (_, scalars) = self.loss(model, {}, batch, None, reference=reference)
         return {name: scalars[name] for name in ("loss", "accuracy", "margin")}
 
     def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:

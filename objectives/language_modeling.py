@@ -1,38 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Next-token prediction: the mean of -log p(target) over unmasked tokens, in nats.
 
-An objective is a module with `make`, which returns an object with these six methods. They return sums and weights,
-never means, so that they are correct under any sharding, packing and accumulation:
-
-- `batch()`: {name: shape} of the int32 arrays of a batch; the first dimension is the rows;
-- `random_batch(key)`: a batch with random contents, to prove a layout;
-- `init_carry(model, rows, key)`: the initial carry, which steps pass on with the state; its first dimensions are rows;
-- `loss(model, carry, batch, key)`: (sum, weight), (carry, scalars). The weight is in tokens, and scalars are (sum,
-  weight) pairs. They include `tokens` if the weight counts something else;
-- `evaluate(model, batch)`: the scalars of held-out rows;
-- `format_metrics(figures)`: the texts for their means: (name, values, unit of the weight of the loss).
+With `lora.rank`, only adapters are trained, and the loss is that of the adapted model.
 """
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from layers import experts
+from layers.adapters import LoRA, add_adapters
 from layers.cross_entropy import cross_entropy
+from objectives.objective import Objective
 
 
-def make(config, *, num_chunks: int) -> "LanguageModeling":
-    """Return the objective of a configuration.
-
-    Args:
-      num_chunks: parts of the length whose logits exist one at a time.
-    """
-    train = config.train
+def make(config) -> "LanguageModeling":
+    """Return the objective of a configuration."""
+    train, lora = config.train, config.lora
     heldout_parts = train.sequence_length // (config.evaluation.chunk_tokens or train.sequence_length)
     return LanguageModeling(
-        train.global_batch, train.sequence_length, num_chunks, train.z_loss, config.model.vocab_size,
-        train.balance_loss, train.router_z_loss, heldout_parts,
+        train.global_batch, train.sequence_length, z_loss=train.z_loss, vocab_size=config.model.vocab_size,
+        balance_loss=train.balance_loss, router_z_loss=train.router_z_loss, heldout_parts=heldout_parts,
+        lora=LoRA.named(lora.rank, lora.alpha, lora.targets) if lora.rank else None,
     )  # fmt: skip
 
 
@@ -42,7 +33,7 @@ def weights(batch: dict) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModeling:
+class LanguageModeling(Objective):
     """Cross-entropy with auxiliary losses, which are minimised but not part of the reported `loss`.
 
     `z_loss` is the weight of mean log(Z)^2. `balance_loss` and `router_z_loss` are the weights of the router losses of
@@ -59,6 +50,20 @@ class LanguageModeling:
     balance_loss: float = 0.0
     router_z_loss: float = 0.0
     heldout_parts: int = 1
+    lora: LoRA | None = None
+
+    @property
+    def trainable(self) -> nnx.filterlib.Filter:
+        """All parameters, or the adapters alone."""
+        return nnx.LoRAParam if self.lora else nnx.Param
+
+    def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
+        """Add the adapters, if there are some."""
+        return add_adapters(model, self.lora, rngs) if self.lora else model
+
+    def chunked(self, num_chunks: int) -> "LanguageModeling":
+        """Return this objective with another number of chunks."""
+        return dataclasses.replace(self, num_chunks=num_chunks)
 
     def batch(self) -> dict[str, tuple]:
         """Return the shapes of a batch. Segment 0 is padding; padding and targets of -1 have weight 0."""
@@ -76,10 +81,6 @@ class LanguageModeling:
             "tokens": stream[:, :-1], "targets": stream[:, 1:], "segments": segments_BT,
             "positions": index_BT - first_BT,
         }  # fmt: skip
-
-    def init_carry(self, model, rows: int, key) -> dict:
-        """Return {}: there is no carry."""
-        return {}
 
     def loss(self, model, carry, batch, key):
         """Return the loss; `key` is that of the dropout, None for none."""

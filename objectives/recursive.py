@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from layers.stablemax import softmax_loss, stablemax_loss
+from objectives.objective import Objective
 
 IGNORED = -100  # a masked label
 HALT_WEIGHT = 0.5
 LOSSES = {"stablemax": stablemax_loss, "softmax": softmax_loss}
 
 
-def make(config, *, num_chunks: int) -> "Recursive":
-    """Return the objective of a configuration; see objectives/language_modeling.py for what it has."""
+def make(config) -> "Recursive":
+    """Return the objective of a configuration."""
     train, supervision = config.train, config.supervision
     return Recursive(
         train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss,
@@ -28,7 +29,7 @@ def make(config, *, num_chunks: int) -> "Recursive":
 
 
 @dataclasses.dataclass(frozen=True)
-class Recursive:
+class Recursive(Objective):
     """Minimise the mean loss of a slot's cells plus half the loss of its halt logit.
 
     Attributes:
@@ -69,6 +70,10 @@ class Recursive:
             "draws": jax.random.key_data(jax.random.split(key, rows)),
             **{name: jnp.zeros((rows, *shape[1:]), jnp.int32) for name, shape in self.batch().items()},
         }
+
+    def used_rows(self, carry: dict) -> jax.Array:
+        """Return the identifiers of the puzzles in the slots."""
+        return carry["puzzle_identifiers"]
 
     def loss(self, model, carry, batch, key):
         """Return the loss of one supervision step of every slot; random draws come from the carry."""

@@ -66,7 +66,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "mesh": dict(run.mesh.shape),
         "state": _state_bytes(run),
         "on_host": _bytes(run.abstract_state, on_host=True),
-        "num_parameters": run.num_parameters,
+        "num_parameters": run.models.num_parameters,
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
         "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
@@ -106,7 +106,7 @@ def devices(topology) -> list:
 
 def _state_bytes(run) -> dict[str, int]:
     state = run.abstract_state
-    parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
+    parts = {"params": state.params, "extra": state.extra, "optimizer": state.optimizer, "carry": state.carry}
     sizes = {name: _bytes(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
     return {"parameters": sizes.pop("params"), **sizes}
 

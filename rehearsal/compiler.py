@@ -54,7 +54,7 @@ class Compiled:
 
     facts: `out_of_memory` (the bytes that the program needs if the compiler refused it, else None), `memory`
     (arguments, temporaries, outputs, aliased; peak, which counts `host`, arguments in the host's memory), `state`
-    (parameters, average, optimizer, carry, batch), `on_host` (of the optimizer's, in the host's memory), `mesh`,
+    (parameters, optimizer, extra, carry, batch), `on_host` (of the optimizer's, in the host's memory), `mesh`,
     `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
     """
 

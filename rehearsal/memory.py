@@ -18,7 +18,7 @@ from rehearsal.schedule import label
 GIB = 2**30
 SMALL = 2**20  # smaller buffers (in bytes) get no name
 ARGUMENTS = {
-    "state.params": "parameters", "state.average": "optimizer", "state.optimizer": "optimizer", "batch": "batch",
+    "state.params": "parameters", "state.extra": "optimizer", "state.optimizer": "optimizer", "batch": "batch",
 }  # fmt: skip
 CLASSES = ("parameters", "optimizer", "batch", "gradients", "saved activations", "temporaries")
 SHARING = ("get-tuple-element", "tuple", "bitcast", "optimization-barrier", "opt-barrier", "while", "reshape")
@@ -75,7 +75,7 @@ def breakdown(usage_at_peak: dict[str, float], state: dict[str, float], total: f
     """Return bytes of each class. They add up to `total`; unattributed bytes count as temporaries."""
     parts = {
         "parameters": state["parameters"],
-        "optimizer": state["optimizer"] + state["average"],
+        "optimizer": state["optimizer"] + state["extra"],
         "batch": state["batch"] + state["carry"],
         "gradients": usage_at_peak.get("gradients", 0.0),
         "saved activations": usage_at_peak.get("saved activations", 0.0),

@@ -23,7 +23,7 @@ def check_state_fits(run) -> None:
     needed, available = of_device * run.mesh.size / throughput.GIB, throughput.host_memory_gib()[1]
     if jax.default_backend() == "cpu" and needed > available:
         raise ConfigError(
-            f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
+            f"{run.models.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
             f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
             f"(--topology=v4-32), or take a smaller recipe"
         )
@@ -72,14 +72,15 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
             f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; "
             f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
         )
+    models, active = run.models, run.models.num_active(run.config.model)
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
     shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
         f"microbatch * {microbatches} accumulated * {shards} devices",
-        f"Parameters: {run.num_parameters:,}"
-        + (f", {run.num_active:,} of them for a token" if run.num_active < run.num_parameters else "")
-        + (f", {run.num_trained:,} of them trained" if run.num_trained < run.num_parameters else ""),
+        f"Parameters: {models.num_parameters:,}"
+        + (f", {active:,} of them for a token" if active < models.num_parameters else "")
+        + (f", {models.num_trained:,} of them trained" if models.num_trained < models.num_parameters else ""),
         f"Memory: {needed:.2f} GiB{of}",
     ]
     flops, whose = peak

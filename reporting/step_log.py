@@ -38,7 +38,7 @@ class StepLog:
     """Check every step, and write and show every `log_every`-th.
 
     `total_tokens` is the number of targets with loss weight so far; `last_finite` says whether the last step's loss and
-    gradient were finite.
+    gradient were finite, and `last_figures` are its scalars by name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StepLog:
         """Resume the counts of a checkpoint's record; None: start from 0."""
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
-        self.speed, self.last_finite = Speed(self.goodput.clock), True
+        self.speed, self.last_finite, self.last_figures = Speed(self.goodput.clock), True, {}
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -107,7 +107,7 @@ class StepLog:
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
             figures["loss"] = math.nan
-        self.last_step = step
+        self.last_step, self.last_figures = step, figures
         self.total_tokens += tokens
         self.speed.count(tokens, rows)
         self.display.after(step)

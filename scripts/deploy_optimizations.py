@@ -17,6 +17,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from core import batch_fit
 from core import command_line
 from pods import deploy, records
 from pods.transports import PodError
@@ -46,7 +47,7 @@ STEPS = 3
 
 def measure(config) -> dict:
     """Compile the real step, run it on random tokens, and return its time and memory."""
-    assembly.fit_batch(config, print)
+    batch_fit.fit_batch(config, print)
     run, started = assembly.assemble(config), time.perf_counter()
     step = run.compile()
     compiled = time.perf_counter() - started
@@ -69,7 +70,7 @@ def measure(config) -> dict:
         "tokens_per_second": config.train.global_batch * config.train.sequence_length / step_seconds,
         "memory_gib_per_device": preflight.compiled_gib(step),
         "losses": losses,
-        "parameters": run.num_parameters,
+        "parameters": run.models.num_parameters,
         "flops_per_step": run.flops_per_step,
         "mesh": dict(config.mesh),
     }

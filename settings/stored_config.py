@@ -186,9 +186,6 @@ def load_to_read(
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
     values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
-    if stored["train.objective"] in base.OF_TWO_MODELS:  # only training needs the other model
-        values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
-    values |= {"lora.rank": 0}  # reading merges adapters, see checkpointing/source_run.py
     if stored["data.tokenizer"] not in ("byte", ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
@@ -199,6 +196,7 @@ def load_to_read(
     values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
     for key, value in values.items():
         assign(config, key, value)
+    drop_other_models(config)
     origins = dict.fromkeys(stored, str(folder / CONFIG))
     loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, {})
     loaded.of_run = True
@@ -268,3 +266,13 @@ def _own_tokenizer(folder, stored: dict) -> dict[str, str]:
     return (
         {"data.tokenizer": str(own)} if stored["data.tokenizer"].endswith((".json", ".model")) and own.is_file() else {}
     )
+
+
+def drop_other_models(config: ConfigDict) -> None:
+    """Change a configuration in place so that it needs no other model; only training needs one.
+
+    Reading a checkpoint merges adapters with their base, see checkpointing/source_run.py.
+    """
+    if config.train.objective in base.OF_TWO_MODELS:
+        config.train.objective, config.distillation.teacher = "language_modeling", ""
+    config.lora.rank = 0

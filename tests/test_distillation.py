@@ -82,7 +82,7 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_eval_params(16, run.abstract_state.params)
         assert checkpoints.record(16)["teacher"] == SourceRun("", str(teacher)).checkpoint_ref()
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.num_parameters
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.models.num_parameters
 
 
 def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path):

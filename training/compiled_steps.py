@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled train steps, one for each batch size and mesh; later ones compile in a thread while earlier ones run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ class Shape(NamedTuple):
 class CompiledSteps:
     """A train_step(state, batch) for batches of several shapes; each shape is compiled once."""
 
-    def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: Sequence = ()):
-        """Compile the step of the first shape now; `compile_step` returns train_step(state, batch, *frozen).
+    def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: dict | None = None):
+        """Compile the step of the first shape now; `compile_step` returns train_step(state, batch, frozen).
 
         `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too.
         """
-        self.compile_step, self.frozen, self.by_shape = compile_step, frozen, {shape: Future()}
+        self.compile_step, self.frozen, self.by_shape = compile_step, frozen or {}, {shape: Future()}
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self.by_shape[shape].set_result(compile_step(shape))
 
@@ -41,7 +41,7 @@ class CompiledSteps:
 
     def __call__(self, state, batch):
         """Run the step of the batch's shape."""
-        return self.get(shape_of(batch))(state, batch, *self.frozen)
+        return self.get(shape_of(batch))(state, batch, self.frozen)
 
 
 def shape_of(batch: dict) -> Shape:

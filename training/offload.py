@@ -35,7 +35,7 @@ def with_optimizer_on_device(step: Callable) -> Callable:
     The caller's output shardings return the new state to the host.
     """
 
-    def train_step(state: TrainState, batch: dict, *frozen):
-        return step(dataclasses.replace(state, optimizer=on_device(state.optimizer)), batch, *frozen)
+    def train_step(state: TrainState, batch: dict, frozen: dict | None = None):
+        return step(dataclasses.replace(state, optimizer=on_device(state.optimizer)), batch, frozen)
 
     return train_step

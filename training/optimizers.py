@@ -64,30 +64,17 @@ def make(
     return optax.partition(parts, weights.labels(lambda axes: "usual" if is_usual(axes) else kind(axes)))
 
 
-def average(weights: Weights, ema_decay: float) -> Callable:
-    """Return (parameters, their average) -> average <- ema_decay * average + (1 - ema_decay) * parameters.
-
-    The average of a table, a router bias or a constant is its present value.
-    """
-
-    def update(params, averages):
-        decays = weights.map(lambda axes: ema_decay if is_usual(axes) else 0.0, params)
-        return jax.tree.map(lambda new, old, d: (1 - d) * new + d * old if d else new, params, averages, decays)
-
-    return update
-
-
 def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a table: sign descent with weight decay on the rows that the batch uses.
 
     row <- row * (1 - rate * table_weight_decay) - rate * sign(gradient); the rate follows the schedule, from
-    `table_learning_rate`. The rows are those in the carry's `puzzle_identifiers`; all others stay bit-identical.
+    `table_learning_rate`. The step passes the indices of the rows as `used_rows`; all others stay bit-identical.
     """
     rate = config.table_learning_rate / config.learning_rate
 
-    def only_used(updates, params, *, carry, **_):
+    def only_used(updates, params, *, used_rows, **_):
         def of_one(update):
-            used = jnp.zeros(update.shape[0], bool).at[carry["puzzle_identifiers"]].set(True)
+            used = jnp.zeros(update.shape[0], bool).at[used_rows].set(True)
             return jnp.where(used[:, None], update, 0)
 
         return jax.tree.map(of_one, updates)

@@ -7,7 +7,7 @@ with explicit ones, reductions overlap with computation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ GATHERED = ("embed", "vocab")  # dimensions that are all-gathered; devices use o
 
 
 def shard_map_gradient(
-    gradient: Callable, axes: dict, specs: dict, *, reduce_once: bool, reduce_dtype=None, frozen_specs: Sequence = ()
+    gradient: Callable, axes: dict, specs: dict, *, reduce_once: bool, reduce_dtype=None, frozen_specs: dict
 ) -> Callable:
     """Return a gradient function of global arrays that maps a per-device gradient over the mesh.
 
@@ -36,7 +36,7 @@ def shard_map_gradient(
         Gradients then cross the mesh once for any number of microbatches, but a device holds a full gradient.
       reduce_dtype: of reductions over the axes that shard a weight; None: the type that the weight is used in.
         Reductions over other axes, and those of `reduce_once`, are in float32.
-      frozen_specs: trees of PartitionSpecs of the frozen weights. These are gathered layer by layer, so they cannot be
+      frozen_specs: PartitionSpecs of the frozen weights, which are gathered layer by layer, so they cannot be
         combined with `reduce_once`.
     """
     rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
@@ -48,29 +48,29 @@ def shard_map_gradient(
             gradients, *sums = gradient(params, *arguments)
         return *reduce_scatter(gradients), *sums
 
-    def of_device(params, carry, batch, key, *frozen):
+    def of_device(params, carry, batch, key, frozen):
         key = jax.random.fold_in(key, jax.lax.axis_index(AXES))
         with nnx.logical_axis_rules(shard_map_rules()), grad_reduce_dtype(reduce_dtype):
             gradients, weight, carry, scalars = (reduced_once if reduce_once else gradient)(
-                params, carry, batch, key, *frozen
+                params, carry, batch, key, frozen
             )
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         return jax.tree.map(_psum_replicated, gradients, specs), weight, carry, scalars
 
-    def of_mesh(params, carry, batch, key, *frozen):
+    def of_mesh(params, carry, batch, key, frozen):
         batch_specs = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
         return jax.shard_map(
             of_device,
-            in_specs=(specs, rows, batch_specs, replicated, *frozen_specs),
+            in_specs=(specs, rows, batch_specs, replicated, frozen_specs),
             out_specs=(specs, replicated, rows, replicated),
             check_vma=False,
-        )(params, carry, batch, key, *frozen)
+        )(params, carry, batch, key, frozen)
 
     return of_mesh
 
 
 def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -> tuple[Callable, int]:
-    """Return (`part_square` of training/noise_scale.py inside a shard_map, number of parts).
+    """Return (`part_square` of training/transforms/noise.py inside a shard_map, number of parts).
 
     A part is the work of the devices whose gradients are reduced before the square is taken: those of one `fsdp` and
     `model` group, with `reduce_once` those of one `model` group. Router biases are excluded, as from the norm of the

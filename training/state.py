@@ -15,23 +15,19 @@ class TrainState:
       step: int32 scalar, steps done.
       examples: uint32 scalar, examples consumed; the next batch begins with this one.
       params: nested dictionary of float32 arrays.
-      average: their exponential moving average; {} if there is none.
       optimizer: optax's state.
       carry: state of the objective, sharded like the batch; empty for language models.
-      guard: memory of training/guard.py.
-      noise: memory of training/noise_scale.py; {} if it does not measure.
+      extra: {name: memory} of the transforms of training/transforms/ that have one.
     """
 
     step: jax.Array
     examples: jax.Array
     params: dict
-    average: dict
     optimizer: tuple
     carry: dict
-    guard: dict = dataclasses.field(default_factory=dict)
-    noise: dict = dataclasses.field(default_factory=dict)
+    extra: dict = dataclasses.field(default_factory=dict)
 
     @property
     def eval_params(self) -> dict:
         """The parameters for evaluation, sampling and export: the average if there is one."""
-        return self.average or self.params
+        return self.extra.get("average") or self.params

@@ -82,12 +82,12 @@ def test_nothing_is_computed_nor_kept_for_weights_that_stay():
     """A product has three of its size in a full step and two here; those of attention's scores are the same in both."""
     run = assembled(adapted("query,value", fsdp=2))
     of_adapters = sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.params))
-    assert of_adapters == run.num_trained == 2 * 3 * (40 + 8 * 6 + 40 + 4 * 6)
+    assert of_adapters == run.models.num_trained == 2 * 3 * (40 + 8 * 6 + 40 + 4 * 6)
     assert sum(leaf.size for leaf in jax.tree.leaves(run.abstract_state.optimizer)) == of_adapters + 1
     full = small_config(fsdp=2)
     full.optimizer.update(run.config.optimizer)
     full = assembled(full)
-    assert run.num_parameters == full.num_parameters + of_adapters
+    assert run.models.num_parameters == full.models.num_parameters + of_adapters
     flops = [each.compile().cost_analysis()["flops"] for each in (run, full)]
     assert flops[0] < 0.8 * flops[1]
     assert run.flops_per_token < 0.8 * full.flops_per_token

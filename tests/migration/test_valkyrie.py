@@ -55,7 +55,7 @@ def test_the_configuration_of_the_guide_is_the_7b_model_and_nothing_of_it_is_all
     gc.collect()  # of arrays of other tests
     before = len(jax.live_arrays())
     run = valkyrie.create_train_step(config=valkyrie.ValkyrieConfig(**GUIDE), mesh=mesh).run
-    assert run.num_parameters == 6_738_415_616
+    assert run.models.num_parameters == 6_738_415_616
     assert (run.config.train.sequence_length, run.config.model.dtype) == (2048, "bfloat16")
     assert len(jax.live_arrays()) == before
 

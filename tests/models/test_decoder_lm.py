@@ -325,7 +325,7 @@ def test_parameter_count_with_biases_is_that_of_qwen():
 @functools.cache
 def num_parameters(recipe: str) -> int:
     config = loading.load(f"configs/{recipe}.py", "", {"mesh.fsdp": "8"}).config
-    return assembly.assemble(config).num_parameters
+    return assembly.assemble(config).models.num_parameters
 
 
 @pytest.mark.parametrize(("recipe", "published"), [("llama2_7b", 6_738_415_616), ("llama3_8b", 8_030_261_248)])

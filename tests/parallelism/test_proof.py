@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.base import MESH_AXES
-from core import assembly
+from core import assembly, layout_proof
 from parallelism.mesh import make_mesh
 from parallelism.proof import Layout, differences
 from settings import loading
@@ -326,7 +326,7 @@ BACKWARDS = "dcn_data,model,expert,context,fsdp,data"
 )  # fmt: skip
 def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes):
     """Of slices too, and of axes in another order."""
-    assert assembly.layout_differences(tiny(**changes)) == []
+    assert layout_proof.layout_differences(tiny(**changes)) == []
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
 def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
     small = {"model.high_cycles": "2", "model.low_cycles": "1", "model.num_layers": "1"}  # each is compiled again
     config = loading.load("configs/trm/sudoku_mini.py", "", small | changes).config
-    assert assembly.layout_differences(config) == []
+    assert layout_proof.layout_differences(config) == []
 
 
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
@@ -362,5 +362,5 @@ def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
         return doubled
 
     monkeypatch.setattr(assembly, "shard_map_gradient", faulty)
-    lines = assembly.layout_differences(config)
+    lines = layout_proof.layout_differences(config)
     assert any(line.startswith("gradient norm.scale: relative error 1.0") for line in lines), lines

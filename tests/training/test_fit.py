@@ -11,7 +11,7 @@ import pytest
 import rehearse
 from configs import topologies
 from configs.errors import ConfigError
-from core import assembly
+from core import assembly, batch_fit
 from rehearsal.compiler import GIB
 from reporting import preflight
 from tests.one_step import small_config
@@ -84,6 +84,6 @@ def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches
     one, two = map(preflight.compiled_gib, steps)
     assert one > two
     config.batch.memory_gib = (one + two) / 2
-    assembly.fit_batch(config, said.append)
+    batch_fit.fit_batch(config, said.append)
     assert config.train.gradient_accumulation == 2
     assert [line.split()[0].partition("=")[2] for line in said] == ["1", "4", "2"]

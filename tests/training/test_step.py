@@ -132,7 +132,7 @@ def gradient_collectives(num_microbatches: int, **mesh) -> tuple[int, tuple[int,
     run = assembly.assemble(config)
     with mesh_context(run.mesh):
         hlo = run.train_step.lower(run.abstract_state, run.abstract_batch).compile().as_text()
-    return run.num_parameters, summed_numbers(hlo)
+    return run.models.num_parameters, summed_numbers(hlo)
 
 
 def test_what_is_summed_in_a_loop_is_told_from_what_is_summed_once():

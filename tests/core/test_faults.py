@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cluster import faults
 from configs.errors import ConfigError
+from core import faults
 from reporting.clock import Clock
 from training.state import TrainState
 

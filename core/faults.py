@@ -24,14 +24,16 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from cluster import processes
 from configs.errors import ConfigError
+from core.callbacks import Callback
 from reporting.clock import Clock
+from training.step_transform import StepTransform
 
 OF_ONE = r"(:(?P<process>\d+))?"
 KINDS = {  # the pattern of the text between the kind and the step, and the default process
@@ -80,11 +82,14 @@ def _parse(text: str) -> Fault:
     )  # fmt: skip
 
 
-class Faults:
-    """Injects the faults that are due: `clock` calls `strike` when a phase begins, and `wrapped` wraps the step."""
+class Faults(Callback):
+    """Inject the faults that are due: the clock calls `strike` when a phase begins, and `wrap` changes the step."""
 
-    def __init__(self, faults: list[Fault], workdir: pathlib.Path, clock: Clock):
-        """Register the faults; `workdir` records which have struck. Raises ConfigError for an unknown process."""
+    def __init__(self, faults: Sequence[Fault], workdir: pathlib.Path, clock: Clock, nan_step: Callable[[], Callable]):
+        """Register the faults; `workdir` records which have struck.
+
+        `nan_step` returns a train_step with NaN gradients. Raises ConfigError for an unknown process.
+        """
         for fault in faults:
             if fault.process is not None and fault.process >= processes.count():
                 raise ConfigError(
@@ -96,7 +101,7 @@ class Faults:
         self.pending = [
             fault for fault in faults if fault.is_mine and (fault.text not in struck or fault.kind == "slow")
         ]
-        self.clock, self.slow, self.disk_full_until, self.spoiled = clock, 1.0, None, 0
+        self.clock, self.nan_step, self.slow, self.disk_full_until, self.spoiled = clock, nan_step, 1.0, None, 0
         clock.on_enter = self.strike if self.pending else clock.on_enter
 
     def strike(self, phase: str, step: int) -> None:
@@ -116,11 +121,8 @@ class Faults:
                 case kind:
                     os.kill(os.getpid(), SIGNALS[kind])
 
-    def wrapped(self, train_step: Callable, nan_step: Callable[[], Callable]) -> Callable:
-        """Return a train_step that is slow, has NaN gradients or flips a bit when such a fault is due.
-
-        `nan_step` returns a train_step with NaN gradients.
-        """
+    def wrap(self, train_step, job):
+        """Return a train_step that is slow, has NaN gradients or flips a bit when such a fault is due."""
         if not self.pending:
             return train_step
 
@@ -128,13 +130,17 @@ class Faults:
             began, number = time.monotonic(), self.clock.step
             self.spoiled = self.clock.number if self._due("nan", number) else self.spoiled
             spoils = self.spoiled == self.clock.number  # a step that is computed twice is spoiled twice
-            state, scalars = (nan_step() if spoils else train_step)(state, batch)
+            state, scalars = (self.nan_step() if spoils else train_step)(state, batch)
             if self.slow > 1:
                 jax.block_until_ready(scalars)
                 time.sleep((self.slow - 1) * (time.monotonic() - began))
             return (flipped(state) if self._due("flip", number) else state), scalars
 
         return step
+
+    def on_end(self, job):
+        """Name the faults that never struck."""
+        job.log.display.lines([f"never struck: {fault.text}" for fault in self.pending])
 
     def _due(self, what: str, step: int) -> list[Fault]:
         """Remove from `pending` and return the due faults of a kind, or of a phase."""
@@ -173,14 +179,14 @@ def flipped(state):
     return dataclasses.replace(state, params=jax.tree.unflatten(tree, leaves))
 
 
-def with_nan_gradients(gradient: Callable) -> Callable:
-    """Return a gradient function like that of training/step.py with NaN gradients."""
+class NaNGradients(StepTransform):
+    """Replace each number of the gradients by NaN."""
 
-    def nan_gradients(*arguments):
-        gradients, *rest = gradient(*arguments)
-        return jax.tree.map(lambda g: g * math.nan, gradients), *rest
+    name = "nan_gradients"
 
-    return nan_gradients
+    def change_gradients(self, gradients):
+        """Return NaN in place of each number."""
+        return jax.tree.map(lambda g: g * math.nan, gradients)
 
 
 def _limit_files(size: int) -> None:

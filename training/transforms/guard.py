@@ -1,12 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide inside the compiled step whether to skip an update, because it is not finite or a spike."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import optax
+
+from training.step_transform import StepTransform
 
 DECAY = 0.97  # of the running mean and variance, as in ZClip
 FIRST_STEPS = 50  # good steps that do not enter the statistics: a steep fall of the loss would look like deviation
 LEARNING_STEPS = 100  # good steps before any value can be a spike
+
+
+def make(config, weights, schedule) -> "Guard":
+    """Return the guard, which every run has."""
+    return Guard(schedule, config.train.spike_deviations)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard(StepTransform):
+    """Reject an update whose loss or gradient is not finite, or is a spike.
+
+    Its scalars are `skipped` (1 if the update is rejected), `skipped_in_a_row`, and `learning_rate`. The schedule
+    advances with accepted updates only.
+
+    Attributes:
+      spike_deviations: see `judge`.
+    """
+
+    schedule: optax.Schedule
+    spike_deviations: float = 0.0
+    name = "guard"
+    remembers_rejected = True
+
+    def init(self, params: dict) -> dict:
+        """Return the initial memory, see `init` below."""
+        return init()
+
+    def update(self, context, change, memory):
+        """Return the change, accepted or not."""
+        before, norm = memory, context.gradient_norm
+        good, memory = judge(before, context.scalars["loss"], norm, self.spike_deviations)
+        return change._replace(accepted=change.accepted & good), memory, {
+            "learning_rate": jnp.asarray(self.schedule(context.state.step - before["skipped"]), jnp.float32),
+            "skipped": (~good).astype(jnp.float32),
+            "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
+        }  # fmt: skip
 
 
 def init() -> dict:

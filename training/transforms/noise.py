@@ -11,8 +11,33 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from settings import ramp
+from training.step_transform import StepTransform
+
 DECAY = 0.99  # a step, of the running means of both estimates; each estimate is unbiased but noisy
 LARGEST = 1e9  # rows; reported if the noise hides the gradient
+
+
+def make(config, weights, schedule) -> "Noise | None":
+    """Return it if a configuration asks for the noise scale, or for a ramp that follows it."""
+    return Noise() if ramp.measures_noise(config) else None
+
+
+class Noise(StepTransform):
+    """Report the scalar `noise_scale`, in rows."""
+
+    name = "noise"
+    measures_parts = True
+
+    def init(self, params: dict) -> dict:
+        """Return the initial memory, see `init` below."""
+        return init()
+
+    def update(self, context, change, memory):
+        """Return the running means with those of this step."""
+        rows = jax.tree.leaves(context.batch)[0].shape[0]
+        memory = update(memory, context.part_square, context.gradient_norm**2, rows, context.num_parts)
+        return change, memory, {"noise_scale": estimate(memory)}
 
 
 def init() -> dict:

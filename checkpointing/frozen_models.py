@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frozen models of a run: their configurations, the runs that their weights come from, and their weights.
+
+Roles are those of the objective, such as "teacher", and "base" for the frozen parameters of the trained model itself.
+"""
+
+from ml_collections import ConfigDict
+
+from checkpointing.record import frozen_refs
+from checkpointing.source_run import SourceRun, initial
+from configs.errors import ConfigError
+from objectives.objective import FrozenModel, Objective
+from settings import stored_config
+from settings.keys import flat
+
+
+def source_of(model: FrozenModel, config: ConfigDict) -> SourceRun:
+    """Return the run of a frozen model's weights."""
+    return SourceRun(model.key, flat(config)[model.key])
+
+
+def sources(objective: Objective, config: ConfigDict) -> dict[str, SourceRun]:
+    """Return the run of the weights of each role."""
+    return {model.role: source_of(model, config) for model in objective.frozen_models()} | {"base": initial(config)}
+
+
+def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
+    """Return the configuration of a frozen model, without dropout.
+
+    The model of `train.init_from` is the run's own, without adapters. Raises ConfigError if the run of another one is
+    missing, or if its vocabulary or maximum length does not fit the trained model.
+    """
+    if model.key == "train.init_from":
+        own = config.copy_and_resolve_references()
+        stored_config.drop_other_models(own)
+        own.model.dropout = 0.0
+        return own
+    source = source_of(model, config)
+    found, name = source.configuration(), f"{model.key}={source.name}"
+    if found.model.name != config.model.name:
+        raise ConfigError(f"{name} is a {found.model.name}, and the run trains a {config.model.name}; use one of those")
+    if found.model.vocab_size != config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size} differs from the {found.model.vocab_size} of {name}; "
+            "use that, and its tokenizer"
+        )
+    if found.model.max_length < config.train.sequence_length:
+        raise ConfigError(
+            f"train.sequence_length={config.train.sequence_length} is longer than the {found.model.max_length} tokens "
+            f"of {name}; use at most that"
+        )
+    found.model.dropout = 0.0
+    return found
+
+
+def weights(run, record: dict | None) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Return the frozen weights of a run by role, and the reference of each role's checkpoint.
+
+    Weights are restored in the types and shardings of `run.abstract_frozen`. A resumed run takes the checkpoints of its
+    record. Raises ConfigError for a run without a folder, and CheckpointError if a checkpoint is missing or has
+    changed.
+    """
+    known, refs, found = frozen_refs(record or {}), {}, {}
+    by_role = sources(run.objective, run.config)
+    for role, abstract in run.abstract_frozen.items():
+        source = by_role[role]
+        same = next((refs[other] for other in refs if by_role[other] == source), None)
+        refs[role] = same or source.checkpoint_ref(known.get(role))
+        found[role] = source.restore(abstract, refs[role])
+    return found, refs

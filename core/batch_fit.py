@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fit the batch of a run into the memory of its devices, by compiling candidates."""
+
+import math
+from collections.abc import Callable
+
+from cluster import processes
+from core.assembly import assemble
+from reporting import preflight, throughput
+from training import fit
+
+
+def fit_batch(config, announce: Callable[[str], None]) -> None:
+    """Apply `batch.fit`: set the smallest `train.gradient_accumulation` that fits in memory, or raise ConfigError."""
+    if config.batch.fit == "none":
+        return
+    available = config.batch.memory_gib or throughput.device_capacity_gib()
+
+    def fits(candidate) -> bool:
+        count = candidate.train.gradient_accumulation
+        needed = preflight.needed_gib(assemble(candidate).compile)
+        amount = "more than there is" if needed == math.inf else f"{needed:.3g} GiB"
+        announce(f"train.gradient_accumulation={count} needs {amount} of {available:.3g} GiB a device")
+        return needed <= available
+
+    fit.fit(config, fits)
+    config.train.gradient_accumulation = max(processes.gather("microbatches", config.train.gradient_accumulation))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of what acts on the host between the steps of a run."""
+
+import dataclasses
+from collections.abc import Callable
+
+from cluster.interruption import in_thread
+from reporting.step_log import every
+from training import replicas
+from training.compiled_steps import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """Save a checkpoint after this step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """Save a checkpoint and end the run after this step; `reason` becomes the reason of its Result."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshard:
+    """Continue with another batch size or mesh from the next step on."""
+
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class RollBack:
+    """Restore the newest checkpoint from before `first_step`, and leave out the batches of the steps up to this one."""
+
+    reason: str
+    first_step: int
+
+
+class Stopped(Exception):
+    """A callback ended the run; the state is saved. The message is its reason."""
+
+
+Action = Save | Stop | Reshard | RollBack
+
+
+class Callback:
+    """Acts between steps. Every process of a run calls it, and it must return the same action in each.
+
+    `job` is the run in this process, see core/job.py. A callback may read `job.config`, `job.run`, `job.workdir`,
+    `job.corpus` and `job.clock.step`, and write to `job.log`.
+    """
+
+    def on_start(self, job, record: dict | None) -> None:
+        """Act before the first step, and after each roll back; `record` is that of the restored checkpoint, if any."""
+
+    def wrap(self, train_step: Callable, job) -> Callable:
+        """Return the function (state, batch) -> (state, scalars) to call for a step; called once per run."""
+        return train_step
+
+    def on_step(self, job, state, step: int) -> Action | None:
+        """Act after a step was dispatched; its numbers may not be computed yet."""
+        return None
+
+    def on_end(self, job) -> None:
+        """Act when the run ends, whatever its reason."""
+
+
+class Recheck(Callback):
+    """Compute every `train.recheck_every`-th step twice, and compare the bits; see training/replicas.py."""
+
+    def wrap(self, train_step, job):
+        """Return the step that is computed twice when that is due."""
+
+        def checked(state, batch):
+            if every(job.clock.step, job.config.train.recheck_every):
+                return replicas.run_twice(train_step, state, batch, job.run.mesh)
+            return train_step(state, batch)
+
+        return checked
+
+
+class StepsInAThread(Callback):
+    """Run steps that take minutes in a thread of their own, so that a stop does not wait for the present step."""
+
+    def wrap(self, train_step, job):
+        """Return the step in a thread."""
+        return in_thread(train_step, job.signals, lambda: job.checkpoints.begun or 0)

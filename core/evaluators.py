@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes on puzzles."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from checkpointing import frozen_models
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from cluster import processes
+from core.assembly import Run, assemble
+from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from input_pipeline.batches import OnLost
+from input_pipeline.corpus import Corpus
+from parallelism.mesh import mesh_context
+from reporting.step_log import StepLog
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationContext:
+    """What an evaluator may use; the mesh of `run` is in context.
+
+    Attributes:
+      params: all parameters of the trained model: its average if there is one, with the frozen base.
+      frozen: frozen parameters by role.
+      corpus: None if the run trains on a caller's batches.
+      step: number of steps done.
+      is_last: whether this is the evaluation after the last step.
+      stop: returns whether to stop, the same in all processes. Call it before each batch, since it reports progress.
+      on_lost: called if a batch cannot be read; an empty batch takes its place. None: the error is raised.
+    """
+
+    run: Run
+    params: dict
+    frozen: dict
+    corpus: Corpus | None
+    workdir: pathlib.Path
+    step: int
+    is_last: bool = True
+    stop: Callable[[], bool] = lambda: False
+    on_lost: OnLost | None = None
+
+
+class Evaluator:
+    """Every process of a run calls it, at the same steps.
+
+    Attributes:
+      name: kind of its lines in metrics.jsonl.
+      every: steps from one evaluation to the next; it always runs after the last step. 0: only then.
+      ranks_checkpoints: whether `checkpoint.keep_best` compares its figure "loss".
+    """
+
+    name: str
+    every = 0
+    ranks_checkpoints = False
+
+    def evaluate(self, context: EvaluationContext) -> dict[str, float] | None:
+        """Return figures by name, the same in all processes; None if `context.stop` said so."""
+        raise NotImplementedError
+
+    def report(self, log: StepLog, step: int, figures: dict[str, float]) -> None:
+        """Write the figures to metrics.jsonl, if there are any."""
+        if figures:
+            log.writer.write(self.name, step=step, **figures)
+
+    def lines(self, context: EvaluationContext, figures: dict[str, float]) -> list[str]:
+        """Return the lines of the summary at the end of the run."""
+        return []
+
+
+class HeldOut(Evaluator):
+    """The objective's metrics on held-out documents; on all of them after the last step."""
+
+    name = "eval"
+    ranks_checkpoints = True
+
+    def __init__(self, every: int, num_batches: int | None):
+        """Evaluate on `num_batches` global batches during training; None: on all documents."""
+        self.every, self.num_batches = every, num_batches
+
+    def evaluate(self, context):
+        """Return the means of the objective's scalars, and `tokens`, the weight of the loss."""
+        result = evaluate_heldout(
+            context.run, context.params, context.corpus, context.stop,
+            None if context.is_last else self.num_batches, context.frozen, context.on_lost,
+        )  # fmt: skip
+        return result and result[0] | {"tokens": result[1]}
+
+    def report(self, log, step, figures):
+        """Write and show the metrics."""
+        figures = dict(figures)
+        log.evaluation(step, figures, figures.pop("tokens"))
+
+    def lines(self, context, figures):
+        """Return the metrics in words."""
+        figures = dict(figures)
+        return heldout_lines(context.run, figures, figures.pop("tokens"), context.corpus)
+
+
+class Votes(Evaluator):
+    """The results of votes on the held-out puzzles, after the last step."""
+
+    name = "votes"
+
+    def evaluate(self, context):
+        """Return the share of solved tasks by number of answers; {} if the data has no votes."""
+        return vote_and_keep(
+            context.run, context.params, context.corpus, context.workdir, context.step, on_batch=context.stop
+        )
+
+    def lines(self, context, figures):
+        """Return the results in words."""
+        return vote_lines(figures, context.corpus)
+
+
+def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
+    """Return the evaluators that every run with a corpus has."""
+    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes()] if corpus else []
+
+
+def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:
+    """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
+
+    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket.
+    """
+    run, lines = assemble(config), []
+    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
+        step = newest_checkpoint(checkpoints, config)
+        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
+        frozen, _ = frozen_models.weights(run, checkpoints.record(step))
+        context = EvaluationContext(run, params, frozen, corpus, workdir, step)
+        for evaluator in of_corpus(config, corpus):
+            lines += evaluator.lines(context, evaluator.evaluate(context))
+    if processes.index() == 0:
+        print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a run: the trained model, changed as its objective says, and the frozen models.
+
+They have shapes, types and shardings here. Nothing is allocated.
+"""
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding
+
+from checkpointing.frozen_models import configuration_of
+from configs.base import MESH_AXES
+from layers.axes import declared_axes
+from objectives.objective import Objective
+from parallelism import axis_rules
+from parallelism.mesh import make_mesh, mesh_context
+from training import optimizers, platform_defaults
+from training.step import Graphs
+
+PRODUCTS = ("matrix", optimizers.VOCAB)  # kinds of weights that are cast to the compute type
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The models of a run.
+
+    Attributes:
+      make: rngs -> the trained model, initialised; call it with the run's mesh in context.
+      graphs: all models without parameters.
+      trained: abstract parameters that are trained.
+      base: abstract parameters of the same model that are frozen; empty for most runs.
+      frozen: {"base" or role: abstract parameters with types and shardings}, as a step takes them.
+    """
+
+    make: Callable[[nnx.Rngs], nnx.Module]
+    graphs: Graphs
+    trained: nnx.State
+    base: nnx.State
+    frozen: dict[str, dict]
+
+    @property
+    def num_trained(self) -> int:
+        """The number of trained parameters."""
+        return num_parameters(self.trained)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the trained model."""
+        return num_parameters(self.trained) + num_parameters(self.base)
+
+    def num_active(self, model) -> int:
+        """Return the number of parameters that one token uses: of experts only the chosen ones.
+
+        `model` is the section of the configuration.
+        """
+        declared = declared_axes(nnx.merge_state(self.trained, self.base)).values()
+        of_experts = sum(math.prod(shape) for shape, names in declared if optimizers.EXPERTS in names)
+        idle = model.num_experts - model.experts_per_token
+        return self.num_parameters - (of_experts * idle // model.num_experts if of_experts else 0)
+
+    def merge_base(self, params: dict, frozen: dict) -> dict:
+        """Return all parameters of the trained model: `params`, and the base of `frozen`."""
+        if not jax.tree.leaves(self.base):
+            return params
+        return unflatten_dict(flatten_dict(params) | flatten_dict(frozen["base"]))
+
+
+def model_module(config):
+    """Return the module of models/ that `model.name` names."""
+    return importlib.import_module(f"models.{config.model.name}")
+
+
+def build(config, mesh, objective: Objective) -> Models:
+    """Return the models of a configuration and its objective on a mesh."""
+    others, graphs, params = {}, {}, {}
+    for model in objective.frozen_models():
+        stored = configuration_of(model, config)
+        other = _declared(lambda rngs, stored=stored: _plain(stored, mesh, rngs), mesh)
+        graphs[model.role], abstract = nnx.split(other, nnx.Param)
+        others[model.role], params[model.role] = other, _frozen_params(stored, abstract, mesh)
+
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return objective.transform(_plain(config, mesh, rngs), rngs, **others)
+
+    graph, trained, base = nnx.split(_declared(make, mesh), objective.trainable, ...)
+    if jax.tree.leaves(base):
+        params["base"] = _frozen_params(config, base, mesh)
+    return Models(make, Graphs(graph, graphs), trained, base, params)
+
+
+def _plain(config, mesh, rngs: nnx.Rngs) -> nnx.Module:
+    """Return the model of a configuration, before an objective changes it."""
+    return model_module(config).make(
+        config.model, dtype=platform_defaults.dtype(config, mesh), scan=platform_defaults.scan(config, mesh),
+        kernel=platform_defaults.kernel(config, mesh), rngs=rngs,
+    )  # fmt: skip
+
+
+def _declared(make: Callable, mesh) -> nnx.Module:
+    """Return a model with abstract parameters.
+
+    It is declared on one device, which divides any shape. axis_rules reports by name what the mesh cannot divide.
+    """
+    with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), mesh.devices.flat[:1])):
+        return nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+
+
+def _frozen_params(config, abstract: nnx.State, mesh) -> dict:
+    """Return frozen parameters as shapes with types and shardings.
+
+    Weights of products are in the compute type and those of norms in float32, so the model computes the same as with
+    trained weights.
+    """
+    compute = platform_defaults.dtype(config, mesh)
+    declared = declared_axes(abstract)
+    kinds = {path: optimizers.kind(names) for path, (_, names) in declared.items()}
+    types = unflatten_dict({path: compute if kind in PRODUCTS else jnp.float32 for path, kind in kinds.items()})
+    shardings = axis_rules.weight_shardings(declared, mesh)
+    return jax.tree.map(with_sharding, nnx.to_pure_dict(abstract), shardings, types)
+
+
+def with_sharding(leaf, sharding: NamedSharding, dtype=None) -> jax.ShapeDtypeStruct:
+    """Return an abstract array with this sharding, and with its own type unless one is given."""
+    return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding)
+
+
+def num_parameters(abstract: nnx.State) -> int:
+    """Return the number of elements of all arrays."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract))

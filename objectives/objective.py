@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of an objective: what a run trains, on which models, with which loss.
+
+`train.objective = "NAME"` is the module objectives/NAME.py, whose `make(config)` returns an `Objective`.
+"""
+
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+
+class FrozenModel(NamedTuple):
+    """Another model that the loss reads and does not train.
+
+    Attributes:
+      role: the keyword by which `transform`, `loss` and `evaluate` get it, such as "teacher".
+      key: the configuration key that names the run of its weights.
+      evaluates: whether `evaluate` needs it too.
+    """
+
+    role: str
+    key: str
+    evaluates: bool = False
+
+
+class Objective:
+    """Loss and evaluation return sums and weights, never means: sums stay correct under sharding and accumulation.
+
+    Subclasses define `batch`, `random_batch`, `loss`, `evaluate` and `format_metrics`. The other methods have defaults.
+
+    Attributes:
+      trainable: the filter of the trained parameters. The other parameters of the model are frozen. They are restored
+        from the run that `train.init_from` names.
+    """
+
+    trainable: nnx.filterlib.Filter = nnx.Param
+
+    def frozen_models(self) -> tuple[FrozenModel, ...]:
+        """Return the other models that the loss needs."""
+        return ()
+
+    def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
+        """Change the model before it is initialised, for example by adapters or a second head; return it.
+
+        `frozen` has the frozen models by role, with abstract parameters.
+        """
+        return model
+
+    def chunked(self, num_chunks: int) -> "Objective":
+        """Return this objective for a sequence in `num_chunks` parts, whose logits exist one part at a time."""
+        return self
+
+    def batch(self) -> dict[str, tuple]:
+        """Return {name: shape} of the int32 arrays of a batch; the first dimension is the rows."""
+        raise NotImplementedError
+
+    def random_batch(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Return a batch with random contents, to prove a layout."""
+        raise NotImplementedError
+
+    def sample_batch(self, engine, batch: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array] | None:
+        """Return the batch to train on, sampled from the model that is trained; None: train on `batch` itself.
+
+        It is called on the host before each step. `engine` decodes with the live parameters, see inference/engine.py.
+        `batch` is the next one of the data, and `key` depends on the step.
+        """
+        return None
+
+    def init_carry(self, model: nnx.Module, rows: int, key: jax.Array) -> dict:
+        """Return the first carry, which a step passes to the next; the first dimension of its arrays is the rows."""
+        return {}
+
+    def used_rows(self, carry: dict) -> jax.Array | None:
+        """Return the int32 indices of the rows that a step used of a table with axis "puzzles"; None: there is none."""
+        return None
+
+    def loss(self, model: nnx.Module, carry: dict, batch: dict, key: jax.Array, **frozen: nnx.Module):
+        """Return (sum, weight), (carry, scalars).
+
+        The weight is in tokens. Scalars are (sum, weight) pairs. They include `loss`, and `tokens` if the weight counts
+        something else. `key` is that of the random draws of this step and microbatch.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, model: nnx.Module, batch: dict, **frozen: nnx.Module) -> dict[str, tuple]:
+        """Return the scalars of held-out rows, (sum, weight) pairs with `loss` among them."""
+        raise NotImplementedError
+
+    def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
+        """Return the texts for the means of `evaluate`: (name, values, unit of the weight of the loss)."""
+        raise NotImplementedError

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exponential moving average of the parameters, with which a run is evaluated and exported."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from training.optimizers import Weights, is_usual
+from training.step_transform import StepTransform
+
+
+def make(config, weights: Weights, schedule) -> "Average | None":
+    """Return the average of a configuration with `optimizer.ema_decay`."""
+    return Average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Average(StepTransform):
+    """average <- decay * average + (1 - decay) * parameters, after each update.
+
+    The average of a table, a router bias or a constant is its present value.
+    """
+
+    weights: Weights
+    decay: float
+    name = "average"
+
+    def init(self, params: dict) -> dict:
+        """Return a copy of the parameters."""
+        return jax.tree.map(jnp.copy, params)
+
+    def update(self, context, change, memory):
+        """Return the average with the new parameters."""
+        decays = self.weights.map(lambda axes: self.decay if is_usual(axes) else 0.0, change.params)
+        return change, jax.tree.map(_mix, change.params, memory, decays), {}
+
+
+def _mix(new: jax.Array, old: jax.Array, decay: float) -> jax.Array:
+    return (1 - decay) * new + decay * old if decay else new
