@@ -54,7 +54,7 @@ LEVERS = {  # keys of the configuration, or a program
     "loss_in_chunks_of_1024": {"train.loss_chunk_tokens": 1024},
     "sums_in_float32": {"train.sum_dtype": "float32"},
     "without_attention_kernel": {"model.attention": "reference"},
-    "placed_by_the_compiler": replaced("assembly", "supports_shard_map", "lambda config: False"),
+    "placed_by_the_compiler": replaced("core.assembly", "supports_shard_map", "lambda config: False"),
     "without_rings": replaced("layers.fsdp", "ring_reduce_scatter", SCATTERED),
     "without_mlp_summed_first": replaced(
         "layers.block", "all_gather_params_ordered",
@@ -75,7 +75,7 @@ LEVERS = {  # keys of the configuration, or a program
     "tried_more_scoped_vmem": option("xla_tpu_scoped_vmem_limit_kib", "24576"),
     "tried_other_prices": option(OTHER_PRICES, "true"),
     "over_model_in_one_part": replaced("layers.block", "overlap_splits", "lambda batch: 1"),
-    "over_model_placed_by_the_compiler": replaced("assembly", "supports_shard_map", "lambda config: False"),
+    "over_model_placed_by_the_compiler": replaced("core.assembly", "supports_shard_map", "lambda config: False"),
 }  # fmt: skip
 
 

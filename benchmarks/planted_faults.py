@@ -172,8 +172,8 @@ FAULTS = (
         ("tests/training/test_step.py::test_an_update_that_is_no_number_leaves_all_but_the_counts_as_it_was",),
     ),
     Fault(
-        "the average is of the parameters before the update", "training/step.py",
-        "average(params, state.average)", "average(state.params, state.average)",
+        "the average is of the parameters before the update", "training/transforms/average.py",
+        "jax.tree.map(_mix, change.params, memory, decays)", "jax.tree.map(_mix, context.state.params, memory, decays)",
         ("tests/training/test_step.py::test_an_average_of_the_parameters_follows_them_and_is_what_is_evaluated",),
     ),
     Fault(
@@ -192,7 +192,7 @@ FAULTS = (
         ("tests/training/test_schedules.py",),
     ),
     Fault(
-        "an update is a spike only where loss and gradient both are", "training/guard.py",
+        "an update is a spike only where loss and gradient both are", "training/transforms/guard.py",
         "jnp.all(values <= limits)", "jnp.any(values <= limits)", ("tests/training/test_guard.py",),
     ),
     Fault(

@@ -140,9 +140,9 @@ import jax.numpy as jnp
 from objectives import language_modeling
 
 
-def make(config, *, num_chunks: int) -> "NotTheFirst":
+def make(config) -> "NotTheFirst":
     """Return the objective of a configuration."""
-    return NotTheFirst(**vars(language_modeling.make(config, num_chunks=num_chunks)))
+    return NotTheFirst(**vars(language_modeling.make(config)))
 
 
 class NotTheFirst(language_modeling.LanguageModeling):

@@ -12,7 +12,7 @@ import pytest
 
 import train
 from configs.base import MESH_AXES
-from core import assembly, job
+from core import assembly, job, stages
 from input_pipeline import batches as pipeline
 from input_pipeline import ledger
 from settings.validation import validate
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, tex
 def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
     """It grows where the noise scale is not below its next size."""
     scales = iter([31.0, 32.0])
-    monkeypatch.setattr(job, "noise_scale", types.SimpleNamespace(estimate=lambda noise: next(scales)))
+    monkeypatch.setattr(stages, "noise", types.SimpleNamespace(estimate=lambda noise: next(scales)))
     keys = dict(batch__first=16, batch__increase_step=1, train__steps=3, optimizer__ema_decay=0.0)
     config = ramped(texts, batch__ramp="noise_scale", train__gradient_accumulation=4, **keys)
     whole = next(own_batches(config, 1))
@@ -163,9 +163,9 @@ def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkey
 
 def test_examples_taken_before_a_step_are_counted_over_sizes():
     """As a run that goes back leaves them out: steps 1 to 3 had 8 each, 4 to 6 16, and then 32."""
-    run = types.SimpleNamespace(stages=[job.Stage(0, 0, 8), job.Stage(3, 24, 16), job.Stage(6, 72, 32)])
+    run = types.SimpleNamespace(begun=[stages.Stage(0, 0, 8), stages.Stage(3, 24, 16), stages.Stage(6, 72, 32)])
     assert [job.Job.examples_before(run, step) for step in (1, 3, 4, 6, 7, 9)] == [0, 16, 24, 56, 72, 136]
-    resumed = types.SimpleNamespace(stages=[job.Stage(5, 56, 16)])
+    resumed = types.SimpleNamespace(begun=[stages.Stage(5, 56, 16)])
     assert [job.Job.examples_before(resumed, step) for step in (4, 6, 7)] == [
         56,
         56,

@@ -63,7 +63,7 @@ def test_a_run_takes_up_the_weights_and_their_average(single_device, place, tmp_
     with Checkpoints(place / "imported") as checkpoints, mesh_context(run.mesh):
         state = checkpoints.restore(0, run.abstract_state)
     jax.tree.map(np.testing.assert_array_equal, state.params, wanted)
-    jax.tree.map(np.testing.assert_array_equal, state.average, wanted)
+    jax.tree.map(np.testing.assert_array_equal, state.extra["average"], wanted)
     assert int(state.step) == int(state.examples) == 0
     shutil.copytree(place / "imported", tmp_path / "run")
     train.train(config, tmp_path / "run")

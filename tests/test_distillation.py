@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import train
-from checkpointing import teacher as teachers
+from checkpointing import frozen_models
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.source_run import SourceRun
 from configs.errors import ConfigError
@@ -81,7 +81,7 @@ def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model
     run = assembly.assemble(stored)
     with Checkpoints(tmp_path / "distilled") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_eval_params(16, run.abstract_state.params)
-        assert checkpoints.record(16)["teacher"] == SourceRun("", str(teacher)).checkpoint_ref()
+        assert checkpoints.record(16)["frozen"]["teacher"] == SourceRun("", str(teacher)).checkpoint_ref()
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == run.models.num_parameters
 
 
@@ -91,15 +91,15 @@ def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path
     longer, before = tmp_path / "teacher" / "checkpoints" / "40", tmp_path / "40"
     longer.rename(before)
     run = assembly.assemble(student(train__objective="distillation", distillation__teacher=name))
-    (frozen,), checkpoint_refs = teachers.frozen_weights(run, None)
+    frozen, checkpoint_refs = frozen_models.weights(run, None)
     before.rename(longer)
-    (again,), same = teachers.frozen_weights(run, {"step": 1} | checkpoint_refs)
+    again, same = frozen_models.weights(run, {"step": 1, "frozen": checkpoint_refs})
     assert checkpoint_refs["teacher"]["step"] == 20 and checkpoint_refs == same
     jax.tree.map(np.testing.assert_array_equal, frozen, again)
-    assert teachers.frozen_weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without checkpoint_refs
+    assert frozen_models.weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without checkpoint_refs
     shutil.rmtree(longer.with_name("20"))
     with pytest.raises(CheckpointError, match=r"checkpoint 20 of distillation.teacher=.* restore the checkpoint that"):
-        teachers.frozen_weights(run, {"step": 1} | checkpoint_refs)
+        frozen_models.weights(run, {"step": 1, "frozen": checkpoint_refs})
 
 
 def taught(folder, **mesh):
@@ -118,12 +118,8 @@ def gradients_and_scalars(config):
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = state.__class__(**(vars(state) | {"params": random_weights(state.params)}))
-    frozen = tuple(random_weights(params, seed=1) for params in run.abstract_frozen)
-    inputs = [
-        (state, run.abstract_state),
-        (batch(), run.abstract_batch),
-        *zip(frozen, run.abstract_frozen, strict=True),
-    ]
+    frozen = random_weights(run.abstract_frozen, seed=1)
+    inputs = [(state, run.abstract_state), (batch(), run.abstract_batch), (frozen, run.abstract_frozen)]
     with mesh_context(run.mesh):
         after, scalars, gradients = run.train_step_with_grads(*[placed(*pair) for pair in inputs])
     assert jax.tree.structure(after) == jax.tree.structure(state)  # nothing of the teacher is kept
@@ -162,10 +158,10 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
         keys = dict(train__objective="distillation", distillation__teacher=str(teacher))
         return student(**keys | changes)
 
-    refused("model.vocab_size=65 differs from the 64 of", lambda: teachers.configuration(of(model__vocab_size=65)))
-    refused("holds no run", lambda: teachers.configuration(of(distillation__teacher=str(tmp_path))))
+    refused("model.vocab_size=65 differs from the 64 of", lambda: assembly.assemble(of(model__vocab_size=65)))
+    refused("holds no run", lambda: assembly.assemble(of(distillation__teacher=str(tmp_path))))
     longer = of(train__sequence_length=64, model__max_length=64)
-    refused("train.sequence_length=64 is longer than the 32", lambda: teachers.configuration(longer))
+    refused("train.sequence_length=64 is longer than the 32", lambda: assembly.assemble(longer))
     recipe = of(distillation__teacher="configs/tiny.py", model__vocab_size=4096)
     refused("a recipe and has no weights", lambda: train.train(recipe, tmp_path / "run"))
     shutil.copy(teacher / "config.json", tmp_path)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import train
-from checkpointing import source_run
-from checkpointing import teacher as teachers
+from checkpointing import frozen_models, source_run
 from checkpointing.checkpoints import CheckpointError
 from configs.errors import ConfigError
 from core import assembly
-from core.evaluation import evaluate_newest
+from core.evaluators import evaluate_newest
 from parallelism.mesh import mesh_context
 from settings import stored_config
 from settings.validation import validate
@@ -47,11 +46,11 @@ def gradients_and_scalars(config, seed: int = 1):
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = state.__class__(**(vars(state) | {"params": random_weights(state.params)}))
-    frozen = tuple(random_weights(params, seed=seed) for params in run.abstract_frozen)
+    frozen = {role: random_weights(params, seed=seed) for role, params in run.abstract_frozen.items()}
     with mesh_context(run.mesh):
         batch, frozen = placed(pairs(), run.abstract_batch), placed(frozen, run.abstract_frozen)
         state = placed(state, run.abstract_state)
-        _, scalars, gradients = run.train_step_with_grads(state, batch, *frozen)
+        _, scalars, gradients = run.train_step_with_grads(state, batch, frozen)
     return jax.device_get((gradients, scalars))
 
 
@@ -75,9 +74,9 @@ def test_adapters_begin_as_their_reference(tmp_path):
     config.lora.rank = 2
     validate(config, 1)
     run = assembly.assemble(config, devices=jax.devices()[:1])
-    (beside,) = run.abstract_frozen
+    base = random_weights(run.abstract_frozen["base"])
     with mesh_context(run.mesh):
-        weights = placed(random_weights(beside), beside)
+        weights = placed({"base": base, "reference": base}, run.abstract_frozen)
         _, scalars, gradients = run.train_step_with_grads(run.init(), placed(pairs(), run.abstract_batch), weights)
     assert abs(scalars["loss"] - math.log(2)) < 1e-6 and scalars["accuracy"] == 0.5
     assert any(np.any(gradient) for gradient in jax.tree.leaves(jax.device_get(gradients)))
@@ -146,9 +145,9 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
     assert f"held-out loss: {evaluated['eval_loss']:.4f} a pair" in capsys.readouterr().out
     record = json.loads((workdir / "checkpoints" / "12" / "record.json").read_text())
-    assert record["reference"]["folder"] == str(tuned) and record["reference"]["step"] == 12
+    assert record["frozen"]["reference"]["folder"] == str(tuned) and record["frozen"]["reference"]["step"] == 12
     run = assembly.assemble(config)
-    assert teachers.frozen_weights(run, record)[1]["reference"] == record["reference"]  # where it goes on
+    assert frozen_models.weights(run, record)[1] == record["frozen"]  # where it goes on
     stored = stored_config.load_to_read(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step

@@ -135,7 +135,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     before, after = saved_states(config, (tmp_path, 3), (tmp_path, 4))
     for part in ("params", "average", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
-    assert (int(after.step), int(after.guard["skipped"]), int(after.examples)) == (4, 1, 32)
+    assert (int(after.step), int(after.extra["guard"]["skipped"]), int(after.examples)) == (4, 1, 32)
     assert [trained[step]["skipped"] for step in range(1, 6)] == [0, 0, 0, 1, 0]
     assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
     (event,) = events(tmp_path, "update_not_taken")
@@ -271,13 +271,13 @@ def test_checkpoints_are_verified_from_the_command_line(texts, calm, tmp_path, c
 
 def spoiling(monkeypatch, after: int):
     """Have the update of one step, once, make parameters finite and so large that no loss is."""
-    usual, done = job.Job.training_batches, []
+    usual, done = job.Job.start, []
 
     def watched(self, record):
         step = self.train_step
 
-        def spoiled(state, batch, *frozen):
-            state, scalars = step(state, batch, *frozen)
+        def spoiled(state, batch):
+            state, scalars = step(state, batch)
             if int(state.step) == after and not done:
                 done.append(after)
                 state = dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf * 1e30, state.params))
@@ -286,7 +286,7 @@ def spoiling(monkeypatch, after: int):
         self.train_step = spoiled
         return usual(self, record)
 
-    monkeypatch.setattr(job.Job, "training_batches", watched)
+    monkeypatch.setattr(job.Job, "start", watched)
 
 
 @pytest.mark.parametrize(("after", "aside"), [(8, ["8.damaged"]), (7, [])], ids=["at_a_save", "before_a_save"])

@@ -323,7 +323,7 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
             wanted.append((self.step, len(launched)))
             return np.asarray(self.value)
 
-    def watched(faults, train_step, nan_step):
+    def watched(faults, train_step, job):
         monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
         def step(state, batch):
@@ -333,7 +333,7 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
 
         return step
 
-    monkeypatch.setattr(train.Faults, "wrapped", watched)
+    monkeypatch.setattr(train.Faults, "wrap", watched)
     config = in_process(train__steps=6, train__save_every=0)
     train.train(config, tmp_path, own_batches(config, 6))
     assert set(wanted) == {(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 6)}  # after the last there is no next

@@ -11,7 +11,7 @@ import pytest
 import train
 from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
-from core import assembly, evaluation
+from core import assembly, evaluation, evaluators
 from input_pipeline.puzzles import arc
 from parallelism.mesh import mesh_context
 from puzzles import voting
@@ -140,7 +140,7 @@ def test_evaluation_alone_votes_too(place, capsys):
     config = small_config(place)
     config.evaluation.pooled_votes = True
     corpus = train.prepare_corpus(config, vocab_size_typed=True)
-    evaluation.evaluate_newest(config, place / "run", place / "run", corpus)
+    evaluators.evaluate_newest(config, place / "run", place / "run", corpus)
     out = capsys.readouterr().out
     assert "checkpoints/2\n" in out and "held-out pass@2: " in out and "pooled with earlier votes, pass@2: " in out
 

@@ -41,10 +41,10 @@ def gradients_and_scalars(targets: str, of_model: tuple = (), num_microbatches: 
     run = assembled(adapted(targets, of_model, num_microbatches, **mesh))
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
     state = dataclasses.replace(state, params=random_weights(state.params, spread=0.1))
-    frozen = tuple(random_weights(params, seed=1) for params in run.abstract_frozen)
-    abstract = run.abstract_state, run.abstract_batch, *run.abstract_frozen
+    frozen = {role: random_weights(params, seed=1) for role, params in run.abstract_frozen.items()}
+    abstract = run.abstract_state, run.abstract_batch, run.abstract_frozen
     with mesh_context(run.mesh):
-        after, scalars, gradients = run.train_step_with_grads(*map(placed, (state, batch(), *frozen), abstract))
+        after, scalars, gradients = run.train_step_with_grads(*map(placed, (state, batch(), frozen), abstract))
     assert jax.tree.structure(after.params) == jax.tree.structure(state.params) == jax.tree.structure(gradients)
     return jax.device_get((gradients, scalars))
 
@@ -66,13 +66,13 @@ def test_on_a_mesh_adapters_have_the_gradients_of_one_device(targets, of_model, 
 def test_merged_with_what_they_are_beside_they_compute_the_same():
     run, plain = assembled(adapted(ALL)), assembled(small_config())
     params = random_weights(run.abstract_state.params, spread=0.1)
-    frozen = random_weights(run.abstract_frozen[0], seed=1)
+    frozen = random_weights(run.abstract_frozen["base"], seed=1)
     state = dataclasses.replace(run.abstract_state, params=params)
     merged = adapters.merge(frozen, params, 2.0)  # alpha / rank
     with mesh_context(run.mesh):
         found, wanted, without = (
             each.eval_step(weights, batch())["loss"]
-            for each, weights in ((run, run.eval_params(state, [frozen])), (plain, merged), (plain, frozen))
+            for each, weights in ((run, run.eval_params(state, {"base": frozen})), (plain, merged), (plain, frozen))
         )
     assert_close(found, wanted)
     assert abs(without[0] - wanted[0]) > 1e-3 * wanted[0]

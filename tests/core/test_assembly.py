@@ -13,7 +13,7 @@ import pytest
 
 import train
 from configs import base
-from core import job
+from core import evaluators
 from objectives.language_modeling import LanguageModeling
 from training import platform_defaults
 
@@ -108,13 +108,13 @@ def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config = small_config(eval_every=1, steps=2)
     config.data.source = "synthetic"
-    evaluated = job.evaluate_heldout
+    evaluated = evaluators.evaluate_heldout
 
     def slow(run, state, corpus, stop, num_batches, *rest):
         time.sleep(1.0)
         return evaluated(run, state, corpus, stop, 2, *rest)
 
-    monkeypatch.setattr(job, "evaluate_heldout", slow)
+    monkeypatch.setattr(evaluators, "evaluate_heldout", slow)
     train.train(config, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert max(line["step_seconds"] for line in lines if line["kind"] == "train") < 0.9

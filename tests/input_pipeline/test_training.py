@@ -9,7 +9,7 @@ import pytest
 import train
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from configs import base
-from core import job
+from core import evaluators, job
 
 SMALL = {
     "model.num_layers": 1, "model.embed_dim": 16, "model.num_heads": 1, "model.num_kv_heads": 1, "model.mlp_dim": 16,
@@ -39,7 +39,7 @@ def run(single_device, tmp_path, monkeypatch):
             yield batch
 
     monkeypatch.setattr(job, "place", place)
-    monkeypatch.setattr(job, "evaluate_heldout", lambda *arguments: ({"loss": 1.0}, 1))
+    monkeypatch.setattr(evaluators, "evaluate_heldout", lambda *arguments: ({"loss": 1.0}, 1))
 
     def run(weight_a: str, weight_b: str, steps: int, **changes) -> list[list[str]]:
         fed.clear()

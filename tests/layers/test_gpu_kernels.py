@@ -23,7 +23,7 @@ from parallelism.mesh import mesh_context
 from tests.layers.test_kernels import inputs, kernel_names, mesh
 from tests.support import assert_close, model_config, packed_batch, random_weights
 from training import platform_defaults
-from training.step import make_gradient
+from training.step import Graphs, make_gradient
 
 KINDS = ["mha_backward", "mha_forward", "mha_preprocess_backward"]
 ROWS = [[100, 156], [130, 50], [256], [1, 200, 30]]
@@ -101,12 +101,12 @@ def test_kernel_serves_whole_blocks_of_an_unsplit_length():
 
 
 def gradient_of(kernel: str, dtype, remat: str = "attention", **how):
-    """Return gradient(params, carry, batch, key) of a decoder, and parameters."""
+    """Return gradient(params, carry, batch, key, frozen) of a decoder, and parameters."""
     config = model_config(num_layers=2, remat=remat, vocab_size=38)
     make = functools.partial(decoder_lm.make, config, dtype=jnp.dtype(dtype), scan=True, kernel=kernel)
     graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
-    return make_gradient(graph, loss, **how), random_weights(nnx.to_pure_dict(state))
+    return make_gradient(Graphs(graph, {}), loss, **how), random_weights(nnx.to_pure_dict(state))
 
 
 def test_a_model_with_the_kernel_has_the_same_loss_and_gradients(interpreted, monkeypatch):
@@ -114,10 +114,10 @@ def test_a_model_with_the_kernel_has_the_same_loss_and_gradients(interpreted, mo
     monkeypatch.setattr(gpu_kernels, "serves", lambda shape, **_: True)
     batch = packed_batch(ROWS, 256, 38)
     of_batch, params = gradient_of("", "float32", "none")
-    expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0))
+    expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0), {})
     of_batch, _ = gradient_of("gpu", "float32", num_microbatches=2, groups={"data": 2})
     with mesh(data=2, model=2):
-        assert_close(jax.jit(of_batch)(params, {}, batch, jax.random.key(0)), expected)
+        assert_close(jax.jit(of_batch)(params, {}, batch, jax.random.key(0), {}), expected)
 
 
 @pytest.mark.parametrize(("remat", "forward"), [("none", 1), ("attention", 1), ("full", 2)])
@@ -125,7 +125,7 @@ def test_remat_that_keeps_what_was_attended_runs_the_forward_kernel_once(remat, 
     of_batch, params = gradient_of("gpu", "bfloat16", remat)
     with mesh(data=2, model=2):
         batch = packed_batch([[100], [256]], 256, 38)
-        program = jax.make_jaxpr(of_batch)(params, {}, batch, jax.random.key(0))
+        program = jax.make_jaxpr(of_batch)(params, {}, batch, jax.random.key(0), {})
         program, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     assert sorted(kernel_names(program)) == sorted(KINDS + ["mha_forward"] * (forward - 1))
 

@@ -25,7 +25,7 @@ from objectives import language_modeling
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, model_config, packed_batch, random_weights
 from training import platform_defaults
-from training.step import make_gradient
+from training.step import Graphs, make_gradient
 
 N, K = 4, 2
 
@@ -124,22 +124,22 @@ def test_blocks_divide_the_length(length, limit, block):
 
 
 def gradient_of(kernel: str, remat: str = "attention", **how):
-    """Return gradient(params, carry, batch, key) of a decoder of alternating layers, and parameters."""
+    """Return gradient(params, carry, batch, key, frozen) of a decoder of alternating layers, and parameters."""
     config = model_config(sliding_window=90, global_every=2, num_layers=2, remat=remat, vocab_size=38)
     make = functools.partial(decoder_lm.make, config, dtype=jnp.float32, scan=True, kernel=kernel)
     graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
-    return make_gradient(graph, loss, **how), random_weights(nnx.to_pure_dict(state))
+    return make_gradient(Graphs(graph, {}), loss, **how), random_weights(nnx.to_pure_dict(state))
 
 
 def test_a_model_with_the_kernel_has_the_same_loss_and_gradients():
     """On a mesh too, in groups whose gradients are summed once a step."""
     batch = packed_batch([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 38)
     of_batch, params = gradient_of("", "none")
-    expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0))
+    expected = jax.jit(of_batch)(params, {}, batch, jax.random.key(0), {})
     of_batch, _ = gradient_of("tpu", num_microbatches=2, groups={"data": 2})
     with mesh(data=2, context=2, model=2):
-        assert_close(jax.jit(of_batch)(params, {}, batch, jax.random.key(0)), expected)
+        assert_close(jax.jit(of_batch)(params, {}, batch, jax.random.key(0), {}), expected)
 
 
 @pytest.mark.parametrize(("remat", "forward"), [("none", 1), ("attention", 1), ("full", 2)])
@@ -148,7 +148,7 @@ def test_remat_that_keeps_what_was_attended_runs_the_forward_kernel_once(remat, 
     of_batch, params = gradient_of("tpu", remat)
     with mesh(data=2, model=2):
         batch = packed_batch([[100], [256]], 256, 38)
-        program = jax.make_jaxpr(of_batch)(params, {}, batch, jax.random.key(0))
+        program = jax.make_jaxpr(of_batch)(params, {}, batch, jax.random.key(0), {})
         program, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
     names = [name.split("_")[2] for name in kernel_names(program)]
     assert sorted(names) == 2 * ["dkv"] + 2 * forward * ["fwd"]

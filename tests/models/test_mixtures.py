@@ -25,7 +25,7 @@ from tests.support import (
     random_weights,
     relative_error,
 )  # fmt: skip
-from training.step import make_gradient
+from training.step import Graphs, make_gradient
 
 E, D, F = 8, 40, 28
 MODEL = (("num_experts", E), ("experts_per_token", 3), ("shared_experts", 1), ("mlp_dim", F))
@@ -97,8 +97,8 @@ def test_microbatches_add_up_to_the_whole_batch(balance_loss):
 
     def gradient(num_microbatches: int, rows: slice):
         batch = {name: array[rows] for name, array in documents.items()}
-        function = make_gradient(graph, loss, num_microbatches=num_microbatches)
-        gradients, weight, _, scalars = jax.jit(function)(params, {}, batch, jax.random.key(0))
+        function = make_gradient(Graphs(graph, {}), loss, num_microbatches=num_microbatches)
+        gradients, weight, _, scalars = jax.jit(function)(params, {}, batch, jax.random.key(0), {})
         return gradients, weight, scalars["loss"]
 
     cut, whole = gradient(2, slice(None)), gradient(1, slice(None))

@@ -35,14 +35,14 @@ def test_the_loss_is_the_sum_of_its_terms_each_by_its_key():
     weights = batch["segments"] > 0
     student, teacher = (nnx.merge(*make_model(of)) for of in (config.model, teacher_config))
     student.projection = Projection(embed_dim=20, out_dim=12, rngs=nnx.Rngs(0))
-    objective = distillation.make(config, num_chunks=2, teacher=teacher_config)
-    alone = language_modeling.make(config, num_chunks=1)
+    objective = distillation.make(config).chunked(2)
+    alone = language_modeling.make(config)
 
     @jax.jit
     def observed():
         of_student, of_teacher = streams(student, batch), streams(teacher, batch)
         logits = student.logits(of_student), teacher.logits(of_teacher)
-        losses = objective.loss(student, {}, batch, None, teacher), alone.loss(student, {}, batch, None)
+        losses = objective.loss(student, {}, batch, None, teacher=teacher), alone.loss(student, {}, batch, None)
         return losses, logits, (student.projection(of_student), of_teacher)
 
     with mesh_context(one_device_mesh()):

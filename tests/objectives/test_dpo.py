@@ -34,7 +34,7 @@ def loss(params, reference, batch):
     graph = models()[0]
     objective = DPO(3, 16, num_chunks=4, vocab_size=37, beta=BETA)
     (total, weight), (_, scalars) = objective.loss(
-        nnx.merge(graph, params), {}, batch, None, nnx.merge(graph, reference)
+        nnx.merge(graph, params), {}, batch, None, reference=nnx.merge(graph, reference)
     )
     return total, (weight, scalars)
 

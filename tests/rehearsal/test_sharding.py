@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import topologies
 from configs.errors import ConfigError
-from core import assembly
+from core import models
 from layers.axes import declared_axes
+from objectives import language_modeling
 from parallelism.axis_rules import RULES
 from parallelism.mesh import make_mesh
 from rehearsal import sharding
@@ -122,7 +123,8 @@ def seven_billion(**mesh):
 
 def by_the_rules(loaded) -> dict[str, bool]:
     """Return for each weight of a layer whether what the axis rules say of it is as good as the best."""
-    _, _, abstract, _ = assembly._model(loaded.config, one_device_mesh())
+    objective = language_modeling.make(loaded.config)
+    abstract = models.build(loaded.config, one_device_mesh(), objective).trained
     mesh, rules, agreed = loaded.config.mesh, dict(RULES), {}
     for path, (shape, names) in declared_axes(abstract).items():
         dims = [(size, rules[name]) for size, name in zip(shape, names, strict=True) if name != "layers"]

@@ -77,10 +77,11 @@ def test_a_rehearsal_fits_the_chip_and_what_was_typed():
 
 def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not(monkeypatch):
     """What a step of 1 and of 2 microbatches needs is found first."""
-    monkeypatch.setattr(assembly, "assemble", functools.partial(assembly.assemble, devices=jax.devices()[:1]))
+    of_one_device = functools.partial(assembly.assemble, devices=jax.devices()[:1])
+    monkeypatch.setattr(batch_fit, "assemble", of_one_device)
     config, said = config_of(8), []
     config.model.num_layers = 1
-    steps = [assembly.assemble(fit.of_count(config, count)).compile() for count in (1, 2)]
+    steps = [of_one_device(fit.of_count(config, count)).compile() for count in (1, 2)]
     one, two = map(preflight.compiled_gib, steps)
     assert one > two
     config.batch.memory_gib = (one + two) / 2

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from training import guard
+from training.transforms import guard
 
 judge = jax.jit(guard.judge, static_argnames="deviations")
 

@@ -18,9 +18,10 @@ from parallelism.mesh import mesh_context
 from settings.validation import validate
 from tests.one_step import BATCH, batch, placed, small_config
 from tests.support import random_weights, relative_error
-from training import guard, noise_scale
 from training.state import TrainState
-from training.step import make_gradient, make_train_step
+from training.step import Graphs, make_gradient, make_train_step
+from training.transforms import noise
+from training.transforms.guard import Guard
 
 D, ROWS, PARTS, STEPS = 40, 64, 8, 300
 EXPERTS = (("num_experts", 4), ("mlp_dim", 12))
@@ -47,15 +48,15 @@ def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale):
     graph, params = nnx.split(Point())
     params, optimizer = nnx.to_pure_dict(params), optax.with_extra_args_support(optax.set_to_zero())
     gradient = make_gradient(
-        graph,
+        Graphs(graph, {}),
         half_square,
         num_microbatches=PARTS,
-        part_square=functools.partial(noise_scale.part_square, optax.tree.norm),
+        part_square=functools.partial(noise.part_square, optax.tree.norm),
     )
-    step = jax.jit(make_train_step(gradient, optimizer, lambda step: 0.0, seed=0, num_parts=PARTS))
-    state = TrainState(
-        jnp.int32(0), jnp.uint32(0), params, {}, optimizer.init(params), {}, guard.init(), noise_scale.init()
-    )  # fmt: skip
+    transforms = [Guard(lambda step: 0.0), noise.Noise()]
+    step = jax.jit(make_train_step(gradient, optimizer, transforms, seed=0, num_parts=PARTS))
+    extra = {transform.name: transform.init(params) for transform in transforms}
+    state = TrainState(jnp.int32(0), jnp.uint32(0), params, optimizer.init(params), {}, extra)
     for _ in range(STEPS):
         points = (centre + deviations * rng.standard_normal((ROWS, D))).astype(np.float32)
         state, scalars, _ = step(state, {"points": points})
@@ -94,9 +95,11 @@ def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes
     weight = sum(w for _, w in squares)
     small = sum(square for square, _ in squares) / weight
     big = norm_of_slopes(gradients) ** 2
-    wanted = noise_scale.update({"gradient": 0.0, "noise": 0.0}, small, big, BATCH, len(squares))
+    wanted = noise.update({"gradient": 0.0, "noise": 0.0}, small, big, BATCH, len(squares))
     for name, value in wanted.items():
-        assert relative_error(state.noise[name], value) < 1e-4, name  # differences of squares, each good to 1e-5
+        assert relative_error(state.extra["noise"][name], value) < 1e-4, (
+            name
+        )  # differences of squares
 
 
 def plain_config(of_model: tuple, **mesh):
@@ -135,7 +138,7 @@ def alone_square(params, rows, of_model: tuple) -> tuple[float, float]:
 
 def test_off_by_default_there_is_nothing_of_it():
     run = alone()
-    assert run.abstract_state.noise == {}
+    assert "noise" not in run.abstract_state.extra
     with mesh_context(run.mesh):
         _, scalars = jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
     assert "noise_scale" not in scalars and "part_square" not in scalars

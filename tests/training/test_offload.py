@@ -58,7 +58,7 @@ def test_the_same_bits_are_computed(name):
 def test_moments_lie_on_the_hosts_and_weights_on_the_devices():
     state, _ = trained(run_with("optimizer"))
     assert kinds(state.optimizer) == {"pinned_host"}
-    assert kinds((state.params, state.average)) == {"device"}
+    assert kinds((state.params, state.extra["average"])) == {"device"}
 
 
 def test_a_step_takes_the_place_of_the_moments_that_it_is_given():

@@ -159,8 +159,8 @@ def test_norms_biases_and_embeddings_do_not_decay_and_every_matrix_does(changes)
 def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
     config = small_config()
     config.model.update(changes)
-    _, _, abstract, _ = assembly._model(config, assembly.make_mesh(dict.fromkeys(config.mesh, 1), jax.devices()[:1]))
-    for path, (_, axes) in declared_axes(abstract).items():
+    trained = assembly.assemble(config, devices=jax.devices()[:1]).models.trained
+    for path, (_, axes) in declared_axes(trained).items():
         expected = "matrix" if path[-1] in ("query", "key", "value", "out", "gate", "up", "down") else "vector"
         expected = "vocab" if path[-1] in ("embedding", "kernel") else expected
         assert optimizers.kind(axes) == expected, path
@@ -216,7 +216,7 @@ def averaged(name: str) -> assembly.Run:
 def test_what_an_optimizer_keeps_of_a_weights_shape_lies_where_the_weight_does(name):
     state = averaged(name).abstract_state
     weights = {leaf.shape: leaf.sharding for leaf in jax.tree.leaves(state.params)}
-    kept = [leaf for leaf in jax.tree.leaves((state.optimizer, state.average)) if leaf.size > 200]
+    kept = [leaf for leaf in jax.tree.leaves((state.optimizer, state.extra.get("average"))) if leaf.size > 200]
     assert len(kept) >= len([shape for shape in weights if np.prod(shape) > 200])
     for leaf in kept:
         assert leaf.sharding == weights[leaf.shape] and not leaf.sharding.is_fully_replicated, leaf.shape

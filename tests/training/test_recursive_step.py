@@ -68,7 +68,7 @@ def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
     np.add.at(table, of["ids"], of["per_example_grads"])
     gradients = {"puzzles": {"table": table}, "initial": {"high": np.ones(3)}, "head": np.ones((3, 4))}
     carry = {"puzzle_identifiers": of["ids"]}
-    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params, carry=carry)
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params, used_rows=carry["puzzle_identifiers"])
     after = optax.apply_updates(params, updates)
     np.testing.assert_allclose(after["puzzles"]["table"], of["table_after"], rtol=1e-6, atol=1e-8)
     unused = np.setdiff1d(np.arange(len(before)), of["ids"])
@@ -114,7 +114,7 @@ def assert_same_step(actual: tuple, expected: tuple) -> None:
     assert_close(state.carry, of_one.carry)
     for part in ("halted", "steps", "draws", "inputs", "labels", "puzzle_identifiers"):
         np.testing.assert_array_equal(state.carry[part], of_one.carry[part])
-    assert_close((state.params, state.average), (of_one.params, of_one.average))
+    assert_close((state.params, state.extra["average"]), (of_one.params, of_one.extra["average"]))
 
 
 def test_a_step_on_a_mesh_is_that_of_one_device():

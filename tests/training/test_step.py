@@ -19,9 +19,11 @@ from parallelism.mesh import make_mesh, mesh_context
 from reporting.step_log import every
 from tests.one_step import gradients_and_scalars, small_config
 from tests.support import assert_close, packed_batch
-from training import guard
+from training.optimizers import Weights
 from training.state import TrainState
-from training.step import make_eval_step, make_gradient, make_train_step, mean
+from training.step import Graphs, make_eval_step, make_gradient, make_train_step, mean
+from training.transforms.average import Average
+from training.transforms.guard import Guard
 
 ROWS, D = 12, 5
 
@@ -55,17 +57,15 @@ def line_step(
     """Return (train_step, first state); plain gradient descent unless told."""
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
-    gradient = make_gradient(graph, squared_error, num_microbatches=num_microbatches, **options)
-
-    def averaged(params, average):
-        return optax.incremental_update(params, average, 1 - ema_decay)
+    gradient = make_gradient(Graphs(graph, {}), squared_error, num_microbatches=num_microbatches, **options)
 
     optimizer = optax.with_extra_args_support(optimizer)
-    average = averaged if ema_decay else None
-    step = make_train_step(gradient, optimizer, schedule, seed=seed, average=average)
+    average = [Average(Weights({("slope",): ("embed",)}), ema_decay)] if ema_decay else []
+    transforms = [*average, Guard(schedule)]
+    step = make_train_step(gradient, optimizer, transforms, seed=seed)
     carry = {"last": jnp.arange(float(ROWS))}
-    average = params if ema_decay else {}
-    state = TrainState(jnp.int32(0), jnp.uint32(40), params, average, optimizer.init(params), carry, guard.init())
+    extra = {transform.name: transform.init(params) for transform in transforms}
+    state = TrainState(jnp.int32(0), jnp.uint32(40), params, optimizer.init(params), carry, extra)
     return jax.jit(step), state
 
 
@@ -164,9 +164,9 @@ def test_an_average_of_the_parameters_follows_them_and_is_what_is_evaluated():
     for _ in range(3):
         state, *_ = step(state, line_batch())
         average = 0.75 * average + 0.25 * np.asarray(state.params["slope"], np.float64)
-    assert_close(state.average["slope"], average)
-    assert state.eval_params is state.average
-    assert line_step()[1].average == {} and "slope" in line_step()[1].eval_params
+    assert_close(state.extra["average"]["slope"], average)
+    assert state.eval_params is state.extra["average"]
+    assert "average" not in line_step()[1].extra and "slope" in line_step()[1].eval_params
 
 
 def test_steps_and_examples_are_counted_and_the_schedule_is_followed():
@@ -241,7 +241,7 @@ def test_evaluation_returns_the_objectives_pairs_and_changes_nothing():
     def evaluate(model, batch):
         return squared_error(model, {"last": jnp.zeros(ROWS)}, batch, None)[1][1]
 
-    eval_step = jax.jit(make_eval_step(graph, evaluate))
+    eval_step = jax.jit(make_eval_step(Graphs(graph, {}), evaluate))
     scalars = eval_step(nnx.to_pure_dict(params), batch)
     (total, weight), error = scalars["loss"], batch["x"] @ np.arange(1.0, 1 + D) - batch["y"]
     assert_close(total, (batch["weight"] * error**2).sum())
