@@ -34,6 +34,7 @@ from layers.normalization import RMSNorm
 from layers.products import einsum_f32, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 from layers.sequence_parallel import all_gather_sequence
+from layers.taps import tap
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
@@ -205,7 +206,8 @@ class DecoderLM(nnx.Module):
             starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
             caches = {"key": cache["key"], "value": cache["value"], "start": starts}
         key = key if self.dropout_rate else None
-        x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
+        x_BTD = tap("embed", self.embed(tokens_BT, self.dtype))
+        x_BTD = dropout(x_BTD, self.dropout_rate, key, self.num_layers)
         x_BTD, caches, figures = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             cache = {
