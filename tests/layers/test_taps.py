@@ -41,10 +41,10 @@ def run(graph, params, batch=BATCH):
     return merged.logits(stream)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def recorded(graph, params, names, batch=BATCH):
-    with taps.record(*names) as found:
-        logits = run(graph, params, batch)
+@functools.partial(jax.jit, static_argnums=0)
+def recorded(graph, params):
+    with taps.record("embed", "attention", "mlp", "block") as found:
+        logits = run(graph, params)
     return logits, found
 
 
@@ -56,7 +56,7 @@ def patched(x, layer):
 @pytest.mark.parametrize("how", HOW)
 def test_what_is_recorded_adds_up_to_the_residual_stream_of_each_layer(how):
     """The stream after a block is that before it, and what attention and MLP add."""
-    logits, found = recorded(*model(how), ("embed", "attention", "mlp", "block"))
+    logits, found = recorded(*model(how))
     assert found["block"].shape == found["mlp"].shape == found["attention"].shape == (L, B, T, D)
     entering = np.concatenate([found["embed"][None], found["block"][:-1]])
     assert_close(found["block"], entering + found["attention"] + found["mlp"])
@@ -66,9 +66,9 @@ def test_what_is_recorded_adds_up_to_the_residual_stream_of_each_layer(how):
 
 
 def test_scanned_unrolled_and_rematerialised_layers_record_the_same():
-    expected = recorded(*model("scanned"), ("attention", "block"))
+    expected = recorded(*model("scanned"))
     for how in ("unrolled", "remat", "unrolled remat"):
-        assert_close(recorded(*model(how), ("attention", "block")), expected)
+        assert_close(recorded(*model(how)), expected)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -79,7 +79,7 @@ def test_a_replacement_changes_only_later_layers_and_positions(how):
             logits = run(graph, params)
         return logits, found
 
-    (before_logits, before), (logits, after) = recorded(*model(how), ("attention", "block")), replaced(*model(how))
+    (before_logits, before), (logits, after) = recorded(*model(how)), replaced(*model(how))
     assert (np.asarray(after["attention"])[LAYER, :, POSITION] == 0.5).all()
     changed = (np.asarray(after["block"]) != np.asarray(before["block"])).any(-1).all(1)
     assert not changed[:LAYER].any() and not changed[:, :POSITION].any()
@@ -93,7 +93,7 @@ def test_a_recorded_activation_restores_the_output_of_another_input():
     """This is causal tracing: a clean stream, put into every position after one layer, makes the logits clean."""
     other = BATCH | {"tokens": (BATCH["tokens"] + 7) % V}
     graph, params = model("remat")
-    clean, found = recorded(graph, params, ("block",))
+    clean, found = recorded(graph, params)
 
     @jax.jit
     def restored(params, stream):
@@ -209,5 +209,5 @@ def test_closed_contexts_leave_the_program_as_it_was():
         return jax.jit(lambda params: run(graph, params)).lower(params).as_text()
 
     before = lowered()
-    recorded(graph, params, ("block",))
+    recorded(graph, params)
     assert lowered() == before
