@@ -136,8 +136,16 @@ FAULTS = (
     ),
     Fault(
         "the cache's next place is a token early", "models/decoder_lm.py",
-        'cache["start"] + tokens_BT.shape[1]', 'cache["start"] + tokens_BT.shape[1] - 1',
-        ("tests/models/test_decoder_lm.py", "tests/inference/test_decoding.py"),
+        'cache["start"] + ends_BT.max(axis=1)', 'cache["start"] + ends_BT.max(axis=1) - 1',
+        ("tests/models/test_decoder_lm.py", "tests/inference/test_engine.py"),
+    ),
+    Fault(
+        "a replacement gets the number of the next layer", "layers/taps.py",
+        "jnp.arange(num_layers)", "jnp.arange(1, num_layers + 1)", ("tests/layers/test_taps.py",),
+    ),
+    Fault(
+        "the padding of a shorter row counts as tokens", "inference/engine.py",
+        "segments_BT.sum(axis=1)", "tokens_BT.shape[1]", ("tests/inference/test_engine.py",),
     ),
     Fault(
         "FLOPs of attention are half of what they are", "models/decoder_lm.py",

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples from a trained model with a key-value cache: one prefill, then one token at a time.
+"""Samples from a trained model with the engine: one prefill, then one token at a time.
 
-Prefill and decoding are the same call of the model, so they share the attention code. Letters: B prompts,
-T tokens of a prompt, V vocabulary.
+Letters: B prompts, T tokens of a prompt, V vocabulary.
 """
 
 import functools
@@ -12,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from inference.engine import Cache, Engine, pad_rows
 
 COLDEST = 1e-30  # a smaller divisor overflows float32 logits; the likeliest token is certain long before
 
@@ -43,12 +44,14 @@ def choose(
     return jax.random.categorical(key, logits_BV).astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "temperature", "top_k", "top_p"))
-def _extend(params, graph, cache, tokens_BT, positions_BT, segments_BT, allowed_BV, key, **sampling):
-    """Run the model over new tokens; return (the next token of each row, one of the allowed, and the cache)."""
-    model = nnx.merge(graph, params)
-    stream_BTD, cache = model(tokens_BT, positions_BT, segments_BT, cache)
-    logits_BV = model.logits(stream_BTD[:, -1:])[:, 0]
+@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p"))
+def _draw(engine: Engine, cache: Cache | None, tokens_BT, allowed_BV, key, **sampling) -> tuple[jax.Array, Cache]:
+    """Start or extend rows; return (the next token of each row, one of the allowed, and the cache)."""
+    if cache is None:
+        logits_BV, cache = engine.prefill(tokens_BT)
+    else:
+        logits_BTV, cache = engine.extend(cache, tokens_BT)
+        logits_BV = logits_BTV[:, -1]
     return choose(jnp.where(allowed_BV, logits_BV, -jnp.inf), key, **sampling), cache
 
 
@@ -66,19 +69,17 @@ def generate(
       first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
       temperature, top_k, top_p: see `choose`.
     """
-    length = max(len(prompt) for prompt in prompts)
-    pad_BT = np.array([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts], np.int32)
-    tokens_BT = np.array([[0] * (length - len(prompt)) + prompt for prompt in prompts], np.int32)
-    positions_BT = np.maximum(np.cumsum(pad_BT, axis=1) - 1, 0).astype(np.int32)
-    model = nnx.merge(graph, params)
-    cache = model.empty_cache(len(prompts), length + max_tokens)
-    step = functools.partial(_extend, params, graph, temperature=temperature, top_k=top_k, top_p=top_p)
-    any_BV = np.arange(jax.eval_shape(model.head_weight).shape[1])[None] < vocab_size
+    engine = Engine(graph, params, max(map(len, prompts)) + max_tokens)
+    head_DV = jax.eval_shape(nnx.merge(graph, params).head_weight)
+    any_BV = np.arange(head_DV.shape[1])[None] < vocab_size
     allowed_BV = any_BV if first_BV is None else np.pad(first_BV, ((0, 0), (0, any_BV.shape[1] - vocab_size)))
     key, outputs, running = jax.random.key(seed), [[] for _ in prompts], [True] * len(prompts)
-    segments_BT = pad_BT
+    cache, tokens_BT = None, pad_rows(prompts)
     for index in range(max_tokens):
-        next_B, cache = step(cache, tokens_BT, positions_BT, segments_BT, allowed_BV, jax.random.fold_in(key, index))
+        next_B, cache = _draw(
+            engine, cache, tokens_BT, allowed_BV, jax.random.fold_in(key, index), temperature=temperature, top_k=top_k,
+            top_p=top_p,
+        )  # fmt: skip
         drawn = np.asarray(next_B)
         for row, token in enumerate(drawn.tolist()):
             running[row] = running[row] and token not in ends
@@ -86,6 +87,5 @@ def generate(
                 outputs[row].append(token)
         if not any(running):
             break
-        tokens_BT, positions_BT = drawn[:, None], positions_BT[:, -1:] + 1
-        segments_BT, allowed_BV = np.ones_like(tokens_BT), any_BV
+        tokens_BT, allowed_BV = drawn[:, None], any_BV
     return outputs

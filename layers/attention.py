@@ -117,15 +117,19 @@ class Attention(Projections):
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:
-    """Write keys and values into the cache at its `start`; return those of the whole length, all-gathered over context.
+    """Write keys and values into a layer's cache; return those of the whole length, all-gathered over context.
 
     Without a cache S == T.
     """
     if cache is not None:
-        at = (0, cache["start"], 0, 0)
-        k_BTKH = jax.lax.dynamic_update_slice(cache["key"], k_BTKH, at)
-        v_BTKH = jax.lax.dynamic_update_slice(cache["value"], v_BTKH, at)
+        k_BTKH = write_rows(cache["key"], k_BTKH, cache["start"])
+        v_BTKH = write_rows(cache["value"], v_BTKH, cache["start"])
         cache = cache | {"key": k_BTKH, "value": v_BTKH}
     k_BSKH = constrain(k_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     v_BSKH = constrain(v_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     return k_BSKH, v_BSKH, cache
+
+
+def write_rows(rows: jax.Array, new: jax.Array, start_B: jax.Array) -> jax.Array:
+    """Return `rows` [B, S, ...] with row b of `new` [B, T, ...] written at `start_B[b]`, at S - T if that is less."""
+    return jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(rows, new, start_B, 0)

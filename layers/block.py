@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
+from layers import taps
 from layers.adapters import Freezable
 from layers.attention import Attention
 from layers.axes import constrain, declared_axes, inside_shard_map
@@ -65,12 +66,13 @@ class Block(nnx.Module):
           valid_BT: false for padding, which a router ignores.
         """
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), angles, attend, cache)
-        y_BTD = self.attention_post_norm(y_BTD)
+        y_BTD = taps.tap("attention", self.attention_post_norm(y_BTD))
         x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 0), "batch", "length", "act_embed")
         h_BTD = self.mlp_norm(x_BTD)
         y_BTD, figures = self.mlp(h_BTD, valid_BT) if self.routes else (self.mlp(h_BTD), {})
-        x_BTD = x_BTD + dropout(self.mlp_post_norm(y_BTD), self.dropout_rate, key, 1)
-        return constrain(x_BTD, "batch", "length", "act_embed"), cache, figures
+        y_BTD = taps.tap("mlp", self.mlp_post_norm(y_BTD))
+        x_BTD = constrain(x_BTD + dropout(y_BTD, self.dropout_rate, key, 1), "batch", "length", "act_embed")
+        return taps.tap("block", x_BTD), cache, figures
 
 
 class Stack(Freezable):
@@ -104,17 +106,23 @@ class Stack(Freezable):
         """
         graph, state = nnx.split(self.blocks)
         axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
-        streams = jnp.split(x_BTD, overlap_splits(x_BTD.shape[0]))
-        contexts = [_split_rows(context, len(streams)) for context in contexts]
-        keys = None if key is None else jax.random.split(key, (self.num_layers, len(streams)))
-        layers = (nnx.to_pure_dict(state), caches, keys)
+        layer_numbers = taps.layer_numbers(self.num_layers)
+        num_parts = overlap_splits(x_BTD.shape[0]) if layer_numbers is None else 1
+        streams = jnp.split(x_BTD, num_parts)
+        contexts = [_split_rows(context, num_parts) for context in contexts]
+        keys = None if key is None else jax.random.split(key, (self.num_layers, num_parts))
+        layers = (nnx.to_pure_dict(state), caches, keys, layer_numbers)
         alone = self.scan and len(contexts) == 1
         kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
         streams, outputs = (scan_layers if self.scan else unroll_layers)(kinds, self.num_layers, streams, layers)
-        return jnp.concatenate(streams), *outputs
+        caches, figures, recorded = outputs
+        taps.add_layers(recorded)
+        return jnp.concatenate(streams), caches, figures
 
     def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
-        """Return (streams, (weights, cache, keys) of a layer) -> (streams, (cache, figures)), under the remat policy.
+        """Return a function (streams, layer) -> (streams, (cache, figures, recorded)) under the remat policy.
+
+        Its `layer` is (weights, cache, keys, number for layers/taps.py), and `recorded` are activations by name.
 
         If a layer is not alone in the body of a scan it needs barriers. Without them the compiler may recompute all
         layers of the body at the same time.
@@ -124,14 +132,15 @@ class Stack(Freezable):
             gather = all_gather_params
 
         def apply(streams, layer):
-            weights, cache, keys = layer
+            weights, cache, keys, number = layer
             weights = gather(weights, axes, streams[0].dtype)  # under remat, the backward pass gathers again
             block, parts, figures = nnx.merge(graph, weights), [], []
-            for n, x_BTD in enumerate(streams):
-                x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
-                parts.append(x_BTD)
-                figures.append(of_part)
-            return parts, (cache, jax.tree.map(lambda *of_parts: sum(of_parts), *figures))
+            with taps.layer(number) as recorded:
+                for n, x_BTD in enumerate(streams):
+                    x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
+                    parts.append(x_BTD)
+                    figures.append(of_part)
+            return parts, (cache, jax.tree.map(lambda *of_parts: sum(of_parts), *figures), recorded)
 
         if self.remat == "none" and not inside_shard_map():
             return apply

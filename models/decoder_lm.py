@@ -6,7 +6,8 @@ evaluation and generation need these methods of a language model:
 
 - `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
   `__call__` returns the first two;
-- `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts;
+- `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a dictionary whose
+  entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays [B, ...];
 - `head_inputs(stream)`: the stream and the all-gathered head [D, V];
 - `head_weight()`: the head [D, V], sharded as it is stored;
 - `logits(stream)`, and `logit_cap`, their soft cap, 0 for none.
@@ -23,7 +24,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import gpu_kernels, kernels
 from layers.adapters import Freezable
-from layers.attention import Attention, attend, attention_mask, soft_cap
+from layers.attention import Attention, attend, attention_mask, soft_cap, write_rows
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
@@ -34,6 +35,7 @@ from layers.normalization import RMSNorm
 from layers.products import einsum_f32, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 from layers.sequence_parallel import all_gather_sequence
+from layers.taps import tap
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 
@@ -192,7 +194,8 @@ class DecoderLM(Freezable):
           tokens_BT: int [B, T].
           positions_BT: int [B, T], from 0 in each document.
           segments_BT: int [B, T]; a token attends only to its own segment. 0 is padding.
-          cache: None, or the result of `empty_cache` or of an earlier call.
+          cache: None, or the result of `empty_cache` or of an earlier call. Each row of it is extended by the row of
+            this call. Padding after the last token of a row is overwritten by the next call, but its T tokens must fit.
           key: of the dropout; None: no dropout, as in evaluation and generation.
         """
         contexts, (key_segments_BS, key_positions_BS) = self._contexts(
@@ -201,15 +204,17 @@ class DecoderLM(Freezable):
         contexts = [(*context, segments_BT > 0) for context in contexts]
         caches = None
         if cache is not None:
-            starts = jnp.broadcast_to(cache["start"], (self.num_layers,))
-            caches = {"key": cache["key"], "value": cache["value"], "start": starts}
+            starts_LB = jnp.broadcast_to(cache["start"], (self.num_layers, *cache["start"].shape))
+            caches = cache["layers"] | {"start": starts_LB}
         key = key if self.dropout_rate else None
-        x_BTD = dropout(self.embed(tokens_BT, self.dtype), self.dropout_rate, key, self.num_layers)
+        x_BTD = tap("embed", self.embed(tokens_BT, self.dtype))
+        x_BTD = dropout(x_BTD, self.dropout_rate, key, self.num_layers)
         x_BTD, caches, figures = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
+            ends_BT = jnp.where(segments_BT > 0, 1 + jnp.arange(tokens_BT.shape[1]), 0)
             cache = {
-                "key": caches["key"], "value": caches["value"], "segments": key_segments_BS,
-                "positions": key_positions_BS, "start": cache["start"] + tokens_BT.shape[1],
+                "layers": {name: caches[name] for name in cache["layers"]}, "segments": key_segments_BS,
+                "positions": key_positions_BS, "start": cache["start"] + ends_BT.max(axis=1),
             }  # fmt: skip
         return self.norm(x_BTD), cache, figures
 
@@ -217,9 +222,8 @@ class DecoderLM(Freezable):
         """Return (the other arguments of each kind of layer, segments and positions [B, S] of the keys)."""
         key_segments_BS, key_positions_BS = segments_BT, positions_BT
         if cache is not None:
-            at = (0, cache["start"])
-            key_segments_BS = jax.lax.dynamic_update_slice(cache["segments"], segments_BT, at)
-            key_positions_BS = jax.lax.dynamic_update_slice(cache["positions"], positions_BT, at)
+            key_segments_BS = write_rows(cache["segments"], segments_BT, cache["start"])
+            key_positions_BS = write_rows(cache["positions"], positions_BT, cache["start"])
         ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
         kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
         attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
@@ -248,14 +252,16 @@ class DecoderLM(Freezable):
         return soft_cap(logits_BTV, self.logit_cap)
 
     def empty_cache(self, batch: int, length: int) -> dict:
-        """Return a key-value cache for `length` tokens; its segments are 0, so no real token attends to it."""
+        """Return a key-value cache for `length` tokens a row; its segments are 0, so no real token attends to it.
+
+        `start` is the entry of each row that the next call writes first.
+        """
         shape = (self.num_layers, batch, length, self.num_kv_heads, self.head_dim)
         return {
-            "key": jnp.zeros(shape, self.dtype),
-            "value": jnp.zeros(shape, self.dtype),
+            "layers": {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)},
             "segments": jnp.zeros((batch, length), jnp.int32),
             "positions": jnp.zeros((batch, length), jnp.int32),
-            "start": jnp.int32(0),
+            "start": jnp.zeros((batch,), jnp.int32),
         }
 
 

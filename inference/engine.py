@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode with a key-value cache: prefill prompts once, fork their rows, extend each row with its own tokens.
+
+    engine = Engine(run.graph, params, length=512)  # in the run's mesh
+    logits_BV, cache = engine.prefill(pad_rows([prompt]))  # of the next token
+    cache = engine.fork(cache, np.array([0, 0, 0]))
+    logits_BTV, cache = engine.extend(cache, pad_rows(continuations))  # after each token of three continuations
+
+Rows have positions of their own, so they may have prompts and continuations of different lengths. Letters: B rows,
+T tokens of the longest row in a call, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+NO_TOKEN = -1  # after the tokens of a shorter row
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return int32 [B, T]: the tokens of each row, then NO_TOKEN up to the length of the longest row."""
+    longest = max(map(len, rows))
+    return np.array([[*row, *[NO_TOKEN] * (longest - len(row))] for row in rows], np.int32)
+
+
+class Cache(NamedTuple):
+    """The rows so far: the model's cache of them, and their numbers of tokens, int32 [B]."""
+
+    of_model: dict
+    num_tokens_B: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Engine:
+    """A language model that decodes with a cache; needs a mesh in context.
+
+    An engine is a tree whose arrays are its parameters: a jitted function may take it as an argument. Programs are
+    compiled once for each graph, length and shape of the tokens; other parameters and tokens need no compilation. No
+    method changes a cache, so several calls may extend the same one.
+
+    A row that outgrows the cache has NaN as logits, from that call on.
+
+    Attributes:
+      graph: of a model with the interface of models/decoder_lm.py.
+      params: its parameters.
+      length: of the cache: tokens that a row can have, with the padding of its last call.
+    """
+
+    graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
+    params: dict
+    length: int = dataclasses.field(metadata={"static": True})
+
+    def with_params(self, params: dict) -> "Engine":
+        """Return this engine with other parameters, such as those of a later training step."""
+        return dataclasses.replace(self, params=params)
+
+    @jax.jit
+    def prefill(self, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
+        """Start rows with a prompt each; return (float32 logits [B, V] of the next token, cache).
+
+        Args:
+          tokens_BT: int32, at least one token a row, then NO_TOKEN; see `pad_rows`.
+        """
+        rows = tokens_BT.shape[0]
+        model = nnx.merge(self.graph, self.params)
+        cache = Cache(model.empty_cache(rows, self.length), jnp.zeros(rows, jnp.int32))
+        stream_BTD, cache = self._forward(model, cache, tokens_BT)
+        last_BTD = jnp.take_along_axis(stream_BTD, cache.num_tokens_B[:, None, None] - 1, axis=1)
+        return self._logits(model, last_BTD, cache)[:, 0], cache
+
+    @jax.jit
+    def extend(self, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
+        """Append tokens to the rows; return (float32 logits [B, T, V] of the token after each, cache).
+
+        Args:
+          tokens_BT: int32, tokens of each row, or none, then NO_TOKEN. Logits at NO_TOKEN mean nothing.
+        """
+        model = nnx.merge(self.graph, self.params)
+        stream_BTD, cache = self._forward(model, cache, tokens_BT)
+        return self._logits(model, stream_BTD, cache), cache
+
+    @jax.jit
+    def fork(self, cache: Cache, rows_B: jax.Array) -> Cache:
+        """Return a cache whose row b is row `rows_B[b]` of `cache`; a row may be taken several times, or not at all."""
+        of_model = {
+            name: jax.tree.map(lambda leaf, dim=int(name == "layers"): jnp.take(leaf, rows_B, axis=dim), part)
+            for name, part in cache.of_model.items()
+        }
+        return Cache(of_model, cache.num_tokens_B[rows_B])
+
+    def _forward(self, model: nnx.Module, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
+        """Return (normalised stream [B, T, D] of new tokens, cache)."""
+        is_token_BT = tokens_BT != NO_TOKEN
+        positions_BT = cache.num_tokens_B[:, None] + jnp.arange(tokens_BT.shape[1])
+        segments_BT = is_token_BT.astype(jnp.int32)
+        stream_BTD, of_model = model(jnp.where(is_token_BT, tokens_BT, 0), positions_BT, segments_BT, cache.of_model)
+        fits_B = cache.num_tokens_B + tokens_BT.shape[1] <= self.length
+        num_tokens_B = jnp.where(fits_B, cache.num_tokens_B + segments_BT.sum(axis=1), self.length + 1)
+        return stream_BTD, Cache(of_model, num_tokens_B)
+
+    def _logits(self, model: nnx.Module, stream_BTD: jax.Array, cache: Cache) -> jax.Array:
+        fits_B = cache.num_tokens_B <= self.length
+        return jnp.where(fits_B[:, None, None], model.logits(stream_BTD), jnp.nan)

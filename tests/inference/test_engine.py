@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that are prefilled, forked and extended have the logits of a full forward pass of each row's tokens."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from inference.engine import NO_TOKEN, Engine, pad_rows
+from parallelism import axis_rules
+from parallelism.mesh import make_mesh, mesh_context
+from tests.support import assert_close, forward, make_model, model_config
+
+V, LENGTH = 40, 24
+PROMPTS = [[5, 9, 30, 2, 8], [11], [7, 7, 2, 19, 36, 4, 1]]
+FORKS = np.array([0, 0, 2, 1, 0])
+ENDINGS = [[3, 4, 5], [31], [], [12, 14, 16, 18], [2, 2]]  # one for each row of the fork
+WINDOWS = {"sliding_window": 3, "global_every": 2, "qk_norm": True, "tie_embeddings": True}
+EIGHT = {"dcn_data": 1, "data": 2, "fsdp": 2, "context": 1, "expert": 1, "model": 2}
+
+
+@functools.cache
+def engine(scan: bool = True, windows: bool = False) -> Engine:
+    return Engine(*make_model(model_config(vocab_size=V, **(WINDOWS if windows else {})), scan=scan), LENGTH)
+
+
+def full_forward(engine: Engine, row: list[int]) -> np.ndarray:
+    """Return the logits [tokens, V] of a row without a cache."""
+    tokens = np.array([row + [0] * (LENGTH - len(row))])
+    index = np.arange(LENGTH)[None]
+    batch = {"tokens": tokens, "positions": index, "segments": (index < len(row)).astype(np.int32)}
+    return np.asarray(forward(engine.graph, engine.params, batch))[0, : len(row)]
+
+
+def check_extended(engine: Engine, prefixes: list[list[int]], endings: list[list[int]], logits) -> None:
+    """Assert logits of the endings; by TOLERANCE, as a cache changes only the length that sums are padded to."""
+    for row, (prefix, ending) in enumerate(zip(prefixes, endings, strict=True)):
+        if ending:
+            assert_close(logits[row, : len(ending)], full_forward(engine, prefix + ending)[len(prefix) :])
+
+
+@pytest.mark.parametrize(("scan", "windows"), [(True, False), (True, True), (False, False)])
+def test_prefilled_forked_and_extended_rows_equal_full_forward_passes(scan, windows):
+    one = engine(scan, windows)
+    logits, cache = one.prefill(pad_rows(PROMPTS))
+    for row, prompt in enumerate(PROMPTS):
+        assert_close(logits[row], full_forward(one, prompt)[-1])
+    cache = one.fork(cache, FORKS)
+    rows = [PROMPTS[fork] for fork in FORKS]
+    logits, cache = one.extend(cache, pad_rows(ENDINGS))
+    check_extended(one, rows, ENDINGS, logits)
+    rows, last = [row + ending for row, ending in zip(rows, ENDINGS, strict=True)], [[1], [2], [3, 33, 6, 1], [], [5]]
+    logits, cache = one.extend(cache, pad_rows(last))
+    check_extended(one, rows, last, logits)
+    assert cache.num_tokens_B.tolist() == [len(row) + len(more) for row, more in zip(rows, last, strict=True)]
+
+
+def test_a_cache_can_be_extended_twice_and_its_rows_are_independent():
+    """As in a search: both calls continue the same prefixes."""
+    one = engine()
+    cache = one.fork(one.prefill(pad_rows(PROMPTS))[1], FORKS)
+    first, _ = one.extend(cache, pad_rows(ENDINGS))
+    other, _ = one.extend(cache, pad_rows([*ENDINGS[:-1], [9, 9]]))
+    again, _ = one.extend(cache, pad_rows(ENDINGS))
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first[:-1], other[:-1])
+    assert (first[-1, 0] != other[-1, 0]).any()
+
+
+def test_other_tokens_lengths_and_parameters_compile_nothing():
+    """Neither in the engine's own programs, nor in a program that has an engine as an argument."""
+    traced = []
+
+    @jax.jit
+    def scores(bound: Engine, prompts, endings, rows):
+        traced.append(bound)
+        cache = bound.fork(bound.prefill(prompts)[1], rows)
+        return bound.extend(cache, endings)[0]
+
+    def check(bound: Engine, prompts, endings, rows) -> list[int]:
+        arrays = pad_rows(prompts), pad_rows(endings), rows
+        logits = scores(bound, *arrays)
+        check_extended(bound, [prompts[row] for row in rows], endings, logits)
+        assert_close(bound.extend(bound.fork(bound.prefill(arrays[0])[1], rows), arrays[1])[0], logits)
+        return [method._cache_size() for method in (Engine.prefill, Engine.extend, Engine.fork)]
+
+    one = engine()
+    compiled = check(one, PROMPTS, ENDINGS, FORKS)
+    later = one.with_params(jax.tree.map(lambda leaf: 1.5 * leaf, one.params))
+    others = [[1, 2], [3] * 7, [4]], [[8], [9] * 4, [1], [], [2]], FORKS[::-1].copy()
+    assert check(later, *others) == compiled and len(traced) == 1
+
+
+def test_a_row_that_outgrows_the_cache_has_no_logits_from_then_on():
+    one = engine()
+    cache = one.fork(one.prefill(pad_rows(PROMPTS))[1], FORKS)
+    for num_calls in range(1, 7):  # row 2 gets 4 tokens a call after its 7, the others get one after at most 5
+        logits, cache = one.extend(cache, pad_rows([[3], [4], [5] * 4, [6], [7]]))
+        assert np.isnan(logits[2]).any() == np.isnan(logits[2]).all() == (7 + 4 * num_calls > LENGTH)
+        assert np.isfinite(logits[:2]).all() and np.isfinite(logits[3:]).all()
+    check_extended(one, [[*PROMPTS[1], *[6] * 5]], [[6]], logits[3:])
+
+
+def test_eight_devices_decode_as_one_does():
+    one = engine()
+    prompts, endings = pad_rows(PROMPTS * 4)[:8], np.arange(16, dtype=np.int32).reshape(8, 2)
+    _, cache = one.prefill(prompts)
+    expected, _ = one.extend(cache, endings)
+    with mesh_context(make_mesh(EIGHT)) as mesh:
+        prompts, endings = jax.device_put((prompts, endings), axis_rules.batch_sharding(mesh, 2))
+        _, cache = one.prefill(prompts)
+        assert_close(one.extend(cache, endings)[0], expected)
+
+
+def test_rows_are_padded_after_their_tokens():
+    np.testing.assert_array_equal(pad_rows([[5], [], [7, 8]]), [[5, NO_TOKEN], [NO_TOKEN] * 2, [7, 8]])
+    assert pad_rows([[5]]).dtype == np.int32
