@@ -11,6 +11,7 @@ from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
@@ -40,6 +41,11 @@ class EvaluationContext:
     is_last: bool = True
     stop: Callable[[], bool] = lambda: False
     on_lost: OnLost | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that decodes with `params`."""
+        return Engine(self.run.graph, self.params, length=self.run.config.model.max_length)
 
 
 class Evaluator:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
+import jax
+
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.lost_data import LostData
@@ -21,6 +23,7 @@ from core.evaluation import opening, sample_lines
 from core.evaluators import EvaluationContext, Evaluator
 from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
+from inference.engine import Engine
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -123,12 +126,23 @@ class Job:
     def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
         """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone."""
         try:
-            return next(batches)
+            return self._sampled(next(batches), state, step)
         except DataError as error:
             self.lost.record(error)
             if step > 1:
                 self.save(state, step - 1, ends=True)
             raise self.lost.stop_error(step - 1) from error
+
+    def _sampled(self, batch: dict, state, step: int) -> dict:
+        """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""
+        run, frozen = self.run, self.compiled_steps.frozen
+        params = run.models.merge_base(state.params, frozen)
+        engine = Engine(run.graph, params, length=run.config.model.max_length)
+        key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
+        sampled = run.objective.sample_batch(engine, batch, key)
+        if sampled is None:
+            return batch
+        return jax.device_put(sampled, {name: array.sharding for name, array in batch.items()})
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""

@@ -97,9 +97,7 @@ def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes
     big = norm_of_slopes(gradients) ** 2
     wanted = noise.update({"gradient": 0.0, "noise": 0.0}, small, big, BATCH, len(squares))
     for name, value in wanted.items():
-        assert relative_error(state.extra["noise"][name], value) < 1e-4, (
-            name
-        )  # differences of squares
+        assert relative_error(state.extra["noise"][name], value) < 1e-4, name  # differences of squares
 
 
 def plain_config(of_model: tuple, **mesh):
