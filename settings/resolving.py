@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from configs import topologies
-from configs.base import MESH_AXES
+from configs.base import KEYS, MESH_AXES
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from settings.keys import assign, flat, parse_typed
 
 EXPERT_CHIPS = 8  # largest mesh.expert of a preset; an all-to-all over more chips takes more hops
 WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are all-gathered like weights
-LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
+LARGEST_AXIS = KEYS["mesh.data"].largest  # devices along an axis of a mesh
 EARLIER_AXES = ("data", "model", "fsdp")  # for three numbers in TPU_MESH_CONFIG, as in Torus' predecessor
 
 

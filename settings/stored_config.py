@@ -11,31 +11,16 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.base import keys_of
 from configs.errors import ConfigError, shown
+from configs.key import MACHINE, READ, RESUME, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
 from settings.keys import DATA_READ, assign, flat, parse_typed
 from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
-OF_THE_HOST = (  # prefixes of keys that depend on the machine, so they are never taken from a run
-    "mesh.", "layout.", "logging.", "data.cache_dir", "data.readers", "data.prefetch", "checkpoint.staging",
-    "checkpoint.restore",
-)  # fmt: skip
-MAY_CHANGE = (  # prefixes of keys that may be typed to resume a run
-    *OF_THE_HOST, "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
-    "data.",  # the digest of the corpus decides; the weights of a mixture may change
-    "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
-    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
-    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
-    "batch.fit", "batch.memory_gib",
-)  # fmt: skip
-FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
-    "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
-    "train.global_batch", "batch.",
-)  # fmt: skip
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
-LENGTHS = ("train.sequence_length", "model.max_length")  # also FREE_TO_READ, if no weight depends on the length
-OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # keys that belong to a model's weights
+OF_TRAINING = ("mesh.", "layout.", "batch.")  # sections that do not apply when a run is only read
 
 
 class Origin(Object, total=False):
@@ -130,7 +115,7 @@ def load_to_continue(
     folder, step: int | None, recipe: tuple[str, ConfigDict] | None, topology: str, overrides: dict[str, str],
     environment: Mapping[str, str],
 ) -> Loaded:  # fmt: skip
-    """Return the configuration for resuming a run: stored values except keys OF_THE_HOST, then typed keys.
+    """Return the configuration for resuming a run: stored values except keys of the machine, then typed keys.
 
     Args:
       step: to which the run was trained, as `trained_to` returns it.
@@ -143,14 +128,14 @@ def load_to_continue(
     stored, defaults = read_config(folder), flat(base.get_config())
     name, config = recipe or ("", base.get_config())
     notes = _check_recipe(folder, name, flat(config), overrides) if name else []
-    kept = {key: value for key, value in stored.items() if not key.startswith(OF_THE_HOST)}
+    kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
     for key, value in kept.items():
         assign(config, key, value)
     origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != defaults[key]}
     loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, environment)
     for key, value in loaded.typed.items() if step is not None else ():
-        if value != stored[key] and not key.startswith(MAY_CHANGE):
+        if value != stored[key] and key not in keys_of(RESUME):
             raise ConfigError(
                 f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
                 f"Leave out --config.{key} to continue that run, or use a new --workdir."
@@ -180,12 +165,15 @@ def load_to_read(
     stored, defaults, config = read_config(folder), flat(base.get_config()), base.get_config()
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
-    free = FREE_TO_READ + (LENGTHS if stored["model.name"] == "decoder_lm" else ())
-    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # an import without one needs a typed one
-    fixed = [key for key in overrides if key in stored and (key in own or not key.startswith(free))]
+    free = keys_of(READ)
+    if stored["model.name"] == "decoder_lm":  # no weight depends on the length
+        free |= {"train.sequence_length", "model.max_length"}
+    if stored["data.tokenizer"]:  # an import without one needs a typed one
+        free -= {"data.tokenizer"}
+    fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
+    values = stored | {key: value for key, value in defaults.items() if key.startswith(OF_TRAINING)}
     if stored["train.objective"] in base.OF_TWO_MODELS:  # only training needs the other model
         values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     values |= {"lora.rank": 0}  # reading merges adapters, see checkpointing/source_run.py
@@ -208,10 +196,10 @@ def load_to_read(
 def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
     """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
 
-    It has the keys of the model and those that belong to its weights; all others are as in configs/base.py.
+    It has the keys that describe the weights; all others are as in configs/base.py.
     """
     stored, config = flat(load_to_read(folder, {}).config), base.get_config()
-    kept = {key: value for key, value in stored.items() if key.startswith("model.") or key in OF_A_MODEL}
+    kept = {key: value for key, value in stored.items() if key in keys_of(WEIGHTS)}
     origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != flat(config)[key]}
     for key, value in kept.items():
         assign(config, key, value)
@@ -219,11 +207,11 @@ def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def changes(before: dict, now: dict) -> list[str]:
-    """Return "key old -> new" for each key that changes when a run is resumed, except keys OF_THE_HOST."""
+    """Return "key old -> new" for each key that changes when a run is resumed, except keys of the machine."""
     return [
         f"{key} {before[key]} -> {value}"
         for key, value in now.items()
-        if key in before and before[key] != value and not key.startswith(OF_THE_HOST)
+        if key in before and before[key] != value and key not in keys_of(MACHINE)
     ]
 
 
@@ -235,9 +223,9 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     """
     then = _origin(folder).get("recipe_config") or read_config(folder)
     differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
-    differs = {key: pair for key, pair in differs.items() if key not in overrides and not key.startswith(OF_THE_HOST)}
+    differs = {key: pair for key, pair in differs.items() if key not in overrides and key not in keys_of(MACHINE)}
     for key, (old, new) in differs.items():
-        if not key.startswith(MAY_CHANGE):
+        if key not in keys_of(RESUME):
             raise ConfigError(
                 f"--config={name} is not the recipe of the run in {folder} ({key} is {shown(old)} there, {shown(new)} "
                 "here); leave out --config to continue that run, or use a new --workdir"
