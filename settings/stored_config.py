@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.base import keys_of
+from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, shown
 from configs.key import MACHINE, READ, RESUME, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
-from settings.keys import DATA_READ, assign, flat, parse_typed
+from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
@@ -78,7 +78,7 @@ def read_config(folder) -> dict[str, Scalar]:
     Raises:
       ConfigError: there is no run, or its configuration is damaged or of a later version.
     """
-    path, defaults = folder / CONFIG, flat(base.get_config())
+    path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(
             f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
@@ -89,7 +89,7 @@ def read_config(folder) -> dict[str, Scalar]:
         raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
-    if unknown := values.keys() - defaults.keys():
+    if unknown := values.keys() - KEYS.keys():
         first = shown(min(unknown))
         raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")
     for key in ("model.name", "train.objective"):
@@ -99,14 +99,13 @@ def read_config(folder) -> dict[str, Scalar]:
     for key in RUNS:
         if values.get(key, "").endswith(".py"):
             raise ConfigError(f"{path}: {key} should be the folder of a run, but is {shown(values[key])}, a program")
-    return defaults | {key: type(defaults[key])(value) for key, value in values.items()}
+    return flat(from_flat(values))
 
 
 def check_types(values: Mapping[str, Scalar], source: str) -> None:
     """Raise ConfigError if the value of a dotted key has another type than its default; unknown keys are ignored."""
-    defaults = flat(base.get_config())
-    for key in values.keys() & defaults.keys():
-        value, kind = values[key], type(defaults[key])
+    for key in values.keys() & KEYS.keys():
+        value, kind = values[key], type(KEYS[key].default)
         if type(value) is not kind and (type(value), kind) != (int, float):
             raise ConfigError(f"{source}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
 
@@ -125,15 +124,13 @@ def load_to_continue(
       ConfigError: the stored configuration cannot be read, another recipe or a key that may not change was typed, or
         `resolve` raises it.
     """
-    stored, defaults = read_config(folder), flat(base.get_config())
+    stored = read_config(folder)
     name, config = recipe or ("", base.get_config())
     notes = _check_recipe(folder, name, flat(config), overrides) if name else []
     kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
-    for key, value in kept.items():
-        assign(config, key, value)
-    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != defaults[key]}
-    loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, environment)
+    config.update_from_flattened_dict(kept)
+    loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
     for key, value in loaded.typed.items() if step is not None else ():
         if value != stored[key] and key not in keys_of(RESUME):
             raise ConfigError(
@@ -162,7 +159,7 @@ def load_to_read(
     Raises:
       ConfigError: there is no run in the folder, or as for `load_to_continue`.
     """
-    stored, defaults, config = read_config(folder), flat(base.get_config()), base.get_config()
+    stored = read_config(folder)
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
     free = keys_of(READ)
@@ -173,7 +170,7 @@ def load_to_read(
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    values = stored | {key: value for key, value in defaults.items() if key.startswith(OF_TRAINING)}
+    values = stored | {name: key.default for name, key in KEYS.items() if name.startswith(OF_TRAINING)}
     if stored["train.objective"] in base.OF_TWO_MODELS:  # only training needs the other model
         values |= {"train.objective": "language_modeling", "distillation.teacher": ""}
     values |= {"lora.rank": 0}  # reading merges adapters, see checkpointing/source_run.py
@@ -185,10 +182,8 @@ def load_to_read(
         values |= dict.fromkeys(DATA_READ, "")
     # Allow evaluation on longer sequences than the run was trained on.
     values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
-    for key, value in values.items():
-        assign(config, key, value)
     origins = dict.fromkeys(stored, str(folder / CONFIG))
-    loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, {})
+    loaded = resolve(from_flat(values), origins, folder.name, folder / CONFIG, topology, overrides, {})
     loaded.of_run = True
     return loaded
 
@@ -198,12 +193,14 @@ def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
 
     It has the keys that describe the weights; all others are as in configs/base.py.
     """
-    stored, config = flat(load_to_read(folder, {}).config), base.get_config()
+    stored = flat(load_to_read(folder, {}).config)
     kept = {key: value for key, value in stored.items() if key in keys_of(WEIGHTS)}
-    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != flat(config)[key]}
-    for key, value in kept.items():
-        assign(config, key, value)
-    return config, origins
+    return from_flat(kept), _origins(folder, kept)
+
+
+def _origins(folder, values: dict) -> dict[str, str]:
+    """Return the run's configuration as the origin of each value that differs from the default."""
+    return {key: str(folder / CONFIG) for key, value in values.items() if value != KEYS[key].default}
 
 
 def changes(before: dict, now: dict) -> list[str]:

@@ -5,7 +5,9 @@ import pytest
 
 from configs.base import KEYS, get_config, keys_of
 from configs.key import EXECUTION, MACHINE, PER_HOST, RESUME, TRANSFER, Key, Section
+from input_pipeline.puzzles import arc
 from layers import block, experts, mlp, products
+from objectives import recursive
 from settings import ramp, ranges
 from settings.keys import flat
 
@@ -14,7 +16,9 @@ IMPLEMENTED = {  # the tables that the choices of a key are looked up in
     "model.quantization": ("none", *products.QUANTIZED),
     "model.activation": tuple(mlp.ACTIVATIONS),
     "model.router": tuple(experts.LOG_SCORES),
+    "supervision.loss": tuple(recursive.LOSSES),
     "batch.learning_rate": tuple(ramp.RATES),
+    "data.puzzle_set": tuple(arc.SUBSETS),
 }
 
 
