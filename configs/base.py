@@ -118,7 +118,7 @@ model.prefix_length = Key(16, "positions before the cells, for puzzle_dim; 0: as
 model.num_puzzles = Key(1, "rows of the table of puzzle embeddings", above=0, most=10**9)
 
 lora = Section(KEYS, "lora")  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
-lora.rank = Key(0, "rank of the adapters, which are then all that is trained; 0: no adapters", most=100_000)
+lora.rank = Key(0, "rank of the adapters, which are then the only trained weights; 0: no adapters", most=100_000)
 lora.alpha = Key(16.0, "the output of adapters is multiplied by alpha / rank", above=0)
 lora.targets = Key(
     "query,value", "weights with adapters: some of query, key, value, out and, without experts, gate, up, down"
@@ -159,7 +159,7 @@ layout = Section(KEYS, "layout", MACHINE | RESUME | READ)
 layout.axis_order = Key(",".join(MESH_AXES), "order of the mesh axes, slowest to change first; dcn_data stays first")
 layout.changes = Key("", 'meshes by step: after which step which mesh is used, "100: data=4,fsdp=2; 200: fsdp=8"')
 
-data = Section(KEYS, "data", RESUME | READ | UNCOMPILED)  # resumed if the documents and their order stay the same
+data = Section(KEYS, "data", RESUME | READ | UNCOMPILED)  # docs/resume.md says what must stay the same on resume
 data.source = Key("auto", "a function of input_pipeline/sources.py; auto: by the suffix of path, python without one")
 data.path = Key("", "file, directory or glob; for huggingface a directory or a name on the hub, and :SPLIT (train)")
 data.mixture = Key("", 'instead of data.path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"')
@@ -184,7 +184,7 @@ data.validation_path = Key("", 'path of separate held-out documents; "": holdout
 data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 to 30", above=0, most=1_000)
 data.puzzle_count = Key(1000, "number of training puzzles, from the file or made at random", above=0, most=100_000_000)
 data.puzzle_augmentations = Key(
-    1000, "augmented versions of each puzzle, in addition to the original; if any, a maze has 8 in all", most=1_000_000
+    1000, "augmented versions of each puzzle, besides the original; above 0, a maze has 8 in all", most=1_000_000
 )
 data.puzzle_min_difficulty = Key(0, "lowest difficulty rating of puzzles, held-out ones too")
 data.puzzle_clues = Key(0, "number of clues of Sudokus made at random; 0: as few as leave one solution")
@@ -213,7 +213,7 @@ optimizer.ema_decay = Key(0.0, "decay of a moving average of the parameters, whi
 
 train = Section(KEYS, "train")
 train.objective = Key("language_modeling", "a module of objectives/", defined_in="objectives")
-train.init_from = Key("", 'folder of a run of the same model, with whose weights the run begins; "": random weights')
+train.init_from = Key("", 'folder of a run of the same model, whose weights the run begins with; "": random weights')
 train.steps = Key(1000, "number of optimizer updates; 0: from train.tokens or train.epochs", scope=RESUME)
 train.tokens = Key(
     0, "instead of steps: training tokens; a step has global_batch * sequence_length", most=10**18, scope=RESUME

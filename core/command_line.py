@@ -304,7 +304,7 @@ def _own_flags() -> list[flags.Flag]:
 
 def _similar_options(name: str) -> list[str]:
     """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
-    keys, close = similar_keys(name, base.KEYS), similar(name, [flag.name for flag in _own_flags()])
+    keys, close = similar_keys(name, sorted(base.KEYS)), similar(name, [flag.name for flag in _own_flags()])
     known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
 
