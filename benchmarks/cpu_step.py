@@ -18,7 +18,6 @@ import support
 
 import updates
 from configs import tiny
-from settings.keys import assign
 from reporting.throughput import measured_matmul_peak
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (5, 4)
@@ -37,8 +36,7 @@ VARIANTS = {
 def torus_step(changes: dict) -> tuple[Callable[[], float], float]:
     """Return (a function that runs STEPS updates and returns tokens/s, model FLOPs per token)."""
     config = tiny.get_config()
-    for key, value in changes.items():
-        assign(config, key, value)
+    config.update_from_flattened_dict(changes)
     update, flops_per_token = updates.torus(config)
     return functools.partial(rate, update, config.train.global_batch * config.train.sequence_length), flops_per_token
 

@@ -27,7 +27,6 @@ import jax
 import train
 from configs import tiny
 from settings import validation
-from settings.keys import assign
 
 STEP_SECONDS, WARM_STEPS, STEPS = 0.01, 50, 200 if support.QUICK else 2000
 TOY = {
@@ -62,8 +61,7 @@ def main() -> None:
     """Train once and print medians and 95th percentiles."""
     config, between = tiny.get_config(), []
     with tempfile.TemporaryDirectory() as folder:
-        for key, value in (TOY | {"data.cache_dir": folder}).items():
-            assign(config, key, value)
+        config.update_from_flattened_dict(TOY | {"data.cache_dir": folder})
         validation.validate(config, jax.device_count())
         with mock.patch.object(train.Faults, "wrapped", lambda faults, step, spoiled: timed(step, between)):
             train.train(config, pathlib.Path(folder) / "run")

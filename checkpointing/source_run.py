@@ -20,15 +20,12 @@ from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.record import frozen_refs
 from cluster import processes
+from configs.base import keys_of
 from configs.errors import ConfigError, shown
+from configs.key import EXECUTION, TRANSFER
 from layers.adapters import INPUTS
 from settings import loading, stored_config, validation
 from settings.keys import flat
-
-# Keys of `model` that change how weights are executed, but not the function that they compute.
-USED = ("dtype", "quantization", "attention", "layer_loop", "remat", "dropout", "expert_capacity", "max_length")
-# Keys that may differ from the source run: these, and the range of positions, which may be extended.
-FREE = (*USED, "rope_theta", "rope_scaling", "rope_factor", "rope_original_length", "local_rope_theta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +59,13 @@ class SourceRun:
     def check_can_initialize(self, config: ConfigDict, tokenizer) -> None:
         """Raise ConfigError if its weights cannot initialize a run of `config` with this tokenizer or None."""
         self.folder()
+        may_differ = keys_of(EXECUTION) | keys_of(TRANSFER)
         ours, theirs = (
             dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
             for model in (config.model, self.configuration().model)
         )
         for key, value in ours.items():
-            if value != theirs[key] and key not in FREE:
+            if value != theirs[key] and f"model.{key}" not in may_differ:
                 raise ConfigError(
                     f"model.{key}={value} differs from the {theirs[key]} of {self.key}={self.name}; "
                     f"use that, or all of its model by --config={self.name}"
@@ -156,7 +154,7 @@ def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None
     record, now = checkpoints.record(step), flat(config)
     fixed = record.get("weights_only", now)
     for key, saved in record.get("config", {}).items():
-        computes = key.startswith("model.") and key.removeprefix("model.") not in USED
+        computes = key.startswith("model.") and key not in keys_of(EXECUTION)
         if computes and key in fixed and now.get(key) != saved:
             raise CheckpointError(
                 f"checkpoint {step} of {checkpoints.address} is of a model with {key}={shown(saved)}, but config.json "

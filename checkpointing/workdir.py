@@ -14,10 +14,11 @@ from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.lease import LONGEST_NAME, read_name, this_run, trains
 from checkpointing.record import RESUMED
 from cluster import processes
+from configs.base import keys_of
 from configs.errors import shown
+from configs.key import MACHINE, RESUME
 from files.atomic import write_atomically
 from settings import stored_config
-from settings.stored_config import MAY_CHANGE, OF_THE_HOST
 
 MOST_NAMED = 8  # changed keys that an error names
 
@@ -108,7 +109,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
     if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
-        changed += differences(record["config"], data, OF_THE_HOST) or ["other documents"]
+        changed += differences(record["config"], data, keys_of(MACHINE)) or ["other documents"]
     if changed:
         what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
@@ -117,24 +118,24 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     return record
 
 
-def differences(stored: dict, now: dict, may_change: tuple[str, ...]) -> list[str]:
-    """Return "key=old, now new" for each flat configuration key that differs, except prefixes in `may_change`."""
+def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str]:
+    """Return "key=old, now new" for each flat configuration key that differs, except keys in `may_change`."""
     return [
         f"{key}={shown(stored.get(key))}, now {shown(value)}"
         for key, value in now.items()
-        if stored.get(key) != value and not key.startswith(may_change)
+        if stored.get(key) != value and key not in may_change
     ]
 
 
-def _may_change(config: dict) -> tuple[str, ...]:
-    """Return the prefixes of the keys that may change in this run.
+def _may_change(config: dict) -> frozenset[str]:
+    """Return the keys that may change in this run.
 
     The batch size of a recursive model may not change, since its rows carry puzzles from step to step. The path of the
     base weights of adapters may change, since a checkpoint identifies them by their digest.
     """
-    held = ("train.global_batch",) if config["train.objective"] == "recursive" else ()
-    moved = ("train.init_from",) if config["lora.rank"] else ()
-    return (*moved, *(prefix for prefix in MAY_CHANGE if prefix not in held))
+    held = {"train.global_batch"} if config["train.objective"] == "recursive" else set()
+    moved = {"train.init_from"} if config["lora.rank"] else set()
+    return (keys_of(RESUME) - held) | moved
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:

@@ -1,203 +1,325 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every configuration key, once: its default, its meaning and its unit.
+"""Every configuration key, once: its default, its meaning, the values that it may have, and its scope.
 
-A recipe (configs/tiny.py, ...) is a function `get_config()` that takes this configuration or another
-recipe's and changes what differs. On the command line: `--config=configs/small.py --config.train.steps=500`.
+A recipe (configs/tiny.py, ...) is a function `get_config()` that takes this configuration or another recipe's and
+changes what differs. On the command line: `--config=configs/small.py --config.train.steps=500`.
+
+`section.name = Key(default, meaning, ...)` declares a key; configs/key.py explains what else is declared. A number
+without a range is 0 or greater. The scope of a section is that of all its keys, and a key adds to it. A key whose value
+is a text with a grammar, such as `data.mixture`, is checked where that text is read. settings/together.py has the rules
+between keys.
 """
 
+import functools
 import math
 
 from ml_collections import ConfigDict
+
+from configs.key import EXECUTION, MACHINE, PER_HOST, READ, RESUME, TRANSFER, UNCOMPILED, WEIGHTS, Key, Scope, Section
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
 BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
 
+KEYS: dict[str, Key] = {}  # by dotted name
+
+model = Section(KEYS, "model", WEIGHTS)
+model.name = Key("decoder_lm", "a module of models/", defined_in="models")
+model.num_layers = Key(6, "number of blocks", above=0, most=10_000)
+model.embed_dim = Key(512, "width of the residual stream", above=0, most=1_000_000)
+model.num_heads = Key(8, "number of query heads", above=0, most=100_000)
+model.num_kv_heads = Key(8, "number of key and value heads; divides num_heads", above=0, most=100_000)
+model.head_dim = Key(0, "width of a head; 0: embed_dim / num_heads", most=100_000)
+model.mlp_dim = Key(1408, "hidden width of the SwiGLU; with experts, of each expert", above=0, most=10_000_000)
+model.activation = Key("silu", "activation of the SwiGLU's gate", choices=("silu", "gelu_tanh"))
+model.num_experts = Key(0, "number of experts (SwiGLUs) in a block; 0: one SwiGLU without a router", most=10_000)
+model.experts_per_token = Key(2, "number of experts that the router chooses for a token", above=0, most=1_000)
+model.shared_experts = Key(
+    0, "number of shared experts: one SwiGLU of this many experts' width, for every token (DeepSeekMoE)", most=1_000
+)
+model.router = Key(
+    "softmax", "function that scores experts: softmax (Mixtral), sigmoid (DeepSeek-V3)", choices=("softmax", "sigmoid")
+)
+model.gate_scale = Key(1.0, "sum of the gates of a token's experts", above=0)
+model.expert_capacity = Key(
+    0.0, "slots of an expert, as a multiple of its mean load; tokens beyond them are dropped; 0: no token is dropped",
+    most=100_000.0, scope=EXECUTION,
+)  # fmt: skip
+model.vocab_size = Key(8192, "rows of the embedding; at least the tokenizer's number of ids", above=0, most=100_000_000)
+model.max_length = Key(1024, "length of the longest sequence, in tokens", above=0, most=10**9, scope=EXECUTION)
+model.rope_theta = Key(10_000.0, "base of the rotary frequencies", above=1, scope=TRANSFER)
+model.rope_scaling = Key(
+    "none", "how rotary positions are extended to longer sequences",
+    choices=("none", "linear", "llama3", "yarn"), scope=TRANSFER,
+)  # fmt: skip
+model.rope_factor = Key(1.0, "how many times longer sequences may be with rope_scaling", least=1, scope=TRANSFER)
+model.rope_original_length = Key(
+    0, "sequence length that the weights were first trained on, in tokens; for llama3 and yarn", scope=TRANSFER
+)
+model.local_rope_theta = Key(
+    0.0, "base of the rotary frequencies in layers with a sliding window, without rope_scaling; 0: as in other layers",
+    above=1, also=0, scope=TRANSFER,
+)  # fmt: skip
+model.norm_epsilon = Key(1e-5, "added to the mean square in RMSNorm", above=0)
+model.norm_from_one = Key(False, "whether the scale of an RMSNorm is 1 + its parameter (Gemma)")
+model.post_norms = Key(False, "whether the outputs of attention and MLP are normalised too, by RMSNorms")
+model.embed_scale = Key(0.0, "factor on the embedding of a token; 0: sqrt(embed_dim)")
+model.tie_embeddings = Key(False, "whether the head is the transposed embedding")
+model.biases = Key(
+    "none", "products with a bias: none, qkv (queries, keys, values), all (except the head)",
+    choices=("none", "qkv", "all"),
+)  # fmt: skip
+model.qk_norm = Key(False, "whether queries and keys are normalised over the head dim, by RMSNorms")
+model.query_scalar = Key(0.0, "attention scores are divided by the square root of this; 0: of head_dim")
+model.logit_soft_cap = Key(0.0, "cap in cap * tanh(logits / cap) on the logits; 0: off")
+model.attention_soft_cap = Key(0.0, "cap in cap * tanh(scores / cap) on the attention scores; 0: off")
+model.sliding_window = Key(0, "number of latest tokens that a query sees, including its own; 0: all tokens")
+model.global_every = Key(0, "every n-th layer sees all tokens despite sliding_window; 0: no layer does")
+model.dropout = Key(
+    0.0, "probability in training that an entry of the embeddings or of a sublayer's output is set to zero",
+    below=1, scope=EXECUTION,
+)  # fmt: skip
+model.mup_base_dim = Key(
+    0, "width at which learning_rate was tuned; muP adapts it to embed_dim; 0: off", most=1_000_000
+)
+model.dtype = Key(
+    "auto", "compute type; auto: bfloat16, but float32 on CPUs that do not multiply bfloat16",
+    choices=("auto", "bfloat16", "float32"), scope=EXECUTION,
+)  # fmt: skip
+model.quantization = Key(
+    "none", "type of the products with the blocks' weights: none (dtype), int8 (v5e, v5p, v6e), fp8 (Hopper)",
+    choices=("none", "int8", "fp8"), scope=EXECUTION,
+)  # fmt: skip
+model.attention = Key(
+    "auto", "auto: a fused kernel on TPUs and GPUs; reference: all scores in memory",
+    choices=("auto", "reference"), scope=EXECUTION,
+)  # fmt: skip
+model.layer_loop = Key(
+    "auto", "scan: one compiled block; unroll: one per layer; auto: unroll small CPU models without remat, else scan",
+    choices=("auto", "scan", "unroll"), scope=EXECUTION | RESUME | READ,
+)  # fmt: skip
+model.remat = Key(
+    "none", "what is kept for the backward pass, from everything (none) to nothing (full); the rest is recomputed",
+    choices=("none", "dots", "mlp", "up", "attention", "query", "attended", "full"), scope=EXECUTION | RESUME | READ,
+)  # fmt: skip
+# Of models/trm.py only:
+model.mixer = Key("attention", "what mixes positions; mlp: a SwiGLU over them", choices=("attention", "mlp"))
+model.positions = Key("rope", "how a position is encoded", choices=("rope", "learned", "sinusoidal", "none"))
+model.high_cycles = Key(3, "cycles over both latents in a step; only the last has a gradient", above=0, most=1_000)
+model.low_cycles = Key(
+    6, "updates of low latents in a cycle, before that of the high latent; 0 only if low_latents=0", most=1_000
+)
+model.low_latents = Key(
+    1, "low latents, which are updated in turns; divides low_cycles; 0: a single latent", most=1_000
+)
+model.networks = Key(1, "number of networks; 2: the high latent is updated by its own", choices=(1, 2))
+model.puzzle_dim = Key(512, "width of a puzzle's embedding; 0: puzzles have no embeddings", most=1_000_000)
+model.prefix_length = Key(16, "positions before the cells, for puzzle_dim; 0: as many as it fills", most=1_000_000)
+model.num_puzzles = Key(1, "rows of the table of puzzle embeddings", above=0, most=10**9)
+
+lora = Section(KEYS, "lora")  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
+lora.rank = Key(0, "rank of the adapters, which are then the only trained weights; 0: no adapters", most=100_000)
+lora.alpha = Key(16.0, "the output of adapters is multiplied by alpha / rank", above=0)
+lora.targets = Key(
+    "query,value", "weights with adapters: some of query, key, value, out and, without experts, gate, up, down"
+)
+
+supervision = Section(KEYS, "supervision")  # of the objective "recursive"
+supervision.max_steps = Key(16, "most steps on a puzzle in training; steps in evaluation", above=0, most=10_000)
+supervision.exploration = Key(0.1, "probability that a step sets a random minimum number of steps for a puzzle", most=1)
+supervision.loss = Key("stablemax", "loss of a cell: cross-entropy of this function", choices=("stablemax", "softmax"))
+
+distillation = Section(KEYS, "distillation")  # of the objective "distillation"
+distillation.teacher = Key("", "folder of the teacher's run; to rehearse only, a recipe, configs/NAME.py")
+distillation.divergence = Key(
+    "forward", "divergence of the logits: forward, KL(teacher || student), or reverse", choices=("forward", "reverse")
+)
+distillation.temperature = Key(2.0, "temperature of both softmaxes in the divergence", above=0)
+distillation.soft_weight = Key(0.5, "weight of the divergence, which is also multiplied by temperature^2")
+distillation.hard_weight = Key(0.5, "weight of the cross-entropy with the targets")
+distillation.hidden_weight = Key(
+    0.0, "weight of the squared distance between both last streams, the student's being projected; 0: off"
+)
+
+preference = Section(KEYS, "preference")  # of the objective "dpo"
+preference.beta = Key(0.1, "strength of the penalty on leaving the reference, the model of train.init_from", above=0)
+
+AXIS_SIZE = dict(least=1, also=-1, most=1_000_000)
+mesh = Section(KEYS, "mesh", MACHINE | RESUME | READ)  # devices per axis; at most one -1: all remaining devices
+mesh.dcn_data = Key(
+    1, "slices that the data-centre network joins, each with a replica and a part of the batch", **AXIS_SIZE
+)
+mesh.data = Key(1, "data parallelism: replicas of the model, each with a part of the batch", **AXIS_SIZE)
+mesh.fsdp = Key(-1, "fully sharded data parallelism: batch and parameters are sharded", **AXIS_SIZE)
+mesh.context = Key(1, "context parallelism: sequence and parameters are sharded", **AXIS_SIZE)
+mesh.expert = Key(1, "expert parallelism: experts and batch are sharded; mesh.model shards experts too", **AXIS_SIZE)
+mesh.model = Key(1, "tensor parallelism: heads, MLP and vocabulary are sharded", **AXIS_SIZE)
+
+layout = Section(KEYS, "layout", MACHINE | RESUME | READ)
+layout.axis_order = Key(",".join(MESH_AXES), "order of the mesh axes, slowest to change first; dcn_data stays first")
+layout.changes = Key("", 'meshes by step: after which step which mesh is used, "100: data=4,fsdp=2; 200: fsdp=8"')
+
+data = Section(KEYS, "data", RESUME | READ | UNCOMPILED)  # docs/resume.md says what must stay the same on resume
+data.source = Key("auto", "a function of input_pipeline/sources.py; auto: by the suffix of path, python without one")
+data.path = Key("", "file, directory or glob; for huggingface a directory or a name on the hub, and :SPLIT (train)")
+data.mixture = Key("", 'instead of data.path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"')
+data.field = Key("text", "column or key with the document, in jsonl, parquet, tfrecord, csv, huggingface")
+data.subset = Key("", "subset (configuration) of a Hugging Face dataset")
+data.bad_documents = Key(
+    "error", "what to do at an unreadable document; skip: count and report it", choices=("error", "skip")
+)
+data.max_document_mib = Key(
+    256, "largest line, row or record of a file with many documents, in MiB; a text file is read in pieces",
+    least=1, most=1 << 20,
+)  # fmt: skip
+data.tokenizer = Key(
+    "sentencepiece", 'sentencepiece (trained on the corpus), byte, or a path (.model, .json); "": none', scope=WEIGHTS
+)
+data.cache_dir = Key(
+    "", 'folder of tokenizers, shards and compiled programs; "": $XDG_CACHE_HOME/torus or ~/.cache/torus',
+    scope=MACHINE | PER_HOST,
+)  # fmt: skip
+data.holdout_fraction = Key(0.05, "fraction of documents held out, by a hash of their content", above=0, below=1)
+data.validation_path = Key("", 'path of separate held-out documents; "": holdout_fraction of the training documents')
+data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 to 30", above=0, most=1_000)
+data.puzzle_count = Key(1000, "number of training puzzles, from the file or made at random", above=0, most=100_000_000)
+data.puzzle_augmentations = Key(
+    1000, "augmented versions of each puzzle, besides the original; above 0, a maze has 8 in all", most=1_000_000
+)
+data.puzzle_min_difficulty = Key(0, "lowest difficulty rating of puzzles, held-out ones too")
+data.puzzle_clues = Key(0, "number of clues of Sudokus made at random; 0: as few as leave one solution")
+data.puzzle_heldout = Key(1000, "number of held-out puzzles, if puzzles are made at random", above=0, most=100_000_000)
+data.puzzle_set = Key("arc1", "version of ARC", choices=("arc1", "arc2"))
+data.readers = Key(0, "threads that make batches; 0: automatic", most=1_000, scope=MACHINE | PER_HOST)
+data.prefetch = Key(0, "batches made ahead; 0: automatic", most=10_000, scope=MACHINE | PER_HOST)
+
+optimizer = Section(KEYS, "optimizer")
+optimizer.name = Key("adamw", "a function of training/optimizers.py", defined_in="training/optimizers.py")
+optimizer.learning_rate = Key(1e-3, "learning rate at the peak", above=0)
+optimizer.schedule = Key("cosine", "a function of training/schedules.py", defined_in="training/schedules.py")
+optimizer.warmup_steps = Key(100, "steps of a linear warm-up from 0 to the peak")
+optimizer.final_fraction = Key(0.1, "learning rate at the end, as a fraction of the peak", most=1)
+optimizer.cooldown_fraction = Key(0.2, "last fraction of the steps, over which warmup_stable_decay falls", most=1)
+optimizer.weight_decay = Key(0.1, "decoupled weight decay; multiplied by the learning rate")
+optimizer.decayed = Key("matrices", "what decays; matrices: no norms, biases, embeddings", choices=("matrices", "all"))
+optimizer.table_learning_rate = Key(1e-2, "learning rate of the table of puzzle embeddings, at the peak")
+optimizer.table_weight_decay = Key(0.1, "weight decay of those rows of the table that the batch uses")
+optimizer.bias_step = Key(1e-3, "step of a router's bias against the load of each expert; 0: no steps", scope=WEIGHTS)
+optimizer.beta1 = Key(0.9, "decay of the first moment, or of the momentum", below=1)
+optimizer.beta2 = Key(0.95, "decay of the second moment", below=1)
+optimizer.epsilon = Key(1e-8, "added to the root of the second moment", above=0)
+optimizer.clip_norm = Key(1.0, "largest global norm of the gradient; 0: no clipping")
+optimizer.ema_decay = Key(0.0, "decay of a moving average of the parameters, which is evaluated; 0: off", below=1)
+
+train = Section(KEYS, "train")
+train.objective = Key("language_modeling", "a module of objectives/", defined_in="objectives")
+train.init_from = Key("", 'folder of a run of the same model, whose weights the run begins with; "": random weights')
+train.steps = Key(1000, "number of optimizer updates; 0: from train.tokens or train.epochs", scope=RESUME)
+train.tokens = Key(
+    0, "instead of steps: training tokens; a step has global_batch * sequence_length", most=10**18, scope=RESUME
+)
+train.epochs = Key(0.0, "instead of steps: passes over the training documents", most=1e9, scope=RESUME)
+train.global_batch = Key(32, "sequences in an update, over all devices", above=0, most=10**9, scope=RESUME | READ)
+train.sequence_length = Key(512, "tokens in a sequence", above=0, most=10**9, scope=WEIGHTS)
+train.gradient_accumulation = Key(
+    0, "microbatches per update; 0: 1, on CPU as many as keep each near 10 s", scope=RESUME
+)
+train.z_loss = Key(0.0, "weight of the mean of log(Z)^2, Z being the softmax's denominator; 0: off")
+train.balance_loss = Key(0.0, "weight of the loss that balances experts, in each microbatch (Switch: 1e-2); 0: off")
+train.router_z_loss = Key(0.0, "weight of the mean of log(Z)^2 of the routers (ST-MoE: 1e-3); 0: off")
+train.loss_chunk_tokens = Key(
+    0, "tokens of a device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB", scope=RESUME
+)
+train.offload = Key(
+    "none", "optimizer: its moments are kept in the hosts' memory between updates", choices=("none", "optimizer")
+)
+train.sum_dtype = Key(
+    "auto", "type in which gradients are reduce-scattered; auto: compute type; float32 needs mesh.context=1",
+    choices=("auto", "float32"), scope=RESUME,
+)  # fmt: skip
+train.seed = Key(0, "seed of the initial weights, the order of examples and all other random numbers", most=2**32 - 1)
+train.log_every = Key(10, "steps between lines of metrics", above=0, scope=RESUME | UNCOMPILED)
+train.eval_every = Key(250, "steps between evaluations; 0: only at the end", scope=RESUME | UNCOMPILED)
+train.save_every = Key(
+    500, "steps between checkpoints; the last step and an interruption are always saved", scope=RESUME | UNCOMPILED
+)
+train.spike_deviations = Key(
+    0.0, "skip an update whose loss or gradient norm is this many deviations above its running mean; 0: off",
+    scope=RESUME,
+)  # fmt: skip
+train.bad_steps = Key(
+    10, "skipped updates in a row after which the run goes back to the last good checkpoint, and skips these batches",
+    above=0, scope=RESUME,
+)  # fmt: skip
+train.roll_backs = Key(3, "how often a run may go back to a checkpoint; then it ends", scope=RESUME)
+train.recheck_every = Key(
+    0, "steps between checks: one step is computed twice, and all replicas are compared, bit by bit; 0: off",
+    scope=RESUME,
+)  # fmt: skip
+train.hang_seconds = Key(
+    1800.0, "seconds without a finished step after which each process logs its stacks and ends; 0: never", scope=RESUME
+)
+
+batch = Section(KEYS, "batch", READ)  # how train.global_batch is reached, in memory and in time
+batch.fit = Key(
+    "none", "auto: as few microbatches as memory allows, instead of train.gradient_accumulation",
+    choices=("none", "auto"), scope=RESUME,
+)  # fmt: skip
+batch.memory_gib = Key(0.0, "memory of a device that fit=auto may use, in GiB; 0: all of it", scope=RESUME)
+batch.ramp = Key(
+    "none", "growth up to train.global_batch: none, steps (always), noise_scale (only while that is larger)",
+    choices=("none", "steps", "noise_scale"),
+)  # fmt: skip
+batch.first = Key(0, "sequences in the first updates of a ramp")
+batch.increase_step = Key(2000, "steps of a ramp from one size to the next", above=0)
+# With a smaller factor, a ramp would have too many stages to iterate over.
+batch.increase_factor = Key(
+    1.2, "factor from one size to the next, before rounding to what mesh and microbatches divide",
+    above=1.001, most=1000,
+)  # fmt: skip
+batch.learning_rate = Key(
+    "none", "learning rate of smaller batches: none (the same), sqrt or linear (of their share of global_batch)",
+    choices=("none", "sqrt", "linear"),
+)  # fmt: skip
+batch.noise_scale = Key(False, "whether to measure the gradient noise scale (arXiv:1812.06162), in sequences")
+
+checkpoint = Section(KEYS, "checkpoint", RESUME | UNCOMPILED)
+checkpoint.resume = Key(True, "whether a workdir with a checkpoint is resumed; false: it is refused")
+checkpoint.keep = Key(2, "number of newest checkpoints that are kept", above=0, scope=READ)
+checkpoint.keep_every = Key(0, "checkpoints at multiples of this many steps are also kept; 0: off", scope=READ)
+checkpoint.keep_best = Key(1, "number of checkpoints that are also kept, by lowest held-out loss", scope=READ)
+checkpoint.staging = Key(
+    "", 'local folder to save to, before files are copied; "": none, or data.cache_dir for a bucket', scope=MACHINE
+)
+checkpoint.restore = Key(
+    "read", "read: every replica reads the checkpoint; broadcast: one replica reads it and sends it to the others",
+    choices=("read", "broadcast"), scope=MACHINE,
+)  # fmt: skip
+
+evaluation = Section(KEYS, "evaluation", RESUME | READ | UNCOMPILED)
+evaluation.batches = Key(8, "batches of the fixed held-out subset that is evaluated during the run", above=0)
+evaluation.every_epochs = Key(0.0, "instead of train.eval_every: passes over the training examples between evaluations")
+evaluation.pooled_votes = Key(False, "whether ARC is also scored with the votes of earlier checkpoints, reported apart")
+evaluation.chunk_tokens = Key(0, "tokens of a sequence that are computed at once; keys and values are cached; 0: all")
+evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run; 0: no sample", most=1_000_000)
+
+logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
+logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")
+
+
+@functools.cache
+def keys_of(scope: Scope) -> frozenset[str]:
+    """Return the dotted names of the keys that have all of a scope."""
+    return frozenset(name for name, key in KEYS.items() if scope in key.scope)
+
 
 def get_config() -> ConfigDict:
     """Return the locked base configuration; a 6-layer, 512-wide decoder language model."""
-    config = ConfigDict()
-
-    config.model = model = ConfigDict()
-    model.name = "decoder_lm"  # a module of models/
-    model.num_layers = 6  # blocks
-    model.embed_dim = 512  # width of the residual stream
-    model.num_heads = 8  # query heads
-    model.num_kv_heads = 8  # key and value heads; divides num_heads
-    model.head_dim = 0  # width of a head; 0: embed_dim / num_heads
-    model.mlp_dim = 1408  # hidden width of the SwiGLU, of each expert where there are some
-    model.activation = "silu"  # of its gate: silu, gelu_tanh
-    model.num_experts = 0  # SwiGLUs in each block of which a token goes through a few; 0: one that all go through
-    model.experts_per_token = 2  # chosen by a router
-    model.shared_experts = 0  # as wide as so many, a SwiGLU that all tokens go through beside
-    model.router = "softmax"  # scores of experts: softmax (Mixtral), sigmoid (DeepSeek-V3)
-    model.gate_scale = 1.0  # sum of a token's gates
-    model.expert_capacity = 0.0  # places in an expert over its mean load, the rest dropped; 0: nothing is dropped
-    model.vocab_size = 8192  # rows of the embedding; at least the tokenizer's ids
-    model.max_length = 1024  # longest sequence in tokens
-    model.rope_theta = 10_000.0  # base of the rotary frequencies
-    model.rope_scaling = "none"  # of positions beyond rope_original_length: none, linear, llama3, yarn
-    model.rope_factor = 1.0  # how many times longer sequences get by rope_scaling
-    model.rope_original_length = 0  # tokens that the weights were first trained on; for llama3, yarn
-    model.local_rope_theta = 0.0  # base in layers with a window, there without rope_scaling; 0: as elsewhere
-    model.norm_epsilon = 1e-5  # added to the mean square in RMSNorm
-    model.norm_from_one = False  # the parameter of an RMSNorm is what its scale has more than 1
-    model.post_norms = False  # RMSNorm also over what attention and MLP add to the residual stream
-    model.embed_scale = 0.0  # factor on the embedding of a token; 0: sqrt(embed_dim)
-    model.tie_embeddings = False  # the head is the transposed embedding
-    model.biases = "none"  # added to products: none, qkv (queries, keys, values), all (but the head)
-    model.qk_norm = False  # RMSNorm over the head dim of queries and keys
-    model.query_scalar = 0.0  # scores are divided by its square root; 0: head_dim
-    model.logit_soft_cap = 0.0  # cap * tanh(logits / cap) on the output; 0: off
-    model.attention_soft_cap = 0.0  # the same on attention scores; 0: off
-    model.sliding_window = 0  # tokens a query sees back, itself included; 0: all
-    model.global_every = 0  # every n-th layer sees all tokens despite sliding_window; 0: none does
-    model.dropout = 0.0  # part of embeddings and of what each sublayer adds that is zeroed in training
-    model.mup_base_dim = 0  # embed_dim for which learning_rate was tuned, carried over by muP; 0: off
-    model.dtype = "auto"  # compute type: bfloat16, float32; auto: bfloat16, on CPUs without it float32
-    model.quantization = "none"  # of products with the blocks' weights: none, int8 (v5e, v5p, v6e), fp8 (Hopper)
-    model.attention = "auto"  # auto: a kernel on TPUs and GPUs; reference: all scores in memory
-    model.layer_loop = "auto"  # scan, unroll; auto: unroll shallow stacks on CPU unless remat is on, else scan
-    model.remat = "none"  # kept to go back, from all to nothing: none, dots, mlp, up, attention, query, attended, full
-    # Of models/trm.py alone:
-    model.mixer = "attention"  # of positions: attention, mlp (a SwiGLU over them)
-    model.positions = "rope"  # how positions are told: rope, learned, sinusoidal, none
-    model.high_cycles = 3  # passes over both latents in a step, of which the last has a gradient
-    model.low_cycles = 6  # updates of low latents in a pass, before that of the high one; 0 only without any
-    model.low_latents = 1  # that take turns in that; divides low_cycles; 0: there is a single latent
-    model.networks = 1  # 2: the high latent is updated by one of its own
-    model.puzzle_dim = 512  # width of a puzzle's embedding; 0: puzzles have none
-    model.prefix_length = 16  # positions before the cells, for it; 0: as many as it fills
-    model.num_puzzles = 1  # rows of the table of embeddings
-
-    config.lora = lora = ConfigDict()  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
-    lora.rank = 0  # of adapters, which alone are trained; 0: there are none
-    lora.alpha = 16.0  # what adapters add is multiplied by alpha / rank
-    lora.targets = "query,value"  # weights with one: query, key, value, out and, without experts, gate, up, down
-
-    config.supervision = supervision = ConfigDict()  # of the objective "recursive"
-    supervision.max_steps = 16  # that a puzzle is worked on, at most; in evaluation always
-    supervision.exploration = 0.1  # probability, each step, of working on for a random number of steps at least
-    supervision.loss = "stablemax"  # of cells: stablemax, softmax
-
-    config.distillation = distillation = ConfigDict()  # of the objective "distillation"
-    distillation.teacher = ""  # folder of the run that teaches; a recipe, configs/NAME.py, where it is only rehearsed
-    distillation.divergence = "forward"  # from the teacher's logits: forward, KL(teacher || student), or reverse
-    distillation.temperature = 2.0  # of both softmaxes in it
-    distillation.soft_weight = 0.5  # of the divergence, times temperature^2
-    distillation.hard_weight = 0.5  # of the cross-entropy with the targets
-    distillation.hidden_weight = 0.0  # of the squared distance of the last streams, the student's projected; 0: off
-
-    config.preference = preference = ConfigDict()  # of the objective "dpo"
-    preference.beta = 0.1  # how far answers may go from what train.init_from would say: the less, the further
-
-    config.mesh = mesh = ConfigDict()  # devices per axis; at most one -1: all that the others leave
-    mesh.dcn_data = 1  # slices joined by the data-centre network: copies of the model, the batch split between them
-    mesh.data = 1  # copies of the model, the batch split between them
-    mesh.fsdp = -1  # the batch and the parameters split
-    mesh.context = 1  # the sequence split, and the parameters
-    mesh.expert = 1  # experts and the batch split; model splits experts too
-    mesh.model = 1  # heads, MLP and vocabulary split (tensor parallelism)
-
-    config.layout = layout = ConfigDict()
-    layout.axis_order = ",".join(MESH_AXES)  # of the mesh, the slowest to change first; dcn_data stays the first
-    layout.changes = ""  # of the mesh during the run: after which step to which, "100: data=4,fsdp=2; 200: fsdp=8"
-
-    config.data = data = ConfigDict()
-    data.source = "auto"  # a function of input_pipeline/sources.py; auto: by the suffix of path, python without one
-    data.path = ""  # file, directory or glob; of huggingface a directory or a name on the hub, and :SPLIT (train)
-    data.mixture = ""  # instead of path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"
-    data.field = "text"  # column or key that holds a document, in jsonl, parquet, tfrecord, csv, huggingface
-    data.subset = ""  # of a Hugging Face dataset: its configuration
-    data.bad_documents = "error"  # one that cannot be read: error, or skip (counted and reported)
-    data.max_document_mib = 256  # of a line, row or record of many documents' file; a text file is read in pieces
-    data.tokenizer = "sentencepiece"  # sentencepiece (trained on the corpus), byte, a path (.model, .json); "": none
-    data.cache_dir = ""  # tokenizers, shards, compiled programs; '': $XDG_CACHE_HOME/torus or ~/.cache/torus
-    data.holdout_fraction = 0.05  # of the documents, by hash of their content
-    data.validation_path = ""  # held-out documents of their own; '': split off by holdout_fraction
-    data.puzzle_size = 9  # side of boards made at random: Sudokus 4, 6, 9; mazes 3 to 30
-    data.puzzle_count = 1000  # puzzles trained on, drawn from the file or made at random
-    data.puzzle_augmentations = 1000  # versions of each, beside itself; of mazes 8 in all, if any
-    data.puzzle_min_difficulty = 0  # only puzzles with at least this rating, held-out ones too
-    data.puzzle_clues = 0  # of Sudokus made at random; 0: as few as leave one solution
-    data.puzzle_heldout = 1000  # puzzles held out, where they are made at random
-    data.puzzle_set = "arc1"  # of ARC: arc1, arc2
-    data.readers = 0  # threads that make batches; 0: automatic
-    data.prefetch = 0  # batches made ahead; 0: automatic
-
-    config.optimizer = optimizer = ConfigDict()
-    optimizer.name = "adamw"  # adamw, adam_atan2, adafactor, lion, muon, sgd; functions of training/optimizers.py
-    optimizer.learning_rate = 1e-3  # at the peak
-    optimizer.schedule = "cosine"  # cosine, cosine_from_one, linear, warmup_stable_decay, constant; functions of
-    # training/schedules.py
-    optimizer.warmup_steps = 100  # linear from 0 to the peak
-    optimizer.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak
-    optimizer.cooldown_fraction = 0.2  # of the steps, at the end: where warmup_stable_decay falls
-    optimizer.weight_decay = 0.1  # decoupled, times the learning rate
-    optimizer.decayed = "matrices"  # what decays: matrices (no norms, biases, embeddings), all
-    optimizer.table_learning_rate = 1e-2  # of the table of puzzle embeddings, at the peak
-    optimizer.table_weight_decay = 0.1  # of the rows that a batch uses
-    optimizer.bias_step = 1e-3  # by which a router's bias goes against the load of each expert; 0: stays
-    optimizer.beta1 = 0.9  # decay of the first moment, or of the momentum
-    optimizer.beta2 = 0.95  # decay of the second moment
-    optimizer.epsilon = 1e-8  # added to the root of the second moment
-    optimizer.clip_norm = 1.0  # largest global norm of the gradient; 0: off
-    optimizer.ema_decay = 0.0  # of an average of the parameters from the first on, which is evaluated; 0: off
-
-    config.train = train = ConfigDict()
-    train.objective = "language_modeling"  # a module of objectives/
-    train.init_from = ""  # folder of a run of the same model, whose parameters a new run begins with; "": random ones
-    train.steps = 1000  # optimizer updates; 0: from train.tokens or train.epochs
-    train.tokens = 0  # instead of steps: tokens read (global_batch * sequence_length a step)
-    train.epochs = 0.0  # instead of steps: passes over the training documents
-    train.global_batch = 32  # sequences per update, over all devices
-    train.sequence_length = 512  # tokens per sequence
-    train.gradient_accumulation = 0  # microbatches per update; 0: 1, on CPU as many as keep each near 10 s
-    train.z_loss = 0.0  # weight of mean log(Z)^2
-    train.balance_loss = 0.0  # weight of the loss that spreads tokens over experts (Switch: 1e-2), in each microbatch
-    train.router_z_loss = 0.0  # weight of mean log(Z)^2 of routers, as of ST-MoE (1e-3)
-    train.loss_chunk_tokens = 0  # tokens per device whose logits exist at once; 0: as many as fit 1 GiB, on CPU 64 MiB
-    train.offload = "none"  # to the hosts' memory, between updates: none, optimizer (its moments)
-    train.sum_dtype = "auto"  # of gradients where weights are split: auto (compute type), float32 (no context)
-    train.seed = 0  # of initialisation, order and everything random
-    train.log_every = 10  # steps
-    train.eval_every = 250  # steps; 0: only at the end
-    train.save_every = 500  # steps; the last step and an interruption are always saved
-    train.spike_deviations = 0.0  # loss or gradient norm so many above its running mean: update not taken; 0: never
-    train.bad_steps = 10  # updates not taken in a row: back to the last good checkpoint, without these batches
-    train.roll_backs = 3  # going back so in a run; then it ends
-    train.recheck_every = 0  # steps: one is computed twice and compared bit by bit, as are copies; 0: never
-    train.hang_seconds = 1800.0  # without a step ending: every process keeps its stacks in its log and ends; 0: never
-
-    config.batch = batch = ConfigDict()  # how train.global_batch is reached, in memory and in time
-    batch.fit = "none"  # auto: as few microbatches as memory allows, instead of train.gradient_accumulation
-    batch.memory_gib = 0.0  # of a device, that fit=auto may use; 0: all that it has
-    batch.ramp = "none"  # growth up to train.global_batch: none, steps (always), noise_scale (where that is larger)
-    batch.first = 0  # sequences per update that a ramp begins with
-    batch.increase_step = 2000  # steps of a ramp from one size to the next
-    batch.increase_factor = 1.2  # by which a size grows, before it is rounded to what mesh and microbatches divide
-    batch.learning_rate = "none"  # of smaller batches: none (the same), sqrt, linear (by their part of the whole)
-    batch.noise_scale = False  # measure the gradient noise scale (arXiv:1812.06162), in sequences
-
-    config.checkpoint = checkpoint = ConfigDict()
-    checkpoint.resume = True  # false: refuse a workdir that has a checkpoint
-    checkpoint.keep = 2  # newest checkpoints kept
-    checkpoint.keep_every = 0  # steps of whose multiples all are kept too; 0: none for that
-    checkpoint.keep_best = 1  # of those with an evaluation, the best by held-out loss kept too
-    checkpoint.staging = ""  # local folder to save to, then copied from; '': none, for a bucket data.cache_dir
-    checkpoint.restore = "read"  # by each copy of the model for itself; broadcast: by one, which sends it to the others
-
-    config.evaluation = evaluation = ConfigDict()
-    evaluation.batches = 8  # of the fixed held-out subset read during the run
-    evaluation.every_epochs = 0.0  # instead of train.eval_every: passes over the training examples
-    evaluation.pooled_votes = False  # votes of earlier checkpoints count too (ARC), reported beside those of one alone
-    evaluation.chunk_tokens = 0  # of a sequence that are computed at once, with keys and values kept; 0: all
-    evaluation.sample_tokens = 120  # length of the sample at the end of the run; 0: none
-
-    config.logging = logging = ConfigDict()
-    logging.tensorboard = True  # event files in workdir/tensorboard
-
-    return config.lock()
+    sections = {}
+    for full_name, key in KEYS.items():
+        section, name = full_name.split(".")
+        sections.setdefault(section, {})[name] = key.default
+    return ConfigDict(sections).lock()
 
 
 def batch_shards(mesh: ConfigDict) -> int:

@@ -31,6 +31,7 @@ try:
     from cluster import identity, processes, startup
     from configs import base, topologies
     from configs.errors import ConfigError, did_you_mean, shown, similar
+    from configs.key import PER_HOST
     from input_pipeline.cache import cache_path
     from settings import loading, simulation, stored_config, validation
     from settings.keys import NAMES_ELSEWHERE, flat, similar_keys, stray_argument
@@ -44,7 +45,6 @@ _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
-OF_ONE_HOST = ("data.cache_dir", "data.readers", "data.prefetch")  # keys that may differ between the hosts of a run
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
 
@@ -186,7 +186,8 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
         folder = command.workdir if shares_folder and command.bucket is None else None
         processes.start(command.group, FLAGS.join_seconds, _end_with_the_others, folder)
         values = flat(command.config)
-        processes.check_same({key: values[key] for key in values.keys() - set(OF_ONE_HOST)}, "their configuration")
+        shared = values.keys() - base.keys_of(PER_HOST)
+        processes.check_same({key: values[key] for key in shared}, "their configuration")
         identity.check_same()
     startup.check_platform(command.accelerator)
 
@@ -303,7 +304,7 @@ def _own_flags() -> list[flags.Flag]:
 
 def _similar_options(name: str) -> list[str]:
     """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
-    keys, close = similar_keys(name, flat(base.get_config())), similar(name, [flag.name for flag in _own_flags()])
+    keys, close = similar_keys(name, sorted(base.KEYS)), similar(name, [flag.name for flag in _own_flags()])
     known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
 

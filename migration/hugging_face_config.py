@@ -8,11 +8,12 @@ from typing import Annotated
 
 import pydantic
 
+from configs.base import KEYS
+from configs.key import LARGEST_INT
 from files.json_reader import Object
-from settings import ranges
 
-Count = Annotated[int, pydantic.Field(ge=1, le=ranges.LARGEST_INT)] | None
-Window = Annotated[int, pydantic.Field(ge=0, le=ranges.LARGEST_INT)] | None  # 0: none
+Count = Annotated[int, pydantic.Field(ge=1, le=LARGEST_INT)] | None
+Window = Annotated[int, pydantic.Field(ge=0, le=LARGEST_INT)] | None  # 0: none
 Number = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] | None
 Flag, Name = bool | None, str | None
 
@@ -40,7 +41,7 @@ class Config(Object, total=False):
     model_type: Name
     _name_or_path: Name
     hidden_size: Count
-    num_hidden_layers: Annotated[int, pydantic.Field(ge=1, le=ranges.LARGEST["model.num_layers"])] | None
+    num_hidden_layers: Annotated[int, pydantic.Field(ge=1, le=KEYS["model.num_layers"].largest)] | None
     num_attention_heads: Count
     num_key_value_heads: Count
     head_dim: Count

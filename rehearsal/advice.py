@@ -14,15 +14,14 @@ import math
 import time
 from collections.abc import Iterator
 
-from configs.base import batch_shards
+from configs.base import KEYS, batch_shards
 from rehearsal import sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
 from rehearsal.sections import options
-from settings.ranges import CHOICES
 from settings.validation import changed
 
-REMAT = CHOICES["model.remat"]  # from the policy that saves most for the backward pass to the one that saves least
+REMAT = KEYS["model.remat"].choices  # from the policy that saves most for the backward pass to the one that saves least
 WORTH = 0.003  # of the time of a step; a smaller gain is within the error of the estimate
 SHORTEST_SEQUENCE = 512
 

@@ -22,20 +22,19 @@ import time
 from collections.abc import Callable, Iterator
 
 from configs import topologies
+from configs.base import keys_of
 from configs.errors import ConfigError
+from configs.key import UNCOMPILED
 from rehearsal import sealed
 from settings.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "core/assembly.py", "configs/base.py", "configs/errors.py", "configs/topologies.py", "checkpointing", "cluster",
-    "files", "layers", "models", "objectives", "parallelism", "reporting", "settings", "training",
-    "rehearsal/compilation.py", "rehearsal/sealed.py",
+    "core/assembly.py", "configs/base.py", "configs/errors.py", "configs/key.py", "configs/topologies.py",
+    "checkpointing", "cluster", "files", "layers", "models", "objectives", "parallelism", "reporting", "settings",
+    "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
-NOT_COMPILED = (  # keys that the step does not read
-    "data.", "checkpoint.", "evaluation.", "logging.", "train.log_every", "train.eval_every", "train.save_every",
-)  # fmt: skip
 ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }  # fmt: skip
@@ -225,7 +224,7 @@ class _Process:
 
 def _request(config, topology: topologies.Topology) -> dict:
     """Return everything that a compilation depends on, except code and libraries."""
-    keys = {key: value for key, value in flat(config).items() if not key.startswith(NOT_COMPILED)}
+    keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
 

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
+from configs.base import KEYS
 from configs.errors import ConfigError
 from rehearsal import assumptions, report, sizing
 from rehearsal.compiler import GIB
@@ -18,7 +19,6 @@ from rehearsal.sections import options
 from reporting.display import duration
 from settings.architecture import divisors
 from settings.keys import flat
-from settings.ranges import CHOICES
 from settings.validation import changed
 
 RECOMPUTED = {  # fraction of the model's FLOPs
@@ -90,7 +90,7 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
             mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
             shards = topology.chips // model // loaded.config.mesh.context
             for batch in _batches(loaded.config, shards, any_batch):
-                tried = [mesh | batch | {"model.remat": remat} for remat in CHOICES["model.remat"]]
+                tried = [mesh | batch | {"model.remat": remat} for remat in KEYS["model.remat"].choices]
                 holding = (keys for keys in tried if all(held.get(key, value) == value for key, value in keys.items()))
                 found += [_candidate(loaded, topology, keys) for keys in holding]
     return [candidate for candidate in found if candidate]

@@ -15,8 +15,9 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
 }  # fmt: skip
+LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
-    (("train.steps", "train.tokens", "train.epochs"), "say how long to train"),
+    (LENGTHS, "say how long to train"),
     (("data.path", "data.mixture"), "say what to train on"),
 )
 
@@ -26,17 +27,10 @@ def flat(config: ConfigDict) -> dict[str, object]:
     return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
 
 
-def assign(config: ConfigDict, key: str, value) -> None:
-    """Set one dotted key."""
-    section, name = key.split(".")
-    config[section][name] = value
-
-
 def from_flat(values: dict[str, object]) -> ConfigDict:
     """Return the configuration of configs/base.py with these values of dotted keys."""
     config = base.get_config()
-    for key, value in values.items():
-        assign(config, key, value)
+    config.update_from_flattened_dict(values)
     return config
 
 

@@ -78,7 +78,7 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
-        if flat(config).keys() != flat(base.get_config()).keys():
+        if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")
         return config, _origins(module, path)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,

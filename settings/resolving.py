@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from configs import topologies
-from configs.base import MESH_AXES
+from configs.base import KEYS, MESH_AXES
 from configs.errors import ConfigError, did_you_mean, shown, similar
-from settings.keys import assign, flat, parse_typed
+from settings.keys import flat, parse_typed
 
 EXPERT_CHIPS = 8  # largest mesh.expert of a preset; an all-to-all over more chips takes more hops
 WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are all-gathered like weights
-LARGEST_AXIS = 1_000_000  # devices along an axis of a mesh
+LARGEST_AXIS = KEYS["mesh.data"].largest  # devices along an axis of a mesh
 EARLIER_AXES = ("data", "model", "fsdp")  # for three numbers in TPU_MESH_CONFIG, as in Torus' predecessor
 
 
@@ -71,15 +71,14 @@ def resolve(
     mesh, typed = environment_mesh(environment), parse_typed(overrides, flat(config))
     preset = _with_experts(topology.mesh, flat(config) | typed) if topology else {}
     for axes, origin in ((preset, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
-        for axis in MESH_AXES if axes else ():
-            assign(config, f"mesh.{axis}", axes.get(axis, 1))
-            origins[f"mesh.{axis}"] = origin
+        if axes:
+            config.mesh.update({axis: axes.get(axis, 1) for axis in MESH_AXES})
+            origins |= {f"mesh.{axis}": origin for axis in MESH_AXES}
     if mesh:
         config.layout.axis_order = ",".join(dict.fromkeys(("dcn_data", *mesh, *MESH_AXES)))
         origins["layout.axis_order"] = "TPU_MESH_CONFIG"
-    for key, value in typed.items():
-        assign(config, key, value)
-        origins[key] = "command line"
+    config.update_from_flattened_dict(typed)
+    origins |= dict.fromkeys(typed, "command line")
     return Loaded(config, name, str(path), topology, typed, origins, mesh)
 
 

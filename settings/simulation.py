@@ -14,7 +14,7 @@ from configs.base import batch_shards
 from configs.errors import ConfigError
 from settings import layouts
 from settings.architecture import multiples_text
-from settings.keys import assign, flat
+from settings.keys import LENGTHS, flat
 
 TARGETS = {  # largest value of each key in a simulation
     "model.num_layers": 2,
@@ -71,12 +71,10 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
         unit = units.get(key, 1)
         if key not in typed and before[key]:  # 0 means derived or off
             # If the recipe fits the mesh, every key except the batch is already a multiple of its unit.
-            assign(config, key, math.ceil(min(before[key], target) / unit) * unit)
-    if "train.steps" not in typed and not ({"train.tokens", "train.epochs"} & typed.keys()):
-        assign(config, "train.steps", min(before["train.steps"] or math.inf, TARGETS["train.steps"]))
-        assign(config, "train.tokens", 0)
-        assign(config, "train.epochs", 0.0)
-        assign(config, "evaluation.every_epochs", 0.0)
+            config.update_from_flattened_dict({key: math.ceil(min(before[key], target) / unit) * unit})
+    if not typed.keys() & set(LENGTHS):
+        config.train.update(steps=min(before["train.steps"] or math.inf, TARGETS["train.steps"]), tokens=0, epochs=0.0)
+        config.evaluation.every_epochs = 0.0
     _keep_group_size(config, before, typed)
     after = flat(config)
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}

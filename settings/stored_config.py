@@ -11,31 +11,16 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, shown
+from configs.key import MACHINE, READ, RESUME, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
-from settings.keys import DATA_READ, assign, flat, parse_typed
+from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
-OF_THE_HOST = (  # prefixes of keys that depend on the machine, so they are never taken from a run
-    "mesh.", "layout.", "logging.", "data.cache_dir", "data.readers", "data.prefetch", "checkpoint.staging",
-    "checkpoint.restore",
-)  # fmt: skip
-MAY_CHANGE = (  # prefixes of keys that may be typed to resume a run
-    *OF_THE_HOST, "checkpoint.", "evaluation.", "model.remat", "model.layer_loop",
-    "data.",  # the digest of the corpus decides; the weights of a mixture may change
-    "train.steps", "train.tokens", "train.epochs", "train.global_batch", "train.gradient_accumulation",
-    "train.loss_chunk_tokens", "train.log_every", "train.eval_every", "train.save_every", "train.hang_seconds",
-    "train.spike_deviations", "train.bad_steps", "train.roll_backs", "train.recheck_every", "train.sum_dtype",
-    "batch.fit", "batch.memory_gib",
-)  # fmt: skip
-FREE_TO_READ = (  # prefixes of keys that may be typed to evaluate or use a run
-    "data.", "evaluation.", "mesh.", "layout.", "checkpoint.keep", "model.remat", "model.layer_loop",
-    "train.global_batch", "batch.",
-)  # fmt: skip
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
-LENGTHS = ("train.sequence_length", "model.max_length")  # also FREE_TO_READ, if no weight depends on the length
-OF_A_MODEL = ("data.tokenizer", "train.sequence_length", "optimizer.bias_step")  # keys that belong to a model's weights
+OF_TRAINING = ("mesh.", "layout.", "batch.")  # sections that do not apply when a run is only read
 
 
 class Origin(Object, total=False):
@@ -93,7 +78,7 @@ def read_config(folder) -> dict[str, Scalar]:
     Raises:
       ConfigError: there is no run, or its configuration is damaged or of a later version.
     """
-    path, defaults = folder / CONFIG, flat(base.get_config())
+    path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(
             f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
@@ -104,7 +89,7 @@ def read_config(folder) -> dict[str, Scalar]:
         raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
-    if unknown := values.keys() - defaults.keys():
+    if unknown := values.keys() - KEYS.keys():
         first = shown(min(unknown))
         raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")
     for key in ("model.name", "train.objective"):
@@ -114,14 +99,13 @@ def read_config(folder) -> dict[str, Scalar]:
     for key in RUNS:
         if values.get(key, "").endswith(".py"):
             raise ConfigError(f"{path}: {key} should be the folder of a run, but is {shown(values[key])}, a program")
-    return defaults | {key: type(defaults[key])(value) for key, value in values.items()}
+    return flat(from_flat(values))
 
 
 def check_types(values: Mapping[str, Scalar], source: str) -> None:
     """Raise ConfigError if the value of a dotted key has another type than its default; unknown keys are ignored."""
-    defaults = flat(base.get_config())
-    for key in values.keys() & defaults.keys():
-        value, kind = values[key], type(defaults[key])
+    for key in values.keys() & KEYS.keys():
+        value, kind = values[key], type(KEYS[key].default)
         if type(value) is not kind and (type(value), kind) != (int, float):
             raise ConfigError(f"{source}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
 
@@ -130,7 +114,7 @@ def load_to_continue(
     folder, step: int | None, recipe: tuple[str, ConfigDict] | None, topology: str, overrides: dict[str, str],
     environment: Mapping[str, str],
 ) -> Loaded:  # fmt: skip
-    """Return the configuration for resuming a run: stored values except keys OF_THE_HOST, then typed keys.
+    """Return the configuration for resuming a run: stored values except keys of the machine, then typed keys.
 
     Args:
       step: to which the run was trained, as `trained_to` returns it.
@@ -140,17 +124,15 @@ def load_to_continue(
       ConfigError: the stored configuration cannot be read, another recipe or a key that may not change was typed, or
         `resolve` raises it.
     """
-    stored, defaults = read_config(folder), flat(base.get_config())
+    stored = read_config(folder)
     name, config = recipe or ("", base.get_config())
     notes = _check_recipe(folder, name, flat(config), overrides) if name else []
-    kept = {key: value for key, value in stored.items() if not key.startswith(OF_THE_HOST)}
+    kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
-    for key, value in kept.items():
-        assign(config, key, value)
-    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != defaults[key]}
-    loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, environment)
+    config.update_from_flattened_dict(kept)
+    loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
     for key, value in loaded.typed.items() if step is not None else ():
-        if value != stored[key] and not key.startswith(MAY_CHANGE):
+        if value != stored[key] and key not in keys_of(RESUME):
             raise ConfigError(
                 f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
                 f"Leave out --config.{key} to continue that run, or use a new --workdir."
@@ -177,15 +159,18 @@ def load_to_read(
     Raises:
       ConfigError: there is no run in the folder, or as for `load_to_continue`.
     """
-    stored, defaults, config = read_config(folder), flat(base.get_config()), base.get_config()
+    stored = read_config(folder)
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
-    free = FREE_TO_READ + (LENGTHS if stored["model.name"] == "decoder_lm" else ())
-    own = ("data.tokenizer",) if stored["data.tokenizer"] else ()  # an import without one needs a typed one
-    fixed = [key for key in overrides if key in stored and (key in own or not key.startswith(free))]
+    free = keys_of(READ)
+    if stored["model.name"] == "decoder_lm":  # no weight depends on the length
+        free |= {"train.sequence_length", "model.max_length"}
+    if stored["data.tokenizer"]:  # an import without one needs a typed one
+        free -= {"data.tokenizer"}
+    fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    values = stored | {key: value for key, value in defaults.items() if key.startswith(("mesh.", "layout.", "batch."))}
+    values = stored | {name: key.default for name, key in KEYS.items() if name.startswith(OF_TRAINING)}
     if stored["data.tokenizer"] not in ("byte", ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
@@ -194,10 +179,9 @@ def load_to_read(
         values |= dict.fromkeys(DATA_READ, "")
     # Allow evaluation on longer sequences than the run was trained on.
     values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
-    for key, value in values.items():
-        assign(config, key, value)
-    drop_other_models(config)
     origins = dict.fromkeys(stored, str(folder / CONFIG))
+    config = from_flat(values)
+    drop_other_models(config)
     loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, {})
     loaded.of_run = True
     return loaded
@@ -206,22 +190,24 @@ def load_to_read(
 def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
     """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
 
-    It has the keys of the model and those that belong to its weights; all others are as in configs/base.py.
+    It has the keys that describe the weights; all others are as in configs/base.py.
     """
-    stored, config = flat(load_to_read(folder, {}).config), base.get_config()
-    kept = {key: value for key, value in stored.items() if key.startswith("model.") or key in OF_A_MODEL}
-    origins = {key: str(folder / CONFIG) for key, value in kept.items() if value != flat(config)[key]}
-    for key, value in kept.items():
-        assign(config, key, value)
-    return config, origins
+    stored = flat(load_to_read(folder, {}).config)
+    kept = {key: value for key, value in stored.items() if key in keys_of(WEIGHTS)}
+    return from_flat(kept), _origins(folder, kept)
+
+
+def _origins(folder, values: dict) -> dict[str, str]:
+    """Return the run's configuration as the origin of each value that differs from the default."""
+    return {key: str(folder / CONFIG) for key, value in values.items() if value != KEYS[key].default}
 
 
 def changes(before: dict, now: dict) -> list[str]:
-    """Return "key old -> new" for each key that changes when a run is resumed, except keys OF_THE_HOST."""
+    """Return "key old -> new" for each key that changes when a run is resumed, except keys of the machine."""
     return [
         f"{key} {before[key]} -> {value}"
         for key, value in now.items()
-        if key in before and before[key] != value and not key.startswith(OF_THE_HOST)
+        if key in before and before[key] != value and key not in keys_of(MACHINE)
     ]
 
 
@@ -233,9 +219,9 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     """
     then = _origin(folder).get("recipe_config") or read_config(folder)
     differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
-    differs = {key: pair for key, pair in differs.items() if key not in overrides and not key.startswith(OF_THE_HOST)}
+    differs = {key: pair for key, pair in differs.items() if key not in overrides and key not in keys_of(MACHINE)}
     for key, (old, new) in differs.items():
-        if not key.startswith(MAY_CHANGE):
+        if key not in keys_of(RESUME):
             raise ConfigError(
                 f"--config={name} is not the recipe of the run in {folder} ({key} is {shown(old)} there, {shown(new)} "
                 "here); leave out --config to continue that run, or use a new --workdir"

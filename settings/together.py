@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules between keys, in two tables: values of one key that need values of another, and keys that are not read."""
 
-from configs.base import get_config
+from configs.base import KEYS
 from configs.errors import ConfigError
 from settings.keys import flat
 from settings.resolving import Loaded
@@ -84,10 +84,10 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
 
 def check_typed(loaded: Loaded) -> None:
     """Raise ConfigError for the first typed key that is not read; values of recipes and defaults are allowed."""
-    values, defaults = flat(loaded.config), flat(get_config())
+    values = flat(loaded.config)
     for owner, idle, keys in OUT_OF_FORCE:
         for key in keys if values[owner] == idle else ():
-            if key in loaded.typed and values[key] != defaults[key]:
+            if key in loaded.typed and values[key] != KEYS[key].default:
                 raise ConfigError(
                     f"{key}={values[key]} is not read with {owner}={idle or repr(idle)}; leave it out, or set {owner}"
                 )

@@ -11,7 +11,7 @@ from configs.base import BATCH_AXES, MESH_AXES, batch_shards, supports_shard_map
 from configs.errors import ConfigError
 from settings import architecture, fine_tuning, layouts, ramp, ranges, together
 from settings.architecture import divisible, divisors, multiples_text
-from settings.keys import assign, flat
+from settings.keys import LENGTHS, flat
 from settings.resolving import Loaded
 
 
@@ -37,9 +37,8 @@ def check_keys(config: ConfigDict) -> None:
     """Raise ConfigError for errors that do not depend on the devices."""
     values = flat(config)
     ranges.check(values)
-    lengths = ("train.steps", "train.tokens", "train.epochs")
-    if sum(values[key] > 0 for key in lengths) != 1:
-        raise ConfigError(f"exactly one of {', '.join(lengths)} must be greater than 0")
+    if sum(values[key] > 0 for key in LENGTHS) != 1:
+        raise ConfigError(f"exactly one of {', '.join(LENGTHS)} must be greater than 0")
     together.check(values, of_mesh=False)
     architecture.check(config)
     _check_axis_order(config.layout.axis_order)
@@ -55,8 +54,7 @@ def check_keys(config: ConfigDict) -> None:
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
     """Return a copy of a configuration with other values of some dotted keys; None if it is inconsistent."""
     copy = config.copy_and_resolve_references()
-    for key, value in keys.items():
-        assign(copy, key, value)
+    copy.update_from_flattened_dict(keys)
     try:
         validate(copy, num_devices)
     except ConfigError:

@@ -176,6 +176,9 @@ FORMAT = '''class Lines(RecordFile):
 
 BY_SUFFIX: dict[str, type[RecordFile]] = {
     ".lines": Lines,'''
+KEY = """train.added = Key(4, "an added number of steps", above=1, most=8, scope=UNCOMPILED)
+
+"""
 BENCHMARK = '''"""How many steps has the smallest recipe?"""
 
 import support
@@ -188,9 +191,12 @@ if __name__ == "__main__":
 TESTS = '''"""What was added is used."""
 
 import jax
+import pytest
 
 from core import assembly
 from configs import base, topologies
+from configs.errors import ConfigError
+from configs.key import RESUME, UNCOMPILED
 from settings import loading, validation
 from input_pipeline.sources import read_source
 from parallelism.mesh import mesh_context
@@ -233,6 +239,16 @@ def test_documents_of_it_are_read(tmp_path):
     assert [document.open().read() for document in documents] == [b"one\\n", b"two\\n"] * 2
 
 
+def test_the_key_is_read_and_its_range_is_checked():
+    loaded = loading.load("configs/added.py", "cpu", {"train.added": "5"})
+    assert (loaded.config.train.added, base.get_config().train.added) == (5, 4)
+    assert "train.added" in base.keys_of(UNCOMPILED) and "train.added" not in base.keys_of(RESUME)
+    for value, rule in ((9, "at most 8"), (1, "greater than 1")):
+        loaded.config.train.added = value
+        with pytest.raises(ConfigError, match=f"^train.added={value} must be {rule} .an added number of steps.$"):
+            validation.validate(loaded.config, 1, loaded)
+
+
 def test_the_topology_is_there():
     assert topologies.of_size(topologies.get("v5e-8"), 4) == "v5e-4"
 '''
@@ -249,11 +265,12 @@ ADDITIONS = {  # of each kind: {file: its text, or (what stands there, what does
     },
     "optimizer": {"training/optimizers.py": ("\n\ndef _adam(", OPTIMIZER + "\n\ndef _adam(")},
     "schedule": {"training/schedules.py": ("\n\ndef scaled(", SCHEDULE + "\n\ndef scaled(")},
+    "key": {"configs/base.py": ("batch = Section(", KEY + "batch = Section(")},
     "topology": {"configs/topologies.py": ('    "v5e-8":', '    "v5e-4": ("v5e", 4, 1, "v5e:2x2"),\n    "v5e-8":')},
 }
 FILES = {  # that an addition touches, with its recipe and its test where it has these
     "recipe": 1, "experiment": 1, "layer": 2, "model": 3, "objective": 3, "data source": 2,
-    "file format of many documents": 2, "optimizer": 2, "schedule": 2, "topology": 1,
+    "file format of many documents": 2, "optimizer": 2, "schedule": 2, "topology": 1, "key": 1,
 }  # fmt: skip
 HOUSE = (  # what knows lists of files, names and shapes
     "tests/test_added.py", "tests/test_architecture.py", "tests/configs/test_golden.py",

@@ -12,9 +12,10 @@ from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.retention import Retention
 from configs import base
+from configs.base import keys_of
+from configs.key import RESUME
 from core import assembly
 from parallelism.mesh import mesh_context
-from settings import stored_config
 from settings.keys import flat
 from tests.bucket_server import empty_bucket
 from tests.one_step import initial_state
@@ -190,4 +191,4 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
 def test_differences_name_each_key_old_and_new_but_for_what_may_change():
     before = {"model.embed_dim": 4, "mesh.fsdp": 1, "train.seed": 0, "train.steps": 5}
     now = {"model.embed_dim": 8, "mesh.fsdp": 8, "train.seed": 0, "train.steps": 9}
-    assert workdirs.differences(before, now, stored_config.MAY_CHANGE) == ["model.embed_dim=4, now 8"]
+    assert workdirs.differences(before, now, keys_of(RESUME)) == ["model.embed_dim=4, now 8"]

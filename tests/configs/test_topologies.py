@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from configs import topologies
+from configs.base import KEYS
 from configs.errors import ConfigError
-from settings.ranges import CHOICES
 
 PRESETS = tuple(topologies.SLICES)
 
@@ -29,7 +29,7 @@ def test_preset_is_whole(name):
     assert math.prod(topology.mesh.values()) == topology.chips
     figures = (topology.hbm_gib, topology.peak_flops, topology.hbm_bandwidth, topology.link_bandwidth)
     assert all(figures) if topology.accelerator != "cpu" else not any(figures)
-    assert set(topology.faster) < set(CHOICES["model.quantization"])
+    assert set(topology.faster) < set(KEYS["model.quantization"].choices)
     if topology.accelerator == "tpu":
         slice_name, _, shape = topology.compiler_name.partition(":")
         assert name.startswith(slice_name) and math.prod(int(n) for n in shape.split("x")) == topology.chips

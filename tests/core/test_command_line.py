@@ -71,7 +71,7 @@ MISTAKES = [
     ("--config.optimizer.schedule=wsd", "is unknown; did you mean warmup_stable_decay? (all:"),
     ("--config.optimizer.schedule=cosin", "(all: constant, cosine, cosine_from_one, linear, warmup_stable_decay)"),
     ("--config.optimizer.ema_decay=1", "optimizer.ema_decay=1.0 must be 0 or greater and less than 1"),
-    ("--config.optimizer.cooldown_fraction=2", "optimizer.cooldown_fraction=2.0 must lie between 0 and 1"),
+    ("--config.optimizer.cooldown_fraction=2", "optimizer.cooldown_fraction=2.0 must be at most 1"),
     ("--config.model.dropout=1", "model.dropout=1.0 must be 0 or greater and less than 1"),
     ("--config.model.rope_scaling=ntk", "model.rope_scaling=ntk is unknown (all: none, linear, llama3, yarn)"),
     ("--config.model.rope_scaling=yarn", "model.rope_scaling=yarn needs model.rope_original_length"),
@@ -81,7 +81,7 @@ MISTAKES = [
     ("--config.optimizer.learning_rate=0", "optimizer.learning_rate=0.0 must be greater than 0"),
     ("--config.optimizer.learning_rate=nan", "optimizer.learning_rate=nan must be greater than 0"),
     ("--config.train.eval_every=-1", "train.eval_every=-1 must be 0 or greater"),
-    ("--config.data.holdout_fraction=1", "data.holdout_fraction=1.0 must lie between 0 and 1"),
+    ("--config.data.holdout_fraction=1", "data.holdout_fraction=1.0 must be greater than 0 and less than 1"),
     ("--config.data.bad_documents=ignore", "data.bad_documents=ignore is unknown (all: error, skip)"),
     ("--config.data.readers=-1", "data.readers=-1 must be 0 or greater"),
     # what does not go together

@@ -13,7 +13,6 @@ from layers import products
 from layers.mlp import SwiGLU
 from models.trm import LengthMixer
 from parallelism.mesh import make_mesh, mesh_context
-from settings.ranges import CHOICES
 from tests.support import ROOT, assert_close, relative_error
 
 SIZES = dict(zip("BTSDFNKGHVECR", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7, 9), strict=True))
@@ -151,7 +150,6 @@ def test_rows_of_zeros_stay_zeros():
 
 
 def test_a_product_is_not_quantised_by_default():
-    assert CHOICES["model.quantization"] == ("none", *products.QUANTIZED)
     x, weight, _ = operands("BTD,DF->BTF", jnp.bfloat16)
     text = jax.jit(functools.partial(products.einsum, "BTD,DF->BTF")).lower(x, weight).as_text()
     explicit = jax.jit(functools.partial(products.einsum, "BTD,DF->BTF", quantization="none"))

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from configs import base
+from configs.base import KEYS
 from configs.errors import ConfigError
-from settings import loading, ranges, stored_config, validation
+from settings import loading, stored_config, validation
 from settings.keys import flat
 
 DEFAULTS = flat(base.get_config())
@@ -31,8 +32,7 @@ def refused(recipe: str = "configs/tiny.py", **typed) -> str:
 
 @pytest.mark.parametrize("key", WHOLE)
 def test_a_whole_number_that_no_machine_could_have_is_refused_by_its_key(key):
-    most = ranges.LARGEST.get(key, ranges.LARGEST_INT)
-    for value in (most + 1, 10**30, "9" * 4000):
+    for value in (KEYS[key].largest + 1, 10**30, "9" * 4000):
         assert refused(**{key: value}).startswith(f"{key}={str(value)[:50]}"), value
     assert len(str(refused(**{key: "9" * 5000}))) < 200  # more digits than Python reads
 
@@ -48,14 +48,14 @@ def test_what_is_no_size_is_refused_by_its_key(key, value):
 def test_the_largest_of_a_size_is_checked_and_not_built(key):
     """What is allowed may still not fit a machine; validation itself has to answer quickly."""
     began = time.monotonic()
-    config = loading.load("configs/tiny.py", "", {key: str(ranges.LARGEST[key])}).config
+    config = loading.load("configs/tiny.py", "", {key: str(KEYS[key].largest)}).config
     config.train.update(steps=1, eval_every=0)
     validation.validate(config, 1)
     assert time.monotonic() - began < 2
 
 
 def test_products_of_the_largest_sizes_fit_64_bits():
-    size = ranges.LARGEST
+    size = {name: key.largest for name, key in KEYS.items()}
     assert size["train.global_batch"] * size["train.sequence_length"] < 2**63
     assert size["model.embed_dim"] * size["model.mlp_dim"] * 4 < 2**63
     assert size["model.vocab_size"] * size["model.embed_dim"] * 4 < 2**63
