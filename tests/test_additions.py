@@ -6,6 +6,7 @@ them are put into one run, and what holds the house together passes.
 """
 
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -276,6 +277,15 @@ HOUSE = (  # what knows lists of files, names and shapes
     "tests/test_added.py", "tests/test_architecture.py", "tests/configs/test_golden.py",
     "tests/configs/test_topologies.py", "tests/settings/test_simulation.py", "tests/settings/test_loading.py",
 )  # fmt: skip
+TOYS = ROOT / "tests" / "toys"
+TOY_FILES = {
+    "reset_units": "training/transforms", "meta_learning": "objectives", "second_head": "objectives",
+    "self_training": "objectives",
+}  # fmt: skip
+TOY_KEY = (
+    "configs/base.py",
+    ("batch = Section(", 'train.reset_units_every = Key(0, "steps between resets; 0: none")\n\nbatch = Section('),
+)
 # Of these; all else is in this suite anyway.
 OF_IT = "added or written_down or v5e-4 or test_architecture and not (point_down or few_libraries or at_once)"
 
@@ -297,22 +307,40 @@ def test_an_addition_touches_the_files_that_the_map_names(kind):
 
 
 def test_additions_work_in_a_copy_of_the_tree_and_the_house_stands(tmp_path):
-    copy = tmp_path / "tree"
+    copy = copy_with([item for files in ADDITIONS.values() for item in files.items()], tmp_path)
+    (copy / "tests/test_added.py").write_text(LICENSE + TESTS)
+    run_pytest(copy, "-k", OF_IT, *HOUSE)
+    benchmark = subprocess.run(
+        [sys.executable, "benchmarks/run_all.py", "added"], cwd=copy, capture_output=True, text=True
+    )
+    assert benchmark.returncode == 0 and "| steps | 200 |" in (copy / "benchmarks/RESULTS.md").read_text()
+
+
+def test_each_toy_attaches_by_an_interface_without_an_edit_of_the_core(tmp_path):
+    """A step transform, objectives of three kinds, callbacks, an evaluator, and runs that follow each other."""
+    files = [(f"{folder}/{name}.py", (TOYS / f"{name}.py").read_text()) for name, folder in TOY_FILES.items()]
+    copy = copy_with([*files, TOY_KEY, ("tests/test_toys.py", (TOYS / "use_toys.py").read_text())], tmp_path)
+    run_pytest(copy, "tests/test_toys.py")
+
+
+def copy_with(changes: list[tuple], folder: pathlib.Path) -> pathlib.Path:
+    """Return a copy of the tree with new files, and with changes of files that there are."""
+    copy = folder / "tree"
     shutil.copytree(ROOT, copy, ignore=NOT_COPIED)
-    for path, change in [item for files in ADDITIONS.values() for item in files.items()]:
+    for path, change in changes:
         file = copy / path
         assert file.exists() == isinstance(change, tuple), path
         if isinstance(change, tuple):
             assert file.read_text().count(change[0]) == 1, path
             file.write_text(file.read_text().replace(*change))
         else:
-            file.write_text(LICENSE + change)
-    (copy / "tests/test_added.py").write_text(LICENSE + TESTS)
-    house = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", OF_IT, *HOUSE]
+            file.write_text(change if change.startswith(LICENSE) else LICENSE + change)
+    return copy
+
+
+def run_pytest(copy: pathlib.Path, *arguments: str) -> None:
+    """Run tests in a copy of the tree; they pass."""
+    house = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(house, cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
-    benchmark = subprocess.run(
-        [sys.executable, "benchmarks/run_all.py", "added"], cwd=copy, capture_output=True, text=True
-    )
-    assert benchmark.returncode == 0 and "| steps | 200 |" in (copy / "benchmarks/RESULTS.md").read_text()

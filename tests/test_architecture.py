@@ -27,7 +27,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "cluster": {"configs", "files", "settings", "reporting"},
     "parallelism": {"configs"},
     "training": {"configs", "files", "settings", "layers", "reporting", "cluster", "parallelism"},
-    "checkpointing": {"configs", "files", "settings", "layers", "reporting", "cluster", "training"},
+    "checkpointing": {"configs", "files", "settings", "layers", "objectives", "reporting", "cluster", "training"},
     "inference": {"configs", "layers", "input_pipeline"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline"},
 }
@@ -49,7 +49,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "settings": {"ml_collections"},
     "layers": {"jax", "flax", "qwix"},
     "models": {"jax", "flax"},
-    "objectives": {"jax"},
+    "objectives": {"jax", "flax"},
     "cluster": {"jax", "numpy"},
     "parallelism": {"jax", "flax", "numpy"},
     "pods": {"absl", "rich", "pydantic"},

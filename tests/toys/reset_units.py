@@ -7,12 +7,11 @@ import jax.numpy as jnp
 from training.step_transform import StepTransform
 
 WEIGHT = ("stack", "blocks", "mlp", "down")  # [L, F, D]
-EVERY = 2  # steps
 
 
 def make(config, weights, schedule) -> "ResetUnits | None":
-    """Return it for runs of the recipe of the toys."""
-    return ResetUnits() if config.train.seed == 77 else None
+    """Return it if the configuration asks for it."""
+    return ResetUnits(config.train.reset_units_every) if config.train.reset_units_every else None
 
 
 class ResetUnits(StepTransform):
@@ -20,17 +19,20 @@ class ResetUnits(StepTransform):
 
     name = "reset_units"
 
+    def __init__(self, every: int):
+        self.every = every
+
     def init(self, params):
         """Return the means [L, F, 1], which are sharded like the weight."""
         down = params["stack"]["blocks"]["mlp"]["down"]
         return {"stack": {"blocks": {"mlp": {"down": jnp.zeros((*down.shape[:2], 1))}}}}
 
     def update(self, context, change, memory):
-        """Reset the units every EVERY steps."""
+        """Reset the units every few steps."""
         mean_LF1 = memory["stack"]["blocks"]["mlp"]["down"]
         down_LFD = change.params["stack"]["blocks"]["mlp"]["down"]
         mean_LF1 = 0.9 * mean_LF1 + 0.1 * jnp.mean(jnp.abs(down_LFD), axis=2, keepdims=True)
-        is_due = (context.state.step + 1) % EVERY == 0
+        is_due = (context.state.step + 1) % self.every == 0
         reset_LF1 = is_due & (mean_LF1 == mean_LF1.min(axis=1, keepdims=True))
 
         def zeroed(path, leaf):

@@ -12,7 +12,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 import train
-from configs import base
 from core.callbacks import Callback, Stop
 from core.evaluators import Evaluator
 from layers import taps
@@ -56,7 +55,7 @@ class Last(Callback):
 def test_a_step_transform_resets_units_is_sharded_saved_and_resumes_bit_for_bit(tmp_path):
     def run(workdir, steps, first=0):
         config, last = config_of(fsdp=2, model=4), Last()
-        config.train.update(seed=77, steps=steps)
+        config.train.update(reset_units_every=2, steps=steps)
         train.train(config, workdir, batches(config, first), callbacks=[last])
         return last
 
