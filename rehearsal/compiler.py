@@ -30,9 +30,9 @@ from settings.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "core/assembly.py", "core/models.py", "configs/base.py", "configs/errors.py", "configs/key.py", "configs/topologies.py",
-    "checkpointing", "cluster", "files", "layers", "models", "objectives", "parallelism", "reporting", "settings",
-    "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
+    "core/assembly.py", "core/models.py", "configs/base.py", "configs/errors.py", "configs/key.py",
+    "configs/topologies.py", "checkpointing", "cluster", "files", "layers", "models", "objectives", "parallelism",
+    "reporting", "settings", "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one
@@ -247,7 +247,7 @@ def _environment(topology: topologies.Topology) -> dict[str, str]:
 
 
 def _code_digest() -> str:
-    files = [path for name in COMPILED_CODE for path in [ROOT / name, *(ROOT / name).glob("*.py")] if path.is_file()]
+    files = [path for name in COMPILED_CODE for path in [ROOT / name, *(ROOT / name).rglob("*.py")] if path.is_file()]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + path.read_bytes())
