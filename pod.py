@@ -15,7 +15,8 @@ try:
     from configs.errors import ConfigError
     from configs.errors import did_you_mean, similar
     from pods import settings as table
-    from pods.transports import PodError, connect, usage_error
+    from pods.connection import connect
+    from pods.errors import PodError, usage_error
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 

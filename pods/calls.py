@@ -11,8 +11,9 @@ import threading
 import time
 from typing import TextIO
 
+from pods.errors import PodError
 from pods.settings import Settings
-from pods.transports import PodError, Result
+from pods.transports import Result
 
 PERMANENT = re.compile(  # messages of failures that a retry does not fix
     r"permission|denied|forbidden|unauthenticated|not[_ ](?:be )?found|already[_ ]exists|invalid[_ ]argument"

@@ -12,8 +12,9 @@ from absl import flags
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, switches, watch
 from pods.answers import Report
+from pods.errors import PodError, usage_error
 from pods.settings import Settings, with_experts
-from pods.transports import PodError, Transport, expect_success, usage_error
+from pods.transports import Transport, expect_success
 from settings import loading
 
 CONFIG = "configs/optimization_config.json"  # in the code's folder on a host

@@ -22,8 +22,9 @@ import pydantic
 from files.json_reader import JsonError, Object, parse_json
 from pods import hosts, recipes, records
 from pods.calls import call
-from pods.settings import Settings
-from pods.transports import PodError, Result, check_worker, expect_success, selected, usage_error
+from pods.errors import PodError, usage_error
+from pods.settings import Settings, check_worker, worker_numbers
+from pods.transports import Result, expect_success
 
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
@@ -247,7 +248,7 @@ class Gcloud:
         if len(self.nodes) == 1 or worker == "all":
             return [(node, worker, 0) for node in self.nodes]
         size = self.num_workers // len(self.nodes)
-        chosen = [divmod(number, size) for number in selected(worker, self.num_workers)]
+        chosen = [divmod(number, size) for number in worker_numbers(worker, self.num_workers)]
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
     def _side_by_side(self, function, targets) -> list[Result]:

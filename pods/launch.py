@@ -10,9 +10,10 @@ import sys
 import time
 
 from pods import hosts, life, recipes, records, watch
+from pods.errors import PodError
 from pods.settings import Settings
 from pods.switches import Resolved
-from pods.transports import PodError, Transport, expect_success
+from pods.transports import Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
 PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts

@@ -13,10 +13,12 @@ import shlex
 import tempfile
 
 from configs import topologies
-from pods import hosts, records
+from pods import deploy, hosts, records
 from pods.calls import call
-from pods.settings import Settings
-from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
+from pods.connection import connect
+from pods.errors import PodError, usage_error
+from pods.settings import Settings, worker_numbers
+from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # variables of this machine that are copied to the hosts
@@ -75,8 +77,6 @@ def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     transport.put_code()
     share_secrets(settings, transport)
     expect_success(transport.run(hosts.count_devices(settings)), "count its devices")
-    from pods import deploy  # which uses this module
-
     return deploy.setup_optimizations(settings, transport, rest)
 
 
@@ -144,7 +144,7 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     elif worker.isdigit():
         transport.copy(remote, rest[1], worker=worker)
     else:  # scp copies from one worker at a time
-        for number in selected(worker, transport.num_workers):
+        for number in worker_numbers(worker, transport.num_workers):
             transport.copy(remote, f"{_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
     return 0
 

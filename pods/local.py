@@ -27,8 +27,9 @@ import pydantic
 from configs import topologies
 from files.json_reader import Object
 from pods import hosts, records
-from pods.settings import LARGEST, Settings
-from pods.transports import PodError, Result, expect_success, selected, usage_error
+from pods.errors import PodError, usage_error
+from pods.settings import LARGEST, Settings, worker_numbers
+from pods.transports import Result, expect_success
 from settings.loading import ROOT
 
 KEPT = (  # variables that workers inherit; a real host would not see the others either
@@ -136,7 +137,7 @@ class Local:
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """Run a command as one process group; a worker without a folder has status 255, as with ssh."""
-        workers = selected(worker, self.num_workers)
+        workers = worker_numbers(worker, self.num_workers)
         if self.settings.dry_run:
             print(shlex.join(["bash", "-c", command]))
             return [Result(index, 0) for index in workers]
@@ -151,7 +152,7 @@ class Local:
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with `cp`; an absolute path of a worker is below worker-I/root."""
-        workers, cp = selected(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
+        workers, cp = worker_numbers(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
         if self.settings.dry_run:
             print(shlex.join([*cp, source, target]))
             return

@@ -9,9 +9,9 @@ import shlex
 
 from configs import topologies
 from pods import recipes
+from pods.errors import usage_error
 from pods.hosts import ENV_FILE
 from pods.settings import Settings
-from pods.transports import usage_error
 
 NOT_AGAIN = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 SAVED = 75

@@ -19,10 +19,11 @@ from configs import topologies
 from files.json_reader import JsonError, parse_json
 from pods import deploy, hosts, launch, recipes, records, watch
 from pods.answers import Checked
+from pods.errors import PodError
 from pods.gcloud import storage
 from pods.settings import Settings
 from pods.switches import Resolved
-from pods.transports import PodError, Result, Transport
+from pods.transports import Result, Transport
 
 REPORT = "READINESS.md"
 MARK = "CHECKED "  # begins the line of scripts/check_host.py

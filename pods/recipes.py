@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from configs import topologies
 from configs.errors import ConfigError
 from pods import switches
+from pods.errors import usage_error
 from pods.settings import Settings
-from pods.transports import Transport, usage_error
+from pods.transports import Transport
 from settings import loading, simulation, validation
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts

@@ -14,8 +14,8 @@ import pydantic
 from configs.errors import shown
 from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, Scalar, Schema, read_json
+from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, ROOT, Settings
-from pods.transports import PodError, usage_error
 
 NULL = {  # replacements for null in a launch
     "subcommand": "", "words": [], "environment": {}, "log": "", "workdir": None, "switches": None, "recipe": "",

@@ -16,13 +16,14 @@ from absl import flags
 
 from configs import topologies
 from configs.errors import did_you_mean, shown, similar
-from pods.transports import check_worker, usage_error
+from pods.errors import usage_error
 from settings import loading
 from settings.keys import DASHES, stray_argument
 from settings.loading import ROOT
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # node names that Google accepts
+WORKERS = re.compile(r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*")  # values of --worker, in gcloud's syntax
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
 LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
@@ -344,3 +345,21 @@ def _check(settings: Settings) -> None:
         raise usage_error(f"REPO_DIR={settings.repo_dir}: a path below the home folder begins with ~/")
     if settings.transport == "local":
         topologies.get(settings.accel)
+
+
+def check_worker(worker: str) -> None:
+    """Raise PodError unless gcloud accepts the value of --worker."""
+    if not WORKERS.fullmatch(worker):
+        raise usage_error(f"--worker={shown(worker)} is not all, a number, a range 0-3 or a list 0,2")
+
+
+def worker_numbers(worker: str, num_workers: int) -> list[int]:
+    """Return the worker numbers for "all", "0", "0-3" or "0,2"; PodError if the pod has no such worker."""
+    check_worker(worker)
+    if worker == "all":
+        return list(range(num_workers))
+    ends = [part.partition("-") for part in worker.split(",")]
+    ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
+    if not any(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
+        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}")
+    return sorted(set().union(*ranges))

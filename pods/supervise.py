@@ -12,9 +12,11 @@ import sys
 import time
 
 from pods import hosts, launch, records, watch
+from pods.connection import connect
+from pods.errors import PodError
 from pods.gcloud import NODE_AND_LOST
 from pods.settings import Settings
-from pods.transports import PodError, Transport, connect
+from pods.transports import Transport
 
 FINAL = (2, 3)  # wrong configuration, loss not finite: a restart would end the same way
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress

@@ -11,8 +11,8 @@ from typing import Annotated, NamedTuple
 import pydantic
 
 from files.json_reader import JsonError, Object, Scalar, read_json
+from pods.errors import usage_error
 from pods.settings import FIELDS, truth
-from pods.transports import usage_error
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off

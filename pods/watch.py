@@ -18,8 +18,9 @@ from checkpointing.bucket import copy_name
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, records
 from pods.answers import Answer, Configuration
+from pods.errors import PodError
 from pods.settings import Settings
-from pods.transports import PodError, Transport
+from pods.transports import Transport
 from reporting.metrics import read_lines
 
 WATCH_SECONDS = 1.0

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import command_line
 from pods import deploy, records
-from pods.transports import PodError
+from pods.errors import PodError
 
 if __name__ == "__main__":
     try:

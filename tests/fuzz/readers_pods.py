@@ -9,7 +9,8 @@ import types
 from unittest import mock
 
 from pods import deploy, gcloud, life, readiness, records, settings, switches, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
 from settings import loading
 from tests.fuzz.harness import reader
 

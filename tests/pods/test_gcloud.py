@@ -14,7 +14,8 @@ import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
-from pods.transports import PodError, check_worker, selected
+from pods.errors import PodError
+from pods.settings import check_worker, worker_numbers
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
 from tests.support import ROOT
 
@@ -377,9 +378,13 @@ def test_workers_are_numbers(worker):
 
 
 def test_workers_are_selected():
-    assert selected("all", 3) == [0, 1, 2] and selected("2", 3) == [2] and selected("0-1,3", 4) == [0, 1, 3]
+    assert (
+        worker_numbers("all", 3) == [0, 1, 2]
+        and worker_numbers("2", 3) == [2]
+        and worker_numbers("0-1,3", 4) == [0, 1, 3]
+    )
     with pytest.raises(PodError, match="workers 0 to 3"):
-        selected("4", 4)
+        worker_numbers("4", 4)
 
 
 def test_the_group_is_named_only_where_it_was_asked_for():

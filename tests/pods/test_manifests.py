@@ -15,7 +15,7 @@ import yaml
 
 from configs import topologies
 from pods import manifests, settings
-from pods.transports import PodError
+from pods.errors import PodError
 
 SCHEMA = json.loads(pathlib.Path(__file__).with_name("jobset_schema.json").read_text())
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}

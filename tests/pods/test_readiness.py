@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from pods import deploy, readiness, records, settings, switches
-from pods.transports import PodError, Result, connect
+from pods.connection import connect
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod, committed_clone, small_run
 from tests.support import ROOT

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from pods import hosts, recipes, settings
-from pods.transports import PodError
+from pods.errors import PodError
 
 EARLIER = [
     "PROJECT", "ZONE", "NAME", "VERSION", "ACCEL", "PORT", "REPO_URL", "REPO_DIR", "PYTHON_BIN", "VENV_ACTIVATE",

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from pods import launch, records, settings, supervise, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder

@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 
 from pods import launch, records, settings, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod
 
