@@ -47,7 +47,7 @@ def main() -> None:
         lines = record.changes(before["figures"], now)
         changed += bool(lines)
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
-        if given.renew and (now != before["figures"] or "beside" not in before):
+        if given.renew and (now != before["figures"] or "not_compared" not in before):
             record.write(path, given.renew if lines else before["reason"], found, versions())
     support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:

@@ -29,14 +29,14 @@ def cases() -> list[record.Case]:
 def cells(case: record.Case) -> tuple[str, ...]:
     """Return a row of the table."""
     config, topology, recorded = case.load().config, case.load().topology, json.loads(case.path.read_text())
-    figures, beside = recorded["figures"], recorded["beside"]
+    figures, others = recorded["figures"], recorded["not_compared"]
     step, tokens = figures["step_seconds"], config.train.global_batch * config.train.sequence_length
     return (
         case.recipe, topology.name, f"{config.train.global_batch} × {config.train.sequence_length}",
         f"{1000 * step:.1f} ms", f"{tokens / step:,.0f}",
         f"{figures['flops_model'] / step / topology.peak_flops:.3f}", f"{figures['hbm_gib']:.1f}",
-        f"{topology.chips_per_host * beside['state_gib']:.1f}",
-        f"{1000 * beside['exposed_communication_seconds']:.1f} ms", f"{config.train.steps * tokens / 1e6:,.0f} M",
+        f"{topology.chips_per_host * others['state_gib']:.1f}",
+        f"{1000 * others['exposed_communication_seconds']:.1f} ms", f"{config.train.steps * tokens / 1e6:,.0f} M",
         duration(config.train.steps * step),
     )  # fmt: skip
 

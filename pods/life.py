@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subcommands for the life of a pod, from create to delete, one function each.
+"""The subcommands that create, prepare, reach and delete a pod.
 
-Each takes the settings, the transport and the remaining arguments, returns the exit status, and raises PodError.
+Each function takes the settings, the transport and the remaining arguments, and returns the exit status. It raises
+PodError.
 """
 
 import dataclasses
@@ -47,12 +48,12 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
         pod = transport.describe() or {}
         print(_summary(settings, pod))
         if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
-            print(f"warning: it is a {pod['acceleratorType']}, and ACCEL={settings.accel}")
+            print(f"warning: the existing pod is a {pod['acceleratorType']}, but ACCEL={settings.accel}")
     return 0
 
 
 def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Return when the pod can be used."""
+    """Wait until the pod can be used."""
     _tell(settings, transport.wait())
     return 0
 
@@ -81,10 +82,7 @@ def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def share_secrets(settings: Settings, transport: Transport) -> None:
-    """Copy the SECRETS that are set here to a file on every host, which a launch reads.
-
-    They never appear on a command line.
-    """
+    """Copy the SECRETS that are set here to a file on every host, which a launch reads; no command line has them."""
     secrets = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
     if not secrets:
         return
@@ -102,8 +100,8 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
 
 def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
     """Return variables of the process group if PORT or COORDINATOR_WORKER is set; otherwise hosts detect the group."""
-    told = settings.given("port") or settings.given("coordinator_worker")
-    if not told or settings.transport == "local":
+    is_named = settings.given("port") or settings.given("coordinator_worker")
+    if not is_named or settings.transport == "local":
         return {}
     endpoints = transport.found()["networkEndpoints"]
     if settings.coordinator_worker >= len(endpoints):
@@ -127,10 +125,10 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if len(rest) != 2:
         raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
     if any(path.startswith("gs:") for path in rest):
-        raise usage_error("copy goes between here and the pod; for buckets there is `gcloud storage cp`")
+        raise usage_error("copy works between this machine and the pod; copy a bucket with `gcloud storage cp`")
     source, target = (REMOTE.fullmatch(path) for path in rest)
     if bool(source) == bool(target):
-        raise usage_error(f"copy {shlex.join(rest)}: one of the two is on the pod, as {settings.name}:PATH")
+        raise usage_error(f"copy {shlex.join(rest)}: one of the two must be on the pod, as {settings.name}:PATH")
     pod = (source or target)[1]
     if pod != settings.name and settings.given("name"):
         raise usage_error(f"copy {shlex.join(rest)}: the pod is {settings.name}, not {pod}")
@@ -154,7 +152,7 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not rest:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
     worker = settings.worker or "all"
-    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # one word is passed to the remote shell as it is
+    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # a single word is the text for the remote shell
     results = transport.run(command, worker=worker, output_directory=_folder(settings, settings.output_directory))
     if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)

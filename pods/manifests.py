@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a run as a manifest for other schedulers: a JobSet for GKE, or a batch file for Slurm.
+"""Prints a run as a manifest for another scheduler: a JobSet for GKE, or a batch file for Slurm.
 
-Each starts one process of train.py on each host, gives it time to save, and restarts it after exit status 75.
+Each manifest starts one process of train.py on each host, gives it time to save, and restarts it after exit status 75.
 References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
 """
 
@@ -13,7 +13,7 @@ from pods.errors import usage_error
 from pods.hosts import ENV_FILE
 from pods.settings import Settings
 
-NOT_AGAIN = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
+FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 SAVED = 75
 SIGNAL_SECONDS = 120  # between Slurm's signal and the end
 SECRET = "torus-secrets"
@@ -26,10 +26,10 @@ metadata:
     alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool  # a slice is a node pool
 spec:
   network:
-    enableDNSHostnames: true  # by a headless service, through which the hosts find each other
+    enableDNSHostnames: true  # a headless service, through which the hosts find each other
     publishNotReadyAddresses: true
   failurePolicy:
-    maxRestarts: {restarts}  # of all jobs together, from the newest checkpoint; {saved}, saved, is one of the reasons
+    maxRestarts: {restarts}  # of all jobs together, from the newest checkpoint; exit status {saved} (saved) counts too
     rules:
     - name: notAgain
       action: FailJobSet
@@ -42,18 +42,18 @@ spec:
         parallelism: {hosts}
         completions: {hosts}
         completionMode: Indexed
-        backoffLimit: 0  # one host alone cannot be started again
+        backoffLimit: 0  # one host alone cannot be restarted
         podFailurePolicy:
           rules:
           - action: FailJob
             onExitCodes:
               containerName: train
               operator: In
-              values: {not_again}  # configuration, loss not finite
+              values: {final}  # configuration, loss not finite
         template:
           spec:
             restartPolicy: Never
-            terminationGracePeriodSeconds: {grace}  # from SIGTERM on, to save in
+            terminationGracePeriodSeconds: {grace}  # to save, after SIGTERM
             nodeSelector:
               cloud.google.com/gke-tpu-accelerator: {accelerator}
               cloud.google.com/gke-tpu-topology: {shape}
@@ -69,7 +69,7 @@ spec:
                     name: {secret}
                     key: HF_TOKEN
                     optional: true
-              - name: TORUS_RUN_SECRET  # by which the processes of the run know each other
+              - name: TORUS_RUN_SECRET  # with which the processes of the run authenticate
                 valueFrom:
                   secretKeyRef:
                     name: {secret}
@@ -94,15 +94,15 @@ SBATCH = """\
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%j.out
 
-# Slurm signals this shell before the time is up; the run saves and ends with {saved}, and the job is queued again.
+# Slurm signals this shell before the time is up. The run saves and ends with {saved}, and the job is queued again.
 mkdir -p logs
 if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
-# By this the processes of the run know each other; srun passes it on in the environment, which nobody else sees.
+# The processes of the run authenticate with it. srun passes it in their environment, which nobody else can read.
 export TORUS_RUN_SECRET="${{TORUS_RUN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}"
 srun --kill-on-bad-exit=0 bash -c {worker} &
 step=$!
 signalled=0
-trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # the steps alone; of srun it would allow 30 s
+trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # not srun, which would allow 30 s
 wait "$step"
 status=$?
 if [ "$signalled" -eq 1 ]; then  # the signal ended `wait`, not the step
@@ -119,10 +119,11 @@ exit "$status"
 def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
     """Print the manifest for --gke or --slurm; `rest` has more arguments of train.py."""
     if settings.gke == settings.slurm:
-        raise usage_error("manifest takes one of --gke and --slurm")
+        raise usage_error("manifest needs one of --gke and --slurm")
     topology = recipes.preset(settings)
     if topology is None:
-        raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
+        known = ", ".join(topologies.SLICES)
+        raise usage_error(f"ACCEL={settings.accel}: the number of its hosts is not known; use one of {known}")
     num_hosts = topology.hosts if settings.gke else 1  # Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
@@ -137,15 +138,15 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
     """
     if not topology.gke_name:
         known = ", ".join(name for name, chip in topologies.CHIPS.items() if "gke_name" in chip)
-        raise usage_error(f"ACCEL={topology.name} is no TPU that GKE has; --gke is for {known}")
+        raise usage_error(f"ACCEL={topology.name} is not a TPU of GKE; --gke works for {known}")
     if not settings.image:
-        raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
+        raise usage_error("--image is not set; name a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     command = command.replace("$", "$$")  # Kubernetes replaces $(NAME) by a variable of the container, and $$ by $
     return JOBSET.format(
         name=settings.name, restarts=settings.max_restarts, slices=settings.slices,
         hosts=topology.hosts // settings.slices, chips=topology.chips_per_host, accelerator=topology.gke_name,
-        shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
+        shape=topology.compiler_name.partition(":")[2], final=list(FINAL),
         grace=settings.grace_seconds, image=_yaml(settings.image), command=_yaml(command), secret=SECRET,
         saved=SAVED,
     )  # fmt: skip

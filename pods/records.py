@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records, on this machine, of the created pod and the launched program, and the state of the launched code."""
+"""Records of the created pod and of the launched program, kept on this machine, and the state of the local code."""
 
 import contextlib
 import dataclasses
@@ -37,9 +37,14 @@ class Switches(Object):
 class Launch(Object):
     """The record of a launch.
 
-    Keys: the subcommand; words, the program and its arguments; environment, variables added to the hosts' own; log, the
-    prefix of its name; workdir, None if it is not a run of train.py; switches, None if it has none; recipe;
-    accelerator; commit, and changed, the files that differed from it; time (Unix seconds).
+    Attributes:
+      words: the program and its arguments.
+      environment: variables that are added to the hosts' own.
+      log: prefix of the log's name.
+      workdir: None if it is not a run of train.py.
+      switches: None if it has none.
+      changed: files that differed from the commit.
+      time: Unix seconds.
     """
 
     subcommand: str | None

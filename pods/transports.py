@@ -17,7 +17,7 @@ LONGEST = 400  # characters of a message
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a command: `worker` is None if several workers share one answer; `output` is its text.
+    """The result of a command: its exit status and output; `worker` is None if several workers share one result.
 
     After success `output` may be only stdout, because gcloud writes its own messages to stderr.
     """
@@ -54,22 +54,22 @@ class Transport(Protocol):
         """Return {"state", "health", "acceleratorType", "workers", ...}, or None if there is no such pod."""
 
     def found(self) -> dict:
-        """Return the same; PodError if there is no such pod."""
+        """Return the description of the pod; PodError if there is no such pod."""
 
     def create(self) -> str:
-        """Create the pod, and return a line that says so, or that it exists already."""
+        """Create the pod unless it exists already; return a line that reports it."""
 
     def wait(self) -> str:
-        """Wait until the pod can be used, and return a line that says so."""
+        """Wait until the pod can be used; return a line that reports it."""
 
     def delete(self) -> str:
-        """Delete the pod, and return a line that says so, or that there was none."""
+        """Delete the pod if it exists; return a line that reports it."""
 
     def put_code(self) -> None:
         """Install the current commit and its packages on every worker, or update them."""
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """Run a shell command, from the host's home folder, on the workers named: "all", "0", "0-3" or "0,2".
+        """Run a shell command in the home folder of the given workers: "all", "0", "0-3" or "0,2".
 
         With `show` its output is displayed as it comes. With `output_directory` each worker's output is written to
         a file WORKER.log there.

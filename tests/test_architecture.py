@@ -30,7 +30,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "training": {"configs", "files", "settings", "layers", "reporting", "cluster", "parallelism"},
     "checkpointing": {"configs", "files", "settings", "layers", "reporting", "cluster", "training"},
     "inference": {"configs", "layers", "input_pipeline"},
-    "puzzles": {"configs", "files", "objectives", "input_pipeline"},
+    "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax

@@ -11,6 +11,7 @@ from unittest import mock
 from pods import deploy, gcloud, life, readiness, records, settings, switches, watch
 from pods.errors import PodError
 from pods.transports import Result
+from reporting.display import aligned
 from settings import loading
 from tests.fuzz.harness import reader
 
@@ -94,7 +95,7 @@ def read_worker(content: bytes, folder: pathlib.Path) -> None:
     worker = watch._worker(0, Result(0, 0, _text(content)), LAUNCH)
     assert watch.problems(typed, {"state": "READY"}, [worker]) is not None and len(worker.error) <= 200
     assert json.dumps(dataclasses.asdict(worker))
-    assert all(line.isprintable() for line in watch.aligned(watch._rows([worker])))
+    assert all(line.isprintable() for line in aligned(watch._rows([worker])))
     if not worker.reachable:
         raise Refusal("it is told as unreachable")
 
