@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does every recipe still cost what it did, on each topology that its docstring names?
+"""Does every recipe still cost the same, on each topology that its docstring names?
 
-Compiles and estimates all of them and compares with rehearsal/recorded/: a figure that has changed by more than 2 %
-ends it with status 1, until `python benchmarks/record.py --renew="why"` writes the new ones down. Names
-after it confine it to these.
+Compiles and estimates all of them, and compares with rehearsal/recorded/. If a figure has changed by more than 2 %, it
+ends with status 1 until `python benchmarks/record.py --renew="why"` records the new figures. Names select cases.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from rehearsal.estimate import estimate
 
 
 def main() -> None:
-    """Compile, compare, and say or write down."""
+    """Compile and compare, then report or record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", metavar="WHY", help="write the new figures down, for this reason")
     parser.add_argument("--quick", action="store_true", help="the fastest one alone")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do `small`, `medium` and `large`, dense and with experts, need on the slices that a month is planned with?
+"""What do `small`, `medium` and `large`, dense and with experts, need on the planned slices?
 
-A table of what is recorded of their rehearsals, which benchmarks/record.py holds to the code as it is: of a step its
-time, tokens a second, MFU and what of communication nothing hides; of a chip its memory; of a host the state of its
-chips, which it holds while a save is written; of the recipe's run its tokens and time, without evaluations and saves.
+Prints a table of the recorded rehearsals, which benchmarks/record.py compares with the code. Columns: time, tokens per
+second, MFU and exposed communication of a step; memory of a chip; the state of a host's chips, which the host holds
+during a save; tokens and time of the recipe's run, without evaluations and saves.
 """
 
 import json
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 def cases() -> list[record.Case]:
-    """Return what is recorded of these recipes, by size."""
+    """Return the recorded cases of these recipes, by size."""
     return sorted((case for case in record.cases() if case.recipe in RECIPES), key=lambda c: RECIPES.index(c.recipe))
 
 

@@ -141,7 +141,13 @@ def test_page_draws_memory_a_layer_and_the_roofline():
 def test_page_of_a_step_that_does_not_fit_says_what_is_unknown_and_what_would_fit():
     text = page.page(too_large())
     assert '<h2 class="bad">DOES NOT FIT: 44.2 GiB' in text and '<h2 class="bad">' not in page.page(fitting())
-    for figure in ("(the compiler refuses it)", "TIME AND COST: unknown", "WOULD FIT", "recomputes all", "not compiled"):
+    for figure in (
+        "(the compiler refuses it)",
+        "TIME AND COST: unknown",
+        "WOULD FIT",
+        "recomputes all",
+        "not compiled",
+    ):
         assert figure in Reader(text).text
     assert not plots(text)
 
