@@ -113,7 +113,7 @@ def main() -> None:
     given = parser.parse_args()
     names = QUICK if given.quick else given.names or tuple(LEVERS)
     if unknown := set(names) - LEVERS.keys():
-        support.usage_error(f"{unknown.pop()} is no lever; there are {', '.join(LEVERS)}")
+        support.usage_error(f"{unknown.pop()} is not a lever; the levers are {', '.join(LEVERS)}")
     over_model = [name for name in names if name.startswith(OVER_MODEL)]
     figures = measure(CASE, "", [name for name in names if name not in over_model])
     support.finish("levers", figures | (measure(CASE_OVER_MODEL, OVER_MODEL, over_model) if over_model else {}))

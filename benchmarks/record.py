@@ -50,7 +50,7 @@ def main() -> None:
             record.write(path, given.renew if lines else before["reason"], found, versions())
     support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:
-        sys.exit('figures have changed: mend the cause, or say it: python benchmarks/record.py --renew="why"')
+        sys.exit('figures have changed: fix the cause, or record it: python benchmarks/record.py --renew="why"')
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def main() -> None:
     names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     unknown = [name for name in chosen if name not in names]
     if unknown:
-        support.usage_error(f"{unknown[0]} is no benchmark; there are {', '.join(names)}")
+        support.usage_error(f"{unknown[0]} is not a benchmark; the benchmarks are {', '.join(names)}")
     sections, failed = earlier_sections(), []
     for name in chosen or names:
         print(f"== {name}", flush=True)

@@ -57,7 +57,7 @@ class Stored(NamedTuple):
         size = (last - first) * width
         found = np.fromfile(self.file, dtype, size, offset=self.start + first * width * dtype.itemsize)
         if found.size != size:
-            raise WeightsError(f"{self.file} is truncated; copy it again")
+            raise WeightsError(f"{self.file}: truncated; copy it again")
         return found.reshape(last - first, *self.shape[1:])
 
 
@@ -194,13 +194,13 @@ def _check(path: pathlib.Path) -> None:
     """Raise WeightsError if a file cannot be read, or its header does not describe it byte for byte."""
     try:
         if path.exists() and not path.is_file():
-            raise WeightsError(f"{path} is not a file; name a folder of safetensors files")
+            raise WeightsError(f"{path}: not a file; name a folder of safetensors files")
         with safetensors.safe_open(path, "numpy"):
             pass
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
     except safetensors.SafetensorError as error:
         if "header too large" in str(error):  # the first bytes are text, not a length
-            raise WeightsError(f"{path} is not a safetensors file; in a git clone, run `git lfs pull`") from None
+            raise WeightsError(f"{path}: not a safetensors file; in a git clone, run `git lfs pull`") from None
         why = shown(str(error).removeprefix("Error while deserializing header: "))
-        raise WeightsError(f"{path} is truncated, or its header is wrong ({why}); copy it again") from None
+        raise WeightsError(f"{path}: truncated, or its header is wrong ({why}); copy it again") from None

@@ -72,7 +72,7 @@ def load(path: pathlib.Path, like: dict) -> dict:
         raise WeightsError(f"{path}: {error.strerror or error}; name a safetensors file") from None
     except safetensors.SafetensorError as error:
         raise WeightsError(
-            f"{path} is not a safetensors file ({error}); convert a published checkpoint with "
+            f"{path}: not a safetensors file ({error}); convert a published checkpoint with "
             "safetensors.torch.save_file(torch.load(checkpoint), file)"
         ) from None
     return from_reference(tensors, like, str(path))
@@ -139,7 +139,7 @@ def _without_prefix(tensors: dict, source: str) -> dict:
     """Return the tensors under names that begin with `inner.`."""
     prefix = next((p for p in PREFIXES if any(name.startswith(f"{p}inner.") for name in tensors)), None)
     if prefix is None:
-        raise WeightsError(f"{source} has no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")
+        raise WeightsError(f"{source}: no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 

@@ -60,6 +60,11 @@ def call(
     return result
 
 
+def note(settings: Settings, line: str) -> None:
+    """Print a line; in a dry run as a comment among the printed calls."""
+    print(f"# {line}" if settings.dry_run else line, flush=True)
+
+
 def _may_be_transient(result: Result, remote: bool, repeat: bool) -> bool:
     """Return whether a call failed for a reason that may pass."""
     if result.status == 0:

@@ -21,7 +21,7 @@ import pydantic
 
 from files.json_reader import JsonError, Object, parse_json
 from pods import hosts, recipes, records
-from pods.calls import call
+from pods.calls import call, note
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, check_worker, worker_numbers
 from pods.transports import Result, expect_success
@@ -164,8 +164,7 @@ class Gcloud:
         if not commit:
             raise usage_error(f"{records.ROOT} is not a git clone with a commit, which the hosts would check out")
         if changed:
-            line = "warning: the hosts get the commit without the uncommitted changes of this clone"
-            print(f"# {line}" if settings.dry_run else line, flush=True)
+            note(settings, "warning: the hosts get the commit without the uncommitted changes of this clone")
         expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
@@ -214,7 +213,7 @@ class Gcloud:
         """Return the description of a pod for a dry run, where every host exists."""
         topology = recipes.preset(self.settings)
         workers = topology.hosts if topology else self.settings.slices
-        print(f"# dry run: assumes a READY pod with {workers} workers", flush=True)
+        note(self.settings, f"dry run: assumes a READY pod with {workers} workers")
         endpoints = [{"ipAddress": f"10.0.0.{i + 2}"} for i in range(workers)]
         described = {"state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}
         return described | {"networkEndpoints": endpoints, "workers": workers}

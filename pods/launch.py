@@ -10,6 +10,7 @@ import sys
 import time
 
 from pods import hosts, life, recipes, records, watch
+from pods.calls import note
 from pods.errors import PodError
 from pods.settings import Settings
 from pods.switches import Resolved
@@ -87,9 +88,9 @@ def start(
 
 
 def print_unsupported(settings: Settings, switches: Resolved) -> None:
-    """Print a line for each enabled switch that Torus does not support; in a dry run as a comment."""
+    """Print a line for each enabled switch that Torus does not support."""
     for line in switches.lines():
-        print(f"# {line}" if settings.dry_run else line, flush=True)
+        note(settings, line)
 
 
 def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], **kept) -> int:

@@ -13,9 +13,8 @@ import re
 import shlex
 import tempfile
 
-from configs import topologies
 from pods import deploy, hosts, records
-from pods.calls import call
+from pods.calls import call, note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers
@@ -28,19 +27,16 @@ REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/pa
 
 def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Display the software versions and the accelerators of the zone."""
-    if settings.transport == "local":
-        print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
-    else:
-        transport.versions()
+    transport.versions()
     return 0
 
 
 def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Create the pod; if it exists, describe it."""
     if not settings.version:
-        versions(settings, transport, rest)
+        transport.versions()
     line = transport.create()
-    _tell(settings, line)
+    note(settings, line)
     exists = line.endswith("exists already")
     if not settings.dry_run and not (exists and records.creation_kept(settings)):
         records.keep_creation(settings)
@@ -54,7 +50,7 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Wait until the pod can be used."""
-    _tell(settings, transport.wait())
+    note(settings, transport.wait())
     return 0
 
 
@@ -69,7 +65,7 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Delete the pod and the record of its launch."""
     with records.forgotten(settings):
-        _tell(settings, transport.delete())
+        note(settings, transport.delete())
     return 0
 
 
@@ -95,7 +91,7 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
             source.write_text(text)
         transport.copy(str(source), target, recurse=False)
     expect_success(transport.run(hosts.protect_secrets(settings)), "protect its secrets")
-    _tell(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
+    note(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
 
 
 def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
@@ -186,13 +182,8 @@ def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
     expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
     if folder:
-        _tell(settings, f"the logs are in {folder}")
+        note(settings, f"the logs are in {folder}")
     return 0
-
-
-def _tell(settings: Settings, line: str) -> None:
-    """Print a line; in a dry run as a comment among the commands."""
-    print(f"# {line.removeprefix('# ')}" if settings.dry_run else line, flush=True)
 
 
 def _summary(settings: Settings, pod: dict) -> str:

@@ -81,6 +81,10 @@ class Local:
             raise PodError(f"there is no pod {self.name} in {self.folder}; `create` it first")
         return pod
 
+    def versions(self) -> None:
+        """Print the accelerators that this machine can simulate."""
+        print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
+
     def create(self) -> str:
         """Create the workers' folders with the current code; the remains of an interrupted create are removed.
 
@@ -91,7 +95,7 @@ class Local:
             return f"{self.name} exists already"
         workers = self.num_workers
         if self.settings.dry_run:
-            return f"# dry run: would create {workers} workers in {self.folder}"
+            return f"dry run: would create {workers} workers in {self.folder}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -118,7 +122,7 @@ class Local:
         if not homes and not self.description.exists():
             return f"{self.name} does not exist; nothing to delete"
         if self.settings.dry_run:
-            return f"# dry run: would stop all programs in {self.folder} and remove the workers"
+            return f"dry run: would stop all programs in {self.folder} and remove the workers"
         grace = min(self.settings.grace_seconds, DELETE_GRACE_SECONDS)
         self._run_on(sorted(homes), hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), show=False)
         self.description.unlink(missing_ok=True)

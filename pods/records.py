@@ -17,11 +17,6 @@ from files.json_reader import JsonError, Object, Scalar, Schema, read_json
 from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, ROOT, Settings
 
-NULL = {  # replacements for null in a launch
-    "subcommand": "", "words": [], "environment": {}, "log": "", "workdir": None, "switches": None, "recipe": "",
-    "accelerator": "", "commit": "", "changed": [], "time": 0.0,
-}  # fmt: skip
-KEYS = NULL.keys()
 CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
 CREATION += ["accel", "version", "workers"]  # all settings that a pod is created with
 
@@ -47,17 +42,17 @@ class Launch(Object):
       time: Unix seconds.
     """
 
-    subcommand: str | None
-    words: list[str] | None
-    environment: dict[str, str] | None
-    log: str | None
+    subcommand: str
+    words: list[str]
+    environment: dict[str, str]
+    log: str
     workdir: str | None
     switches: Switches | None
-    recipe: str | None
-    accelerator: str | None
-    commit: str | None
-    changed: list[str] | None
-    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)] | None
+    recipe: str
+    accelerator: str
+    commit: str
+    changed: list[str]
+    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)]
 
 
 def launched(settings: Settings) -> bool:
@@ -69,8 +64,7 @@ def read(settings: Settings) -> Launch:
     """Return the last launch; PodError if its record is damaged, or (status 2) if there is none."""
     if not launched(settings):
         raise usage_error(f"nothing was launched from here ({_launch_path(settings)} is missing); `launch` first")
-    kept = read_kept(_launch_path(settings), Launch)
-    return NULL | {key: value for key, value in kept.items() if value is not None}
+    return read_kept(_launch_path(settings), Launch)
 
 
 def read_kept(path: pathlib.Path, schema: type[Schema]) -> Schema:

@@ -16,6 +16,7 @@ import sys
 import time
 
 from pods import hosts, launch, records, watch
+from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError
 from pods.gcloud import NODE_AND_LOST
@@ -48,7 +49,7 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     A preempted pod is created again with its original flags (--queued, --spot, ...).
     """
     if settings.dry_run:
-        print("# dry run: would check every worker, and restart all of them if one died")
+        note(settings, "dry run: would check every worker, and restart all of them if one died")
         return 0
     record = records.read(settings)
     settings = _as_created(settings, record)

@@ -56,6 +56,9 @@ class Transport(Protocol):
     def found(self) -> dict:
         """Return the description of the pod; PodError if there is no such pod."""
 
+    def versions(self) -> None:
+        """Display the software versions and the accelerators that a pod can have."""
+
     def create(self) -> str:
         """Create the pod unless it exists already; return a line that reports it."""
 

@@ -33,9 +33,10 @@ from typing import NamedTuple
 from configs.errors import ConfigError
 from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
+from rehearsal.compiler import GIB
 from rehearsal.sections import seconds_text
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
 BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 ALL_GATHERS = {  # by role: when a device all-gathers the tensor, and the bytes of each number

@@ -107,7 +107,7 @@ def read_launch(content: bytes, folder: pathlib.Path) -> None:
     typed.pod_folder.mkdir(parents=True)
     (typed.pod_folder / "launch.json").write_bytes(content)
     record = records.read(typed)
-    assert record.keys() >= records.KEYS and all(isinstance(word, str) for word in record["words"])
+    assert record.keys() >= LAUNCH.keys() and all(isinstance(word, str) for word in record["words"])
     assert watch._heading(typed, None, record)
 
 

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from pods import launch, records
-from tests.pods.local_pods import LocalPod, alive, wait_until
+from pods import launch
+from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
 
 WAITS = "import os, time; print(os.environ['JAX_PROCESS_INDEX'], flush=True); time.sleep(600)"
 SAVES = """
@@ -65,7 +65,7 @@ def test_what_a_broken_create_left_is_deleted(tmp_path):
 def test_a_damaged_file_of_ours_is_one_line(tmp_path, name, content):
     pod = LocalPod(tmp_path, ACCEL="v4-16")
     pod.folder.mkdir(parents=True)
-    (pod.folder / "launch.json").write_text(json.dumps(dict.fromkeys(records.KEYS)))
+    (pod.folder / "launch.json").write_text(json.dumps(LAUNCH))
     (pod.folder / name).write_bytes(content.encode("latin-1"))
     done = pod.run("supervise" if name == "created.json" else "status")
     assert (done.status, len(done.stderr.splitlines())) == (1, 1) and f"{name} is damaged" in done.last_line

@@ -14,10 +14,9 @@ from pods import launch, records, settings, supervise, watch
 from pods.errors import PodError
 from pods.transports import Result
 from pods.watch import Worker
-from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
+from tests.pods.local_pods import LAUNCH, LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
 
-RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
 BUILDS = BEAT | {"phase": "building"}
 
@@ -59,7 +58,7 @@ def looks(monkeypatch):
 
 def supervisor(*flags: str) -> supervise.Supervisor:
     asked, _ = settings.read(["--transport=local", "--poll_seconds=0", "--name=mine", *flags], {})
-    return supervise.Supervisor(asked, Pod(), RECORD)
+    return supervise.Supervisor(asked, Pod(), LAUNCH)
 
 
 def workers(**second) -> list[Worker]:
@@ -181,7 +180,7 @@ def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
     options = "--network=n --internal_ips --labels=a=b --metadata=c=d --data_disk=source=d --valid_until_duration=6h"
     made = gcloud.run("create", "--queued", "--spot", "--queued_resource=q", *options.split(), "--accel=v4-16")
     assert made.status == 0, made.stderr
-    record = dict.fromkeys(records.KEYS) | RECORD | {"accelerator": "v4-16"}
+    record = LAUNCH | {"accelerator": "v4-16"}
     (tmp_path / "pods" / "torus" / "launch.json").write_text(json.dumps(record))
     words = ("supervise", "--max_restarts=1", "--labels=e=f", "--repo_url=https://example.com/torus")
     done = gcloud.run(*words, FAKE_NODE_STATE="PREEMPTED", FAKE_HOSTS="2")
@@ -216,7 +215,7 @@ def test_who_ends_it_is_told_whether_anything_runs(found_first, says, looks, mon
     looks[0].append(found_first)
     monkeypatch.setattr(time, "sleep", interrupted)  # between two looks, or before a restart
     monkeypatch.setattr(supervise, "connect", lambda _: Pod())
-    monkeypatch.setattr(records, "read", lambda _: RECORD | {"accelerator": "v4-8"})
+    monkeypatch.setattr(records, "read", lambda _: LAUNCH | {"accelerator": "v4-8"})
     assert supervise.supervise(supervisor().settings, Pod(), []) == 130
     assert says in capfd.readouterr().err
 
