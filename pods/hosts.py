@@ -20,6 +20,8 @@ from pods.settings import Settings
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 ENV_FILE = ".env"
+SAVED = 75  # exit status of a program that was stopped and saved
+FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 OURS = (  # files that git ignores on a host
     "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
 )  # fmt: skip

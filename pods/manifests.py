@@ -5,115 +5,18 @@ Each manifest starts one process of train.py on each host, gives it time to save
 References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
 """
 
+import pathlib
 import shlex
 
 from configs import topologies
 from pods import recipes
 from pods.errors import usage_error
-from pods.hosts import ENV_FILE
+from pods.hosts import ENV_FILE, FINAL, SAVED
 from pods.settings import Settings
 
-FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
-SAVED = 75
 SIGNAL_SECONDS = 120  # between Slurm's signal and the end
 SECRET = "torus-secrets"
-JOBSET = """\
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata:
-  name: {name}
-  annotations:
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool  # a slice is a node pool
-spec:
-  network:
-    enableDNSHostnames: true  # a headless service, through which the hosts find each other
-    publishNotReadyAddresses: true
-  failurePolicy:
-    maxRestarts: {restarts}  # of all jobs together, from the newest checkpoint; exit status {saved} (saved) counts too
-    rules:
-    - name: notAgain
-      action: FailJobSet
-      onJobFailureReasons: [PodFailurePolicy]
-  replicatedJobs:
-  - name: slice
-    replicas: {slices}
-    template:
-      spec:
-        parallelism: {hosts}
-        completions: {hosts}
-        completionMode: Indexed
-        backoffLimit: 0  # one host alone cannot be restarted
-        podFailurePolicy:
-          rules:
-          - action: FailJob
-            onExitCodes:
-              containerName: train
-              operator: In
-              values: {final}  # configuration, loss not finite
-        template:
-          spec:
-            restartPolicy: Never
-            terminationGracePeriodSeconds: {grace}  # to save, after SIGTERM
-            nodeSelector:
-              cloud.google.com/gke-tpu-accelerator: {accelerator}
-              cloud.google.com/gke-tpu-topology: {shape}
-            containers:
-            - name: train
-              image: {image}
-              workingDir: /torus
-              command: [bash, -c, {command}]
-              env:
-              - name: HF_TOKEN
-                valueFrom:
-                  secretKeyRef:
-                    name: {secret}
-                    key: HF_TOKEN
-                    optional: true
-              - name: TORUS_RUN_SECRET  # with which the processes of the run authenticate
-                valueFrom:
-                  secretKeyRef:
-                    name: {secret}
-                    key: TORUS_RUN_SECRET
-                    optional: true
-              ports:
-              - containerPort: 8471  # of the TPU runtime
-              resources:
-                requests:
-                  google.com/tpu: {chips}
-                limits:
-                  google.com/tpu: {chips}
-"""
-SBATCH = """\
-#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --exclusive
-#SBATCH --signal=B:TERM@{seconds}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output=slurm-%j.out
-
-# Slurm signals this shell before the time is up. The run saves and ends with {saved}, and the job is queued again.
-mkdir -p logs
-if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
-# The processes of the run authenticate with it. srun passes it in their environment, which nobody else can read.
-export TORUS_RUN_SECRET="${{TORUS_RUN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}"
-srun --kill-on-bad-exit=0 bash -c {worker} &
-step=$!
-signalled=0
-trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # not srun, which would allow 30 s
-wait "$step"
-status=$?
-if [ "$signalled" -eq 1 ]; then  # the signal ended `wait`, not the step
-    wait "$step"
-    status=$?
-fi
-if [ "$status" -eq {saved} ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$status"
-"""
+JOBSET, SBATCH = (pathlib.Path(__file__).with_name(name) for name in ("jobset.yaml", "slurm.sh"))  # for str.format
 
 
 def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
@@ -143,7 +46,7 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
         raise usage_error("--image is not set; name a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     command = command.replace("$", "$$")  # Kubernetes replaces $(NAME) by a variable of the container, and $$ by $
-    return JOBSET.format(
+    return JOBSET.read_text().format(
         name=settings.name, restarts=settings.max_restarts, slices=settings.slices,
         hosts=topology.hosts // settings.slices, chips=topology.chips_per_host, accelerator=topology.gke_name,
         shape=topology.compiler_name.partition(":")[2], final=list(FINAL),
@@ -167,7 +70,7 @@ def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[st
     gpus = f"#SBATCH --gpus-per-node={topology.chips_per_host}\n" if topology.accelerator == "gpu" else ""
     command = shlex.join([".venv/bin/python", "train.py", *arguments])
     worker = f"exec {command} >> logs/train_worker_$SLURM_PROCID.out 2>&1"
-    return SBATCH.format(
+    return SBATCH.read_text().format(
         name=settings.name, nodes=topology.hosts, gpus=gpus, seconds=SIGNAL_SECONDS, saved=SAVED,
         env_file=ENV_FILE, worker=shlex.quote(worker),
     )  # fmt: skip

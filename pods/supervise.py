@@ -23,7 +23,6 @@ from pods.gcloud import NODE_AND_LOST
 from pods.settings import Settings
 from pods.transports import Transport
 
-FINAL = (2, 3)  # wrong configuration, loss not finite: a restart would end the same way
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress
 PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
 LOCAL_POLL_SECONDS = 1.0
@@ -85,7 +84,7 @@ class Supervisor:
             if verdict.end is not None:
                 if verdict.end:
                     self.alert(f"{self.settings.name}: {verdict.trouble}; it is not restarted")
-                if verdict.end in FINAL:
+                if verdict.end in hosts.FINAL:
                     self.stop()
                 print(f"the run has ended with status {verdict.end}", flush=True)
                 return verdict.end
@@ -98,7 +97,7 @@ class Supervisor:
     def look(self) -> Verdict:
         """Check the pod and its workers."""
         if not records.launched(self.settings):
-            return Verdict(end=watch.STOPPED, trouble="the pod was deleted by `delete`")
+            return Verdict(end=hosts.SAVED, trouble="the pod was deleted by `delete`")
         try:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
@@ -117,11 +116,11 @@ class Supervisor:
     def judge(self, workers: list[watch.Worker]) -> Verdict:
         """Return the verdict on the workers' states."""
         ended = [worker for worker in workers if worker.reachable and not worker.alive]
-        final = [worker for worker in ended if worker.status in FINAL]
+        final = [worker for worker in ended if worker.status in hosts.FINAL]
         if final:
             return Verdict(end=final[0].status, trouble=final[0].trouble())
         if any(worker.stopped for worker in workers) and not all(worker.status == 0 for worker in workers):
-            return Verdict(end=watch.STOPPED, trouble="the run was stopped by `stop`")
+            return Verdict(end=hosts.SAVED, trouble="the run was stopped by `stop`")
         died = sorted((worker for worker in workers if worker.died), key=_blame)
         if died:
             return Verdict(trouble=died[0].trouble())

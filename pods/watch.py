@@ -30,7 +30,6 @@ RECENT_LINES = 20  # the seconds of a step are the median of these
 KILLED = 128  # a shell adds the number of the signal to this status
 NOT_THERE = re.compile("No such file|matched no objects")  # messages of cat and of gcloud
 COPIED = ("alive", "stopped", "status", "commit", "changed", "rss_gib")  # from an answer to a Worker
-STOPPED = 75  # the exit status of a program that was stopped and saved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Worker:
     def died(self) -> bool:
         """Whether the program ended without having finished or having been asked to stop."""
         ended = self.reachable and self.launched and not self.alive
-        return ended and not self.stopped and self.status not in (0, STOPPED)
+        return ended and not self.stopped and self.status not in (0, hosts.SAVED)
 
     def process(self) -> str:
         """Return the state of the process in a word or two."""
