@@ -122,7 +122,7 @@ def test_a_key_that_transformers_does_not_compute_is_neither_written_nor_read(tm
     published = hugging_face.read_config(FOLDER / case)
     model = dict(base.get_config().model) | families.model_section(published) | ours
     assert families.config_json(model) is None
-    assert families.nearest(model) == f"nearest: {published['model_type']}, which has model.{says}"
+    assert families.nearest(model) == f"the nearest is {published['model_type']}, which has model.{says}"
     with pytest.raises(ConfigError, match=f"is not supported for {published['model_type']}, only None"):
         families.model_section(published | theirs)
     shutil.copytree(FOLDER / case, tmp_path / "theirs")
