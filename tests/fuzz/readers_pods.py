@@ -136,7 +136,7 @@ def read_check(content: bytes, folder: pathlib.Path) -> None:
     found = readiness.Found(typed, pod, [], switches.resolve({}), "/runs/mine", outputs, checks)
     items = [readiness.judge(name, found) for name in readiness.ITEMS if name != "code"]  # which asks git
     assert readiness.markdown(typed, items)
-    if not found.told:
+    if not found.answers:
         raise Refusal("it did not get there")
 
 
