@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of others' taken in as the checkpoint of step 0 of a run, runs given out as theirs, and logits to compare.
+"""Import and export published models, and compute logits to compare them.
 
-python convert.py import --hf=FOLDER_OR_NAME --workdir=runs/mine    # Hugging Face's format, a name: org/name of its hub
+python convert.py import --hf=FOLDER_OR_NAME --workdir=runs/mine    # Hugging Face format; a name is org/name of its hub
 python convert.py export --workdir=runs/mine --hf=FOLDER
-python convert.py export --workdir=runs/mine --peft=FOLDER          # of a run with adapters these alone, for PEFT
+python convert.py export --workdir=runs/mine --peft=FOLDER          # only the adapters of a run, for PEFT
 python convert.py import --trm=FILE.safetensors --workdir=runs/mine --config=configs/trm/sudoku.py    # public TRM
 python convert.py export --workdir=runs/mine --trm=FILE.safetensors
 python convert.py logits --workdir=runs/mine --tokens=IN.npy --out=OUT.npy
 
-`train.py --workdir=runs/mine` trains an imported model further (a TRM needs the same --config). generate.py and
-`train.py --evaluate_only` can use it directly. An export has the parameters that are evaluated. An export to Hugging
-Face's format is only written if a second reader computes the same logits from it. `logits` reads int32
-[batch, length], each row a document, and writes float32 [batch, length, vocabulary].
+An import becomes the checkpoint of step 0. `train.py --workdir=runs/mine` trains it further (a TRM needs the same
+--config). generate.py and `train.py --evaluate_only` can use it directly. An export contains the parameters that are
+evaluated. An export to the Hugging Face format is only written if a second reader computes the same logits from it.
+`logits` reads int32 [batch, length], each row a document, and writes float32 [batch, length, vocabulary].
 """
 
 import sys
@@ -19,25 +19,25 @@ import sys
 from core import command_line
 from configs.errors import ConfigError
 
-command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to read from or to write")
+command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to import or export")
 command_line.flags.DEFINE_string(
-    "hf", "", "folder in Hugging Face's format, to read from or to write; a name on its hub, to read from"
+    "hf", "", "folder in Hugging Face's format, to import or export; or a name on its hub, to import"
 )
-command_line.flags.DEFINE_string("peft", "", "folder for adapters in PEFT's format, to write")
-command_line.flags.DEFINE_string("tokens", "", "of logits: file to read, .npy")
-command_line.flags.DEFINE_string("out", "", "of logits: file to write, .npy")
+command_line.flags.DEFINE_string("peft", "", "folder to export adapters to, in PEFT's format")
+command_line.flags.DEFINE_string("tokens", "", "logits: file to read, .npy")
+command_line.flags.DEFINE_string("out", "", "logits: file to write, .npy")
 VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("tokens", "out")}  # the flags of each
 
 
 def use_of_run(parsed, verb: str) -> str:
     """Return the use of the run in --workdir; ConfigError for an unknown verb or the flags of another verb."""
     if verb not in VERBS:
-        raise ConfigError(f"convert.py {verb or '...'}: import, export or logits? Name one of them first, see --help")
+        raise ConfigError(f"convert.py {verb or '...'}: the first argument must be import, export or logits")
     unread = [flag for flags in VERBS.values() for flag in flags if flag not in VERBS[verb]]
     if verb == "import" and parsed.hf:
         unread += ["config", "topology"]
         if not parsed.workdir:
-            raise ConfigError("convert.py import --hf needs --workdir=FOLDER, in which there is to be a run")
+            raise ConfigError("convert.py import --hf needs --workdir=FOLDER, the folder of the new run")
     if given := [flag for flag in unread if parsed[flag].present]:
         raise ConfigError(f"--{given[0]} is not read by this convert.py {verb}; leave it out")
     return command_line.IGNORE if verb == "import" else command_line.READ
@@ -72,14 +72,14 @@ def main(command: command_line.Command, verb: str) -> None:
         return write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
     if len(formats) != 1:
         more = ", --peft=FOLDER" if verb == "export" else ""
-        raise ConfigError(f"convert.py {verb} needs --hf=FOLDER{more} or --trm=FILE.safetensors, and one of them")
+        raise ConfigError(f"convert.py {verb} needs one of --hf=FOLDER{more} and --trm=FILE.safetensors")
     if verb == "import" and command.bucket:
-        raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy that to the bucket")
+        raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy it to the bucket")
     place = pathlib.Path(flags[formats[0]].value).expanduser()
     if formats == ["trm"]:
         check_trm(command.config)
     elif verb == "export":
-        refuse_others(command)
+        check_local_language_model(command)
     return CONVERSIONS[verb, formats[0]](command, place)
 
 
@@ -87,17 +87,17 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
     """Import a model in Hugging Face's format, from a folder or the hub, as a run."""
     if typed := list(command.loaded.typed):
         raise ConfigError(
-            f"--config.{typed[0]} is not read here, where config.json says what is imported; give it to train.py"
+            f"--config.{typed[0]} is not read by an import, whose config.json determines the model; give it to train.py"
         )
     name = command_line.FLAGS.hf
     published = hugging_face.Published(hugging_face_hub.folder_of(name), command.workdir)
     published.make_run(record_of_start(published.config, command.workdir))
     print(
         f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "
-        f"in {command.workdir}; train.py --workdir={command.workdir} goes on from there"
+        f"in {command.workdir}; train.py --workdir={command.workdir} continues from there"
     )
     if not published.tokenizer:
-        print(f"{name} has no tokenizer; training and generating need --config.data.tokenizer=FILE, the model's own")
+        print(f"{name} has no tokenizer; train.py and generate.py need the model's own, --config.data.tokenizer=FILE")
 
 
 def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:
@@ -116,7 +116,7 @@ def export_adapters(command: command_line.Command, folder: pathlib.Path) -> None
 def import_trm(command: command_line.Command, file: pathlib.Path) -> None:
     """Import weights of the Tiny Recursive Model's public reference as the checkpoint of step 0 of a new run.
 
-    Nothing is written unless they fit. The average is a copy of the weights; the rest of the state is the initial one.
+    Nothing is written unless they fit. The average becomes a copy of the weights; the other state is initialized.
 
     Raises:
       WeightsError: the file cannot be read, or does not have the weights of the configured model.
@@ -142,7 +142,7 @@ def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
 
     Raises:
       ConfigError: the file exists, or its folder does not.
-      WeightsError: the model has weights that the reference does not know.
+      WeightsError: the model has weights that the reference lacks.
       CheckpointError: the run has no checkpoint.
     """
     refuse_file("trm", file)
@@ -167,22 +167,22 @@ def check_trm(config) -> None:
     """Raise ConfigError if the configuration is not of a Tiny Recursive Model."""
     if config.model.name != "trm":
         raise ConfigError(
-            f"model.name={config.model.name} is not the model that the reference has; "
-            "use a recipe or a run of model.name=trm, such as --config=configs/trm/sudoku.py"
+            f"model.name={config.model.name} is not the model of the reference; "
+            "use a recipe or a run with model.name=trm, such as --config=configs/trm/sudoku.py"
         )
 
 
-def refuse_others(command: command_line.Command) -> None:
+def check_local_language_model(command: command_line.Command) -> None:
     """Raise ConfigError for a run of another kind of model, or one in a bucket."""
     if command.config.model.name != "decoder_lm":
-        raise ConfigError(f"{command.address} has model.name={command.config.model.name}; this needs a decoder_lm")
+        raise ConfigError(f"{command.address} has model.name={command.config.model.name}, but this needs a decoder_lm")
     if command.bucket:
-        raise ConfigError(f"--workdir={command.address}: copy the run from the bucket, and name the copy")
+        raise ConfigError(f"--workdir={command.address}: copy the run from the bucket, and name the local copy")
 
 
 def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file: pathlib.Path) -> None:
     """Write the logits of the evaluated parameters of a run's newest checkpoint to a file, atomically."""
-    refuse_others(command)
+    check_local_language_model(command)
     if not command_line.FLAGS.tokens or not command_line.FLAGS.out:
         raise ConfigError("convert.py logits needs --tokens=IN.npy and --out=OUT.npy")
     refuse_file("out", file)
@@ -200,14 +200,14 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
 def refuse_file(flag: str, file: pathlib.Path) -> None:
     """Raise ConfigError if an output file exists, or its folder does not."""
     if file.exists():
-        raise ConfigError(f"--{flag}={file} exists; name another file, or remove it")
+        raise ConfigError(f"--{flag}={file} exists already; name another file, or remove it")
     command_line.check_file_to_write(flag)
 
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:
     """Raise CheckpointError if there are checkpoints."""
-    if there := checkpoints.files.existing():
-        raise CheckpointError(f"{checkpoints.address} has checkpoint {there[0]} already; name another --workdir")
+    if steps := checkpoints.files.existing():
+        raise CheckpointError(f"{checkpoints.address} has checkpoint {steps[0]} already; name another --workdir")
 
 
 def record_of_start(config, workdir: pathlib.Path) -> dict:

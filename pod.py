@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod from create to delete: python pod.py SUBCOMMAND [--flag=value ...] [-- COMMAND ...]
+"""Create, use and delete a pod of TPU VMs: python pod.py SUBCOMMAND [--flag=value ...] [-- COMMAND ...]
 
-Settings are flags (--zone=us-central2-b) or variables (ZONE); flags win. `python pod.py help` lists them all.
+A setting is a flag (--zone=us-central2-b) or an environment variable (ZONE); the flag wins. `python pod.py help` lists
+all settings.
 """
 
 import dataclasses
 import importlib
+import os
 import pathlib
 import signal
 import sys
@@ -15,7 +17,9 @@ try:
     from configs.errors import ConfigError
     from configs.errors import did_you_mean, similar
     from pods import settings as table
-    from pods.transports import PodError, connect, usage_error
+    from pods.connection import connect
+    from pods.errors import PodError, usage_error
+    from settings.environment import unread_lines
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
@@ -30,38 +34,38 @@ class Subcommand:
     function: str
     meaning: str
     takes: str = "nothing"
-    calls: bool = True  # needs a pod to talk to
+    calls: bool = True  # whether it talks to a pod
 
 
 SUBCOMMANDS = {
-    "versions": Subcommand("rent", "life.versions", "software and accelerators of the zone"),
-    "create": Subcommand("rent", "life.create", "the pod; --queued by a queued resource, --spot, --reserved"),
-    "wait": Subcommand("rent", "life.wait", "until the pod can be used"),
-    "describe": Subcommand("rent", "life.describe", "state, health and addresses"),
-    "delete": Subcommand("rent", "life.delete", "give it back"),
-    "setup": Subcommand("prepare", "life.setup", "code, packages and optimizations on every host"),
+    "versions": Subcommand("create", "life.versions", "list the zone's software versions and accelerators"),
+    "create": Subcommand("create", "life.create", "create the pod; --queued uses a queued resource"),
+    "wait": Subcommand("create", "life.wait", "wait until the pod can be used"),
+    "describe": Subcommand("create", "life.describe", "print state, health and addresses"),
+    "delete": Subcommand("create", "life.delete", "delete the pod"),
+    "setup": Subcommand("prepare", "life.setup", "install code, packages and optimizations on every host"),
     "setup_optimizations": Subcommand(
-        "prepare", "deploy.setup_optimizations", "configuration of the switches to every host, compiled there"
+        "prepare", "deploy.setup_optimizations", "copy the switches to every host and compile the step there"
     ),
-    "validate": Subcommand("prepare", "readiness.validate", "is everything ready to train? ends with a table"),
-    "launch": Subcommand("train", "launch.launch", "the recipe, or COMMAND, on all hosts as one group", "command"),
+    "validate": Subcommand("prepare", "readiness.validate", "check on all hosts that the run is ready to train"),
+    "launch": Subcommand("train", "launch.launch", "start the recipe, or COMMAND, on all hosts", "command"),
     "launch_optimized": Subcommand(
-        "train", "launch.launch_optimized", "the recipe with the enabled switches", "command"
+        "train", "launch.launch_optimized", "start the recipe with the enabled switches", "command"
     ),
-    "launch_pretrain_hf": Subcommand("train", "launch.launch_pretrain_hf", "the recipe on DATASET", "command"),
-    "supervise": Subcommand("train", "supervise.supervise", "start again what dies, from the newest checkpoint"),
+    "launch_pretrain_hf": Subcommand("train", "launch.launch_pretrain_hf", "start the recipe on DATASET", "command"),
+    "supervise": Subcommand("train", "supervise.supervise", "restart the run from a checkpoint when a process dies"),
     "stop": Subcommand("train", "launch.stop", "let the run save, then end it"),
     "restart": Subcommand("train", "launch.restart", "stop, and launch the same again"),
-    "status": Subcommand("watch", "watch.status", "each worker's process, step, memory and code"),
-    "metrics": Subcommand("watch", "watch.metrics", "loss, speed, time left and cost of the run"),
+    "status": Subcommand("watch", "watch.status", "print each worker's process, step, memory and code"),
+    "metrics": Subcommand("watch", "watch.metrics", "print loss, speed, time left and cost of the run"),
     "tail": Subcommand("watch", "life.tail", "follow the log of a worker"),
-    "copy": Subcommand("reach", "life.copy", "SOURCE TARGET, one of them NAME:PATH", "paths"),
-    "ssh": Subcommand("reach", "life.ssh", "COMMAND on the hosts", "command"),
-    "backup": Subcommand("reach", "life.backup", "the run to this machine [FOLDER]", "paths"),
+    "copy": Subcommand("access", "life.copy", "copy SOURCE to TARGET; one of them is NAME:PATH", "paths"),
+    "ssh": Subcommand("access", "life.ssh", "run COMMAND on the hosts", "command"),
+    "backup": Subcommand("access", "life.backup", "copy the run to this machine [FOLDER]", "paths"),
     "manifest": Subcommand(
-        "elsewhere", "manifests.manifest", "of the run for --gke or --slurm", "command", calls=False
+        "other", "manifests.manifest", "print the run as a manifest for --gke or --slurm", "command", calls=False
     ),
-    "help": Subcommand("elsewhere", "", "this, with the values of all variables", "paths", calls=False),
+    "help": Subcommand("other", "", "print this text, with the values of all settings", "paths", calls=False),
 }
 ALIASES = dict.fromkeys(("launch_pretrain_hf_optimized", "launch_pretrain_optimized"), "launch_optimized")
 
@@ -78,13 +82,13 @@ def main(arguments: list[str]) -> int:
         print(help_text(settings))
         return 0
     if not positional:
-        raise usage_error(f"which subcommand? {', '.join(SUBCOMMANDS)}")
+        raise usage_error(f"no subcommand is given; use one of {', '.join(SUBCOMMANDS)}")
     name = ALIASES.get(positional[0], positional[0])
     if name not in SUBCOMMANDS:
         near = did_you_mean(similar(name, [*SUBCOMMANDS, *ALIASES]))
         raise usage_error(f"{positional[0]} is not a subcommand{near or '; `pod.py help` lists them'}")
     rest = what_follows(name, positional[1:], dashes, command)
-    for line in table.answers():
+    for line in unread_lines(os.environ, table.UNREAD):
         print(line, file=sys.stderr)
     transport = connect(settings) if SUBCOMMANDS[name].calls else None
     module, _, function = SUBCOMMANDS[name].function.partition(".")
@@ -97,15 +101,15 @@ def what_follows(name: str, positional: list[str], dashes: bool, command: list[s
     if takes == "paths":
         return positional + command
     if positional:
-        hint = f"; a command stands after --: pod.py {name} -- {' '.join(positional)}" if takes == "command" else ""
-        raise usage_error(f"stray argument {positional[0]!r} of {name}{hint}")
+        hint = f"; write a command after --: pod.py {name} -- {' '.join(positional)}" if takes == "command" else ""
+        raise usage_error(f"{name} does not take the argument {positional[0]!r}{hint}")
     if dashes and takes == "nothing":
         raise usage_error(f"{name} takes no command after --")
     return command
 
 
 def help_text(settings: table.Settings) -> str:
-    """Return the subcommands by group, and every variable with its value and origin."""
+    """Return the subcommands by group, and every setting with its value and origin."""
     lines = [__doc__.strip()]
     for group in dict.fromkeys(subcommand.group for subcommand in SUBCOMMANDS.values()):
         lines += ["", f"{group}:"]
@@ -123,7 +127,7 @@ def run(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
-        print("interrupted; what was launched goes on", file=sys.stderr)
+        print("interrupted; launched programs keep running", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearse a step before renting: python rehearse.py --config=configs/llama2_7b.py --topology=v4-32
+"""Estimate a training step on hardware that you do not have: python rehearse.py --config=FILE --topology=v4-32
 
 Compiles train.py's own step for the topology on this machine, with the compiler of the topology. Reports whether it
 fits, its expected speed, where the time goes, its cost, and changes that would help.
@@ -18,17 +18,17 @@ flags.DEFINE_string("json", "", "write the report to this file as JSON")
 flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
 flags.DEFINE_string("hlo", "", "write the optimised, scheduled HLO text to this file")
 flags.DEFINE_enum(
-    "search", None, MODES, "find the fastest mesh, microbatch and remat that fit, at the same_batch (also without a "
-    "value) or any_batch, or the largest model that fits",
+    "search", None, MODES, "find the fastest mesh, microbatch and remat that fit, with the same_batch (also without a "
+    "value) or any_batch; or the largest model that fits",
 )  # fmt: skip
-flags.DEFINE_list("compare", [], "rehearse on each of these topologies, with commas: which is the cheapest per token")
-flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: how the rate of a chip holds")
-flags.DEFINE_list("advise_sharding", [], "every way for a tensor of these sizes to lie on the mesh, as in 4096,11008")
-flags.DEFINE_enum("role", "weights", ROLES, "what that tensor is")
+flags.DEFINE_list("compare", [], "rehearse on these topologies, separated by commas, and rank them by cost per token")
+flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: throughput per chip")
+flags.DEFINE_list("advise_sharding", [], "rank all shardings of a tensor of these sizes, as in 4096,11008")
+flags.DEFINE_enum("role", "weights", ROLES, "role of that tensor")
 flags.DEFINE_integer(
-    "advice_seconds", 60, "time for verifying advice by compiling it; 0: give it unverified", 0, 1_000_000
+    "advice_seconds", 60, "seconds for compiling suggested changes; 0: suggest them unverified", 0, 1_000_000
 )
-flags.DEFINE_integer("processes", None, "compilations at once; default: one for two cores", lower_bound=1)
+flags.DEFINE_integer("processes", None, "concurrent compilations; default: half the cores", lower_bound=1)
 flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology's list price")
 
 if __name__ == "__main__":
@@ -61,7 +61,7 @@ def main(loaded: Loaded) -> None:
         return show(compare.slices(load_for, wanted, display), display)
     topology = priced(loaded.topology.name)
     if topology.accelerator == "cpu" and (FLAGS.search or FLAGS.scaling):
-        raise ConfigError(f"--topology={topology.name}: layouts are searched for slices of TPUs and GPUs alone")
+        raise ConfigError(f"--topology={topology.name}: --search and --scaling are only for slices of TPUs and GPUs")
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
@@ -103,13 +103,13 @@ def check_flags(loaded: Loaded) -> None:
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding") if FLAGS[name].value]
     check_tensor()
     if len(asked) > 1:
-        raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
+        raise ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one")
     if not loaded.topology and not FLAGS.compare:
-        raise ConfigError(f"say for which slice: --topology=v4-32 (there are {', '.join(topologies.SLICES)})")
+        raise ConfigError(f"--topology is not given; name one of {', '.join(topologies.SLICES)}")
     if loaded.config.batch.fit == "auto" and asked:
-        raise ConfigError(f"batch.fit=auto is of one rehearsal; leave it out with --{asked[0]}")
+        raise ConfigError(f"batch.fit=auto is for a single rehearsal; leave it out with --{asked[0]}")
     if FLAGS["compare"].present and not FLAGS.compare:
-        raise ConfigError("--compare wants topologies, with commas: --compare=v4-32,v5e-16")
+        raise ConfigError("--compare needs topologies, separated by commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
     if FLAGS.processes and FLAGS.processes > MOST_PROCESSES:
@@ -117,20 +117,20 @@ def check_flags(loaded: Loaded) -> None:
     for name in ("json", "html", "hlo"):
         command_line.check_file_to_write(name)
         if asked and name != "json" and FLAGS[name].value:
-            raise ConfigError(f"--{name} is of one rehearsal; leave out --{asked[0]}")
+            raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
 
 
 def check_tensor() -> None:
     """Raise ConfigError if the sizes of the tensor are invalid, or if --role is given without them."""
-    said = FLAGS.advise_sharding
-    if not said and (FLAGS["advise_sharding"].present or FLAGS["role"].present):
-        raise ConfigError("--advise_sharding and --role want the sizes of a tensor: --advise_sharding=4096,11008")
-    wrong = [part for part in said if not re.fullmatch("0{0,9}[1-9][0-9]{0,11}", part)]
+    sizes = FLAGS.advise_sharding
+    if not sizes and (FLAGS["advise_sharding"].present or FLAGS["role"].present):
+        raise ConfigError("--advise_sharding and --role need the sizes of a tensor: --advise_sharding=4096,11008")
+    wrong = [size for size in sizes if not re.fullmatch("0{0,9}[1-9][0-9]{0,11}", size)]
     if wrong:
-        what = "is not a whole number greater than 0; or it has over 12 digits"
+        what = "is not a whole number greater than 0 with at most 12 digits"
         raise ConfigError(f"--advise_sharding: {shown(wrong[0])!r} {what}; write as in 4096,11008")
-    if len(said) > MOST_DIMS:
-        raise ConfigError(f"--advise_sharding: {len(said)} sizes, and at most {MOST_DIMS} are tried on every axis")
+    if len(sizes) > MOST_DIMS:
+        raise ConfigError(f"--advise_sharding has {len(sizes)} sizes; give at most {MOST_DIMS}")
 
 
 def priced(name: str) -> topologies.Topology:
@@ -159,7 +159,7 @@ def write(figures: dict, compiled) -> None:
 
         report.write_file(FLAGS.html, page(figures))
     if FLAGS.hlo and compiled.facts["out_of_memory"]:
-        print(f"--hlo={FLAGS.hlo} is not written: what does not fit has no program")
+        print(f"--hlo={FLAGS.hlo} is not written: a step that does not fit has no program")
     elif FLAGS.hlo:
         report.write_file(FLAGS.hlo, compiled.program())
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does a save cost? A model of about 100 M parameters with AdamW's moments, 1.3 GB, saved between real steps.
 
-The time that save() keeps the loop, beside that of a step of 2,048 tokens: the smaller the step the larger the share,
-and the recipe's own step has 128 times as many. Then what goes on in the background, what of it are the digests, how
-long the step beside it takes, and how long it takes to verify and to restore, all from and to the page cache.
+Measures how long save() blocks the loop, compared with a step of 2,048 tokens. The recipe's own step has 128 times as
+many tokens, so its share is smaller. Also measures the work in the background, its part for digests, the duration of a
+concurrent step, and the times to verify and to restore. All files are in the page cache.
 """
 
 import os
@@ -51,14 +51,14 @@ def random_batch(vocab_size: int) -> dict[str, np.ndarray]:
 
 
 def timed(work):
-    """Return (what work() gives, seconds)."""
+    """Return (the result of work(), seconds)."""
     start = time.perf_counter()
     result = jax.block_until_ready(work())
     return result, time.perf_counter() - start
 
 
 def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[str, list[float]]]:
-    """Train, saving after every other step; return the state of the last save, and seconds by what took them."""
+    """Train and save after every other step; return the state of the last save, and the seconds of each part."""
     step, batch = run.train_step, random_batch(run.config.model.vocab_size)
     state, _ = step(run.init(), batch)
     seconds, trouble = {"step": [], "beside": [], "save": []}, []
@@ -87,7 +87,7 @@ def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[
 
 
 def main() -> None:
-    """Save, verify, restore, compare."""
+    """Save, verify, restore and compare."""
     run = make_run()
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is a training step on this CPU, as a share of its matmul peak and beside plain PyTorch?
+"""How fast is a training step on this CPU, relative to its matmul peak and to plain PyTorch?
 
-Times whole updates (forward, backward, AdamW) of the tiny recipe and of a 6-layer, 256-wide model (vocabulary
-4,096, batch 8 x 256) in each combination of compute type and layer loop. Where torch is installed
-(pip install torch==2.13.0) the second is built in plain PyTorch too: float32, GELU MLP of four times the width,
-scaled_dot_product_attention, fused AdamW. Ours has a SwiGLU MLP with a few more weights. Rounds alternate and the
-medians count.
+Times whole updates (forward, backward, AdamW) of the tiny recipe and of a 6-layer, 256-wide model (vocabulary 4,096,
+batch 8 x 256) in each combination of compute type and layer loop. If torch is installed (pip install torch==2.13.0),
+the second model is also built in plain PyTorch: float32, a GELU MLP of four times the width,
+scaled_dot_product_attention, fused AdamW. The model of Torus has a SwiGLU MLP with slightly more weights. Rounds
+alternate, and medians are reported.
 """
 
 import functools
@@ -50,14 +50,14 @@ def torch_step() -> Callable[[], float]:
 
 
 def rate(update: Callable[[int], None], tokens: int) -> float:
-    """Return tokens/s of STEPS updates of so many tokens."""
+    """Return tokens/s of STEPS updates with this number of tokens each."""
     start = time.perf_counter()
     update(STEPS)
     return STEPS * tokens / (time.perf_counter() - start)
 
 
 def main() -> None:
-    """Alternate rounds of everything, then print medians."""
+    """Time all variants in alternating rounds, then print medians."""
     runs = {f"six_layer_{name}": torus_step(SIX_LAYERS | changes) for name, changes in VARIANTS.items()}
     runs["tiny_default"] = torus_step({})
     flops = {name: per_token for name, (_, per_token) in runs.items()}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is damage to a checkpoint ever restored? 1,000 random damages over all files of the checkpoint of a tiny run.
 
-Half of them beside an older checkpoint, which is then taken, half alone, which is then an error. A damage is detected,
-or harmless: what is restored is bit for bit what was saved. Anything else is a wrong restore, and so is a run that
-would start from nothing. Flips in array files are also restored by Orbax alone.
+Half of the checkpoints have an older one next to them, which must be restored instead. The other half have none, which
+must be an error. A damage is detected, or it is harmless: the restored state equals the saved one bit for bit. Anything
+else is a wrong restore, and so is a run that would start from nothing. Bit flips in array files are also restored by
+Orbax alone.
 """
 
 import collections
@@ -47,28 +48,28 @@ def flip(content: bytes, rng, other: bytes) -> bytes:
 
 
 def truncate(content: bytes, rng, other: bytes) -> bytes:
-    """Lose some of the last bytes."""
+    """Remove some of the last bytes."""
     return content[: -int(rng.integers(1, min(8, len(content)) + 1))]
 
 
 def extend(content: bytes, rng, other: bytes) -> bytes:
-    """Gain some bytes at the end."""
+    """Append some bytes."""
     return content + rng.bytes(int(rng.integers(1, 9)))
 
 
 def zero_range(content: bytes, rng, other: bytes) -> bytes:
-    """Have zeros from one place to another."""
+    """Overwrite a range with zeros."""
     first, last = sorted(rng.integers(len(content) + 1, size=2))
     return content[:first] + bytes(last - first) + content[last:]
 
 
 def replace(content: bytes, rng, other: bytes) -> bytes:
-    """Have the content of another file."""
+    """Replace the content with that of another file."""
     return other
 
 
 def half_written(content: bytes, rng, other: bytes) -> bytes:
-    """Have a beginning only, or nothing."""
+    """Keep only the beginning, or nothing."""
     return content[: int(rng.integers(len(content)))]
 
 
@@ -80,7 +81,7 @@ PARTS = ("array", "array_metadata", "orbax_metadata", "record", "manifest")
 
 
 def damage(kind: str, path: pathlib.Path, other: pathlib.Path, rng) -> None:
-    """Damage a file; `other` is another of the same checkpoint."""
+    """Damage a file; `other` is another file of the same checkpoint."""
     match kind:
         case "delete":
             path.unlink()
@@ -98,11 +99,11 @@ def damage(kind: str, path: pathlib.Path, other: pathlib.Path, rng) -> None:
 
 @dataclasses.dataclass
 class Saved:
-    """Checkpoints as they were saved, and what is in them.
+    """Saved checkpoints and their contents.
 
     Attributes:
       run: the run.
-      folder: a workdir that nobody damages.
+      folder: an undamaged workdir.
       states, records: by step.
     """
 
@@ -117,7 +118,7 @@ class Saved:
         return [path.relative_to(self.folder) for path in found]
 
     def is_restored(self, checkpoints: Checkpoints, step: int) -> bool:
-        """Return whether what is restored of a step is what was saved, bit for bit."""
+        """Return whether the restored state of a step equals the saved one, bit for bit."""
         state = bits(checkpoints.restore(step, self.run.abstract_state))
         same = all(np.array_equal(one, other) for one, other in zip(state, self.states[step], strict=True))
         return same and checkpoints.record(step) == self.records[step]
@@ -138,7 +139,7 @@ def tiny_run() -> assembly.Run:
 
 
 def train_and_save(folder: pathlib.Path) -> Saved:
-    """Train a few steps, save the last two."""
+    """Train a few steps and save the last two."""
     run = tiny_run()
     saved = Saved(run, folder, {}, {})
     windows = MarkovWindows(run.config.model.vocab_size, seed=0, num_tokens=1 << 12, stream="train")
@@ -153,11 +154,11 @@ def train_and_save(folder: pathlib.Path) -> Saved:
 
 
 def outcome(saved: Saved, workdir: pathlib.Path, damaged: list[str], good: int | None) -> str:
-    """Return what becomes of a damaged workdir: harmless, or detected, or what must not be.
+    """Return the outcome of a damaged workdir: harmless, detected, or an outcome that must not happen.
 
     Args:
-      damaged: names of the files that were damaged.
-      good: the step of an undamaged checkpoint beside the damaged one.
+      damaged: names of the damaged files.
+      good: the step of an undamaged checkpoint next to the damaged one.
     """
     told = []
     with Checkpoints(workdir, Retention(newest=2)) as checkpoints:
@@ -176,14 +177,14 @@ def outcome(saved: Saved, workdir: pathlib.Path, damaged: list[str], good: int |
 
 
 def part_of(name: pathlib.Path) -> str:
-    """Return what a file of a checkpoint is, one of PARTS."""
+    """Return the kind of a checkpoint's file, one of PARTS."""
     if name.parts[2] != "state":
         return name.stem
     return "array" if name.name[0].isdigit() else "array_metadata" if name.name == ".zarray" else "orbax_metadata"
 
 
 def strike(saved: Saved, kind: str, part: str, rng) -> str:
-    """Damage a copy of the checkpoints, in a file of this part of them; return the outcome."""
+    """Damage a copy of the checkpoints in a file of this kind; return the outcome."""
     names = saved.files(STEPS)
     first = rng.choice([name for name in names if part_of(name) == part])
     second = rng.choice([name for name in names if name != first])
@@ -202,7 +203,7 @@ def strike(saved: Saved, kind: str, part: str, rng) -> str:
 
 
 def outcomes(saved: Saved, number: int, seed: int = 0) -> dict[str, collections.Counter]:
-    """Return how often what became of `number` damages, by kind of damage and by part of a checkpoint."""
+    """Return the counts of outcomes of `number` damages, by kind of damage and by kind of file."""
     rng, counts = np.random.default_rng(seed), {name: collections.Counter() for name in (*KINDS, *PARTS)}
     for index in range(number):
         kind, part = KINDS[index % len(KINDS)], PARTS[index % len(PARTS)]
@@ -213,7 +214,7 @@ def outcomes(saved: Saved, number: int, seed: int = 0) -> dict[str, collections.
 
 
 def wrong_by_orbax_alone(saved: Saved, number: int, seed: int = 1) -> int:
-    """Return how many of so many flips in array files Orbax restores as other numbers, without an error."""
+    """Return how many of these flips in array files Orbax restores as other numbers without an error."""
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of each array that cannot be read it tells once more
     rng, wrong = np.random.default_rng(seed), 0
     arrays = [name for name in saved.files(STEPS) if part_of(name) == "array"]
@@ -232,7 +233,7 @@ def wrong_by_orbax_alone(saved: Saved, number: int, seed: int = 1) -> int:
 
 
 def main() -> None:
-    """Train, damage, count."""
+    """Train, damage and count."""
     with tempfile.TemporaryDirectory() as folder:
         saved = train_and_save(pathlib.Path(folder))
         with mesh_context(saved.run.mesh):

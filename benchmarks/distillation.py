@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a small student of a trained teacher learn faster than alone?
+"""Does a small student learn faster from a trained teacher than alone?
 
-Of a source with known entropy (1.213 nats a token), for three seeds: a student of a fifth of the teacher's parameters,
-trained alone and by distillation, in as many steps on the same batches. What is compared is the held-out cross-entropy;
-a student that did not get below itself alone ends the benchmark with an error.
+The data source has a known entropy (1.213 nats per token). For three seeds, a student with a fifth of the teacher's
+parameters is trained alone and by distillation, with the same number of steps on the same batches. The held-out
+cross-entropies are compared. If distillation does not help a student, the benchmark ends with an error.
 """
 
 import pathlib
@@ -24,14 +24,14 @@ LARGE = {"model.num_layers": 2, "model.embed_dim": 96, "model.mlp_dim": 256, "op
 
 
 def heldout(workdir: pathlib.Path, keys: dict) -> float:
-    """Train in a folder, and return the loss of all that is held out."""
+    """Train in a folder, and return the loss on all held-out documents."""
     return support.train([f"--config.{key}={value}" for key, value in (SMALL | keys).items()], workdir).figure(
         r"held-out loss: ([\d.]+) nats"
     )
 
 
 def main() -> None:
-    """Train the teacher, then each student alone and distilled."""
+    """Train the teacher, then each student alone and by distillation."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder)
         teacher = heldout(workdir / "teacher", LARGE | {"train.steps": TEACHER_STEPS})

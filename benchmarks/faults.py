@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run keep its promises under every fault? Real processes are struck, and started again by the same command.
+"""Does a run keep its promises under every fault? Faults strike real processes, and the same command restarts them.
 
-Of each fault: how long until it was told, how many steps were done again, whether the message names the right process
-and phase (null where there is none to name), and whether the run ended with the parameters, the optimizer's state and
-the losses of one that was never struck, bit for bit (null where that is not promised). Then one run is killed at 25
-random moments. The steps are tiny, so that the times are those of noticing and starting, not of training.
+For each fault it measures the seconds until detection and the number of repeated steps. It checks whether the message
+names the right process and phase (null if there is none to name). It checks whether the run ends with the parameters,
+the optimizer state and the losses of an undisturbed run, bit for bit (null if this is not promised). Then one run is
+killed at 25 random moments. The steps are tiny, so the times are those of detecting and starting, not of training.
 """
 
 import collections
@@ -54,7 +54,7 @@ HISTORY = {"train": ("loss", "gradient_norm", "learning_rate", "total_tokens"), 
 
 
 class Watched:
-    """A process whose lines are kept, each with the time.monotonic() when it came."""
+    """A process whose lines are kept, each with the time.monotonic() of its arrival."""
 
     def __init__(self, process):
         """Read from now on what a process started by tests/groups.py prints."""
@@ -65,18 +65,18 @@ class Watched:
             reader.start()
 
     def came(self, pattern: str) -> float | None:
-        """Return when the first line came in which a pattern is found."""
+        """Return the time of the first line that matches a pattern."""
         found = [when for when, line in [*self.out, *self.err] if re.search(pattern, line)]
         return min(found, default=None)
 
     @property
     def steps(self) -> int:
-        """How many it has printed."""
+        """The number of printed steps."""
         return sum(bool(re.match(r"step +\d+/", line)) for _, line in [*self.out])
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or is frozen."""
+        """Return whether it has ended or is frozen."""
         if self.process.poll() is not None:
             return True
         with contextlib.suppress(FileNotFoundError):
@@ -85,7 +85,7 @@ class Watched:
         return True
 
     def end(self) -> None:
-        """Kill it if need be; return when all its lines have been read."""
+        """Kill it if it still runs; return when all its lines are read."""
         self.process.kill()
         self.process.wait()
         for reader in self.readers:
@@ -93,12 +93,12 @@ class Watched:
 
     @property
     def status(self) -> int | None:
-        """How it ended: negative by a signal, None while it runs."""
+        """The exit status: negative for a signal, None while it runs."""
         return self.process.returncode
 
     @property
     def last_line(self) -> str:
-        """What stands last on stderr."""
+        """The last line on stderr."""
         return next((line for _, line in reversed(self.err) if line), "")
 
 
@@ -123,10 +123,10 @@ def started(
 
 
 def until_ended(processes: list[Watched]) -> None:
-    """Return when all have ended; those that are frozen are killed when the others have.
+    """Return when all processes have ended; frozen ones are killed when the others have ended.
 
     Raises:
-      RuntimeError: one did not, and has been killed: how it would have ended nobody knows.
+      RuntimeError: a process did not end and was killed.
     """
     deadline = time.monotonic() + ENDS_SECONDS
     while (late := [process for process in processes if not process.is_over]) and time.monotonic() < deadline:
@@ -146,19 +146,19 @@ def write_texts(place: pathlib.Path, number: int = 20, size: int = 60) -> None:
 
 
 def trained_steps(workdir: pathlib.Path) -> list[int]:
-    """Return the steps that metrics.jsonl has, in the order in which they were taken."""
+    """Return the steps in metrics.jsonl, in order."""
     return [line["step"] for line in lines_of(workdir) if line["kind"] == "train"]
 
 
 def lines_of(workdir: pathlib.Path) -> Iterator[dict]:
-    """Yield the whole lines of metrics.jsonl."""
+    """Yield the complete lines of metrics.jsonl."""
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return (json.loads(line) for line in lines if line.endswith("}"))
 
 
 def history(workdir: pathlib.Path) -> dict[tuple[str, int], list]:
-    """Return the losses and their like by (kind, step), the last ones of each."""
+    """Return the last losses and other scalars of each (kind, step)."""
     lines = (line for line in lines_of(workdir) if line["kind"] in HISTORY)
     return {(line["kind"], line["step"]): [line[name] for name in HISTORY[line["kind"]]] for line in lines}
 
@@ -170,7 +170,7 @@ def newest(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def final_arrays(workdir: pathlib.Path) -> dict[str, list]:
-    """Return the digests of the files that hold the arrays of the newest checkpoint, having verified them."""
+    """Verify the newest checkpoint and return the digests of its array files."""
     folder = newest(workdir)
     problems = manifest.problems(folder)
     if problems:
@@ -180,7 +180,7 @@ def final_arrays(workdir: pathlib.Path) -> dict[str, list]:
 
 
 def differences(workdir: pathlib.Path, calm: pathlib.Path) -> list[str]:
-    """Return how a run has ended otherwise than the one that was never struck, a line for each difference."""
+    """Return a line for each difference between the ends of a run and of an undisturbed run."""
     one, other = history(workdir), history(calm)
     found = [f"{key}: {one.get(key)} instead of {other.get(key)}" for key in other if one.get(key) != other[key]]
     one, other = final_arrays(workdir), final_arrays(calm)
@@ -189,20 +189,20 @@ def differences(workdir: pathlib.Path, calm: pathlib.Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A fault, and what is to come of it.
+    """A fault and its expected effects.
 
     Attributes:
-      name: also of the workdir.
-      faults: of --faults.
-      told: pattern of the line that says what is wrong; of a process that dies alone there is none.
-      culprit: pattern of what names who is to blame; it is looked for in the last line of each process that ended by
-        itself with an error, or, where none did, in what the first one printed.
-      status: with which processes end that the fault does not kill.
-      count: of processes.
-      act: what strikes from outside; called with the processes and the workdir, returns when it did.
-      between: what is done to the workdir before it is started again.
-      exact: whether the end is promised to be that of a run never struck.
-      events: of metrics.jsonl, how many there have to be.
+      name: of the case and of its workdir.
+      faults: value of --faults.
+      told: pattern of the line that reports the fault; "" if a process dies alone and none is printed.
+      culprit: pattern that names the culprit. It is searched in the last line of each process that ended by itself with
+        an error; if there is none, in all output of the first process.
+      status: exit status of the processes that the fault does not kill.
+      count: number of processes.
+      act: strikes from outside: it gets the processes and the workdir, and returns the time.
+      between: changes the workdir before the restart.
+      exact: whether the end must equal that of an undisturbed run.
+      events: the expected numbers of events in metrics.jsonl.
       changes: of the configuration.
     """
 
@@ -220,12 +220,12 @@ class Case:
 
     @property
     def calm(self) -> str:
-        """The workdir of the run to compare with."""
+        """The workdir of the undisturbed run."""
         return f"calm-{self.count}"
 
 
 def interrupt(processes: list[Watched]) -> float:
-    """Send SIGINT to the first process, as Ctrl-C does, when it has taken some steps."""
+    """Send SIGINT to the first process after some steps, as Ctrl-C does."""
     while not processes[0].came(rf"^step +{STRIKE}/") and not processes[0].is_over:
         time.sleep(POLL_SECONDS)
     processes[0].process.send_signal(signal.SIGINT)
@@ -242,7 +242,7 @@ def flip_a_bit_of_the_newest(workdir: pathlib.Path) -> None:
 
 
 def hang(phase: str, process: int = 2, count: int = 4) -> Case:
-    """Return the case of a process that stops for good in a phase."""
+    """Return the case of a process that hangs forever in a phase."""
     named = rf"no step ended for {HANG_SECONDS} s: process {process} \({HOST}\) is in {phase} of step \d+ for [\d.]+ s"
     return Case(f"hang_{phase}_of_{count}", f"hang:{phase}:{process}@{STRIKE}", "no step ended", named, count=count)
 
@@ -274,7 +274,7 @@ HANDFUL = ("kill", "damaged_checkpoint", "kill_of_4", "hang_data_of_4")
 
 
 def train_calmly(place: pathlib.Path, cases: Iterable[Case]) -> None:
-    """Train the runs that the cases are compared with."""
+    """Train the undisturbed runs for comparison."""
     for count in sorted({case.count for case in cases}):
         processes = started(place, f"calm-{count}", count=count, train__hang_seconds=0)
         until_ended(processes)
@@ -283,7 +283,7 @@ def train_calmly(place: pathlib.Path, cases: Iterable[Case]) -> None:
 
 
 def strike(case: Case, place: pathlib.Path) -> dict:
-    """Strike a run, start it again until it ends, and return what came of it; `place` has the calm runs."""
+    """Strike a run, restart it until it ends, and return the figures; `place` has the undisturbed runs."""
     workdir = place / case.name
     runs = [started(place, case.name, count=case.count, faults=case.faults, **case.changes)]
     by_us = case.act(runs[0]) if case.act else None
@@ -312,19 +312,19 @@ def strike(case: Case, place: pathlib.Path) -> dict:
 
 
 def when(processes: list[Watched], pattern: str) -> float | None:
-    """Return when the first line came from any of them in which a pattern is found."""
+    """Return the time of the first line of any process that matches a pattern."""
     times = [process.came(pattern) for process in processes]
     return min((found for found in times if found is not None), default=None)
 
 
 def _said(processes: list[Watched]) -> list[str]:
-    """Return the last line of each process that ended by itself with an error, else all of what the first printed."""
+    """Return the last line of each process that ended by itself with an error, else all output of the first one."""
     ended = [process.last_line for process in processes if process.status and process.status > 0]
     return ended or ["\n".join(line for _, line in processes[0].out)]
 
 
 def _broken_promises(case: Case, runs: list[list[Watched]], workdir: pathlib.Path, found: list[str]) -> list[str]:
-    """Return a line for each promise that was not kept."""
+    """Return a line for each broken promise."""
     first = [process.status for process in runs[0] if process.status >= 0]
     broken = [f"ended with status {status}" for status in first if status != case.status]
     broken += [f"start {len(runs)} ended with {runs[-1][0].last_line!r}"] if runs[-1][0].status else []
@@ -356,11 +356,12 @@ OF_KILLS = {  # long enough for 25 times some steps; the corpus takes a while
 def kill_again_and_again(
     place: pathlib.Path, kills: int, *, moments: Sequence[str] = tuple(MOMENTS), seed: int = 0, **changes
 ) -> dict:
-    """Kill a run at random moments, as many as are asked for, and compare its end with that of a calm one.
+    """Kill a run at random moments, and compare its end with that of an undisturbed run.
 
     Args:
-      place: with texts; has the workdirs "killed" and "never-killed" afterwards.
-      moments: of MOMENTS, taken in turn and then shuffled.
+      place: has the texts, and afterwards the workdirs "killed" and "never-killed".
+      kills: number of kills.
+      moments: each is used equally often, in a random order.
       changes: of the configuration, keys with __ for the dot.
     """
     rng, changes = random.Random(seed), OF_KILLS | changes
@@ -385,7 +386,7 @@ def kill_again_and_again(
 
 
 def kill_at(moment: str, place: pathlib.Path, rng: random.Random, changes: dict) -> bool:
-    """Start the run and kill it at a moment; return whether it had not ended before."""
+    """Start the run and kill it at a moment; return whether it was still running."""
     if moment == "corpus":
         for made in ("shards", "tokenizers"):
             shutil.rmtree(place / "cache" / "torus" / made, ignore_errors=True)
@@ -402,7 +403,7 @@ def kill_at(moment: str, place: pathlib.Path, rng: random.Random, changes: dict)
 
 
 def main() -> None:
-    """Strike, kill, count."""
+    """Run all cases, then the random kills; report and count."""
     cases, kills = (CASES, 25) if not support.QUICK else ([case for case in CASES if case.name in HANDFUL], 3)
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)

@@ -17,18 +17,18 @@ COMMAND = re.compile(r"^(?P<command>\S.*?) +# (?P<time>.+)$", re.MULTILINE)
 
 
 def commands() -> list[tuple[str, str]]:
-    """Return (command, time as the page has it) for each line of the page's script."""
+    """Return (command, time stated on the page) for each line of the page's script."""
     script = PAGE.read_text().split("```")[1]
     return [(match["command"], match["time"]) for match in COMMAND.finditer(script)]
 
 
 def name_of(number: int, command: str) -> str:
-    """Return what the seconds of a command are called in RESULTS.md; a bar would end the cell of a table."""
+    """Return the name of a command's seconds in RESULTS.md; a bar would end the cell of a table."""
     return f"{number}. {command.replace('|', '/')}"
 
 
 def copy_tree(folder: pathlib.Path) -> None:
-    """Copy what git would clone, with the changes that are not committed yet."""
+    """Copy the files that git would clone, with uncommitted changes."""
     names = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=support.ROOT, text=True)
     for name in filter(None, names.split("\0")):
         target = folder / name

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does data of strangers cost: a large document, a million small ones, a bomb, a template that never ends?
+"""What does foreign data cost: a large document, a million small ones, a decompression bomb, an endless template?
 
-Each is read in a process of its own, whose peak of memory above what it takes idle is asserted: a text file of 500 MB
-is read in pieces, and of one in a line of JSON or a TFRecord two copies are held; a compressed line of gigabytes takes
-no more than data.max_document_mib lets it; a million documents take some hundred bytes each. The template is refused
-within seconds. Conversations are rendered in a process beside, and lines of JSON read, at a rate that is told.
+Each is read in its own process, whose peak memory above its idle memory is asserted. A text file of 500 MB is read in
+pieces. A document in one line of JSON or in a TFRecord is held twice. A compressed line of gigabytes takes at most the
+memory that data.max_document_mib allows. A million documents take some hundred bytes each. An endless template is
+refused within seconds. The rates of rendering conversations and of reading lines of JSON are reported.
 """
 
 import csv
@@ -63,7 +63,7 @@ HUGE = "{{ 'x' * 5000000000 }}"
 
 
 def read(path: pathlib.Path, *, scan: bool = True, **changes) -> dict:
-    """Return how many documents a process found in a path, what it said, its peak in MiB and its seconds."""
+    """Return the number of documents that a process found, its output, its peak in MiB and its seconds."""
     keys = {"path": str(path), "cache_dir": str(path.parent / "cache"), "tokenizer": "byte", "scan": scan} | changes
     command = [sys.executable, "-c", PEAK, json.dumps(keys)]
     done = subprocess.run(command, cwd=support.ROOT, text=True, capture_output=True, check=True)
@@ -71,7 +71,7 @@ def read(path: pathlib.Path, *, scan: bool = True, **changes) -> dict:
 
 
 def large_documents(folder: pathlib.Path) -> dict:
-    """Return the figures of one large document, in each of the formats that hold one."""
+    """Return the figures of one large document in each format."""
     text, figures = LINE * (LARGE_MB * MB // len(LINE.encode())), {}
     (folder / "a.txt").write_text(text)
     (folder / "a.jsonl").write_text(json.dumps({"text": text}) + "\n")
@@ -87,7 +87,7 @@ def large_documents(folder: pathlib.Path) -> dict:
 
 
 def bomb(folder: pathlib.Path) -> dict:
-    """Return the figures of a compressed line of gigabytes, which is named, or left out."""
+    """Return the figures of a compressed line of gigabytes, which is an error or is skipped."""
     path = folder / "bomb.jsonl.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b'{"text": "')
@@ -120,7 +120,7 @@ def many_documents(folder: pathlib.Path) -> dict:
 
 
 def templates() -> dict:
-    """Return the figures of templates: how many conversations a second, and how long hostile ones take."""
+    """Return conversations per second, and the time of hostile templates."""
     talk = [{"role": role, "content": LINE * 10} for role in ("user", "assistant", "user", "assistant")]
     lines = [(number, json.dumps({"messages": talk, "id": number}).encode()) for number in range(DOCUMENTS // 50)]
     form, began = Template(CHATML, {}), time.perf_counter()
@@ -139,7 +139,7 @@ def templates() -> dict:
 
 
 def main() -> None:
-    """Print the figures of all."""
+    """Print all figures."""
     with tempfile.TemporaryDirectory() as name:
         folder, figures = pathlib.Path(name), {}
         for part in (large_documents, bomb, many_documents):

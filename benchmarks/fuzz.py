@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reader of foreign data against ten thousand mutations of good contents, each reader in a process of its own.
+"""Read ten thousand mutations of valid contents with every reader of foreign data, each reader in its own process.
 
-Asserts that none raises anything but a one-line error of ours, takes over 10 s or over 1 GiB for a case.
+Asserts that no reader raises anything but a one-line error of Torus, and that none takes over 10 s or 1 GiB for a case.
 """
 
 import json
@@ -16,7 +16,7 @@ CASES = 300 if support.QUICK else 10_000
 
 
 def main() -> None:
-    """Fuzz every reader and print what came of it."""
+    """Fuzz every reader and print the results."""
     figures, failed = {}, []
     for name in load_readers():
         command = [sys.executable, "tests/fuzz/run.py", str(CASES), "1", name]

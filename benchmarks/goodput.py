@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What part of its time does a run train that is killed every minute or two? The tiny recipe, for a quarter of an hour.
+"""What is the goodput of a run that is killed every minute or two? The tiny recipe, for a quarter of an hour.
 
-kill -9 comes every 60 to 120 s, at random, and the same command at once. The goodput is the run's own account, whose
-parts have to sum to the wall-clock time. Beside it, how long it takes from the command to the end of a first new step:
-from nothing (no corpus, tokenizer or compiled program), and as a restart.
+A kill -9 comes every 60 to 120 s at random, and the same command restarts the run at once. The goodput is the run's own
+account, whose parts must add up to the wall-clock time. Also measures the time from the command to the end of the first
+new step: from nothing (no corpus, tokenizer or compiled program), and for a restart.
 """
 
 import json
@@ -34,11 +34,11 @@ RUN = [
 
 
 def killed_again_and_again(folder: pathlib.Path, seconds: float, between: tuple[float, float], seed: int = 0) -> list:
-    """Train in `folder`, killed and started again until the time is over, then stopped; return when each start was.
+    """Train in `folder` with kills and restarts until the time is over, then stop; return the times of the starts.
 
     Args:
       seconds: of time.time(), as in metrics.jsonl.
-      between: fewest and most seconds from a start to its end.
+      between: fewest and most seconds from a start to its kill.
     """
     rng, started, end = random.Random(seed), [], time.time() + seconds
     while time.time() < end:
@@ -59,7 +59,7 @@ def killed_again_and_again(folder: pathlib.Path, seconds: float, between: tuple[
 
 
 def start(folder: pathlib.Path) -> subprocess.Popen:
-    """Start the run, or start it again; what it prints goes to a file."""
+    """Start or restart the run; its output goes to a file."""
     command = [sys.executable, "train.py", f"--workdir={folder / 'run'}", *RUN]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     with (folder / "printed.txt").open("a") as printed:
@@ -67,7 +67,7 @@ def start(folder: pathlib.Path) -> subprocess.Popen:
 
 
 def wait(process: subprocess.Popen, seconds: float) -> None:
-    """Let the run go on for some seconds; one that ends by itself ends the benchmark."""
+    """Let the run continue for some seconds; if it ends by itself, the benchmark ends."""
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -90,17 +90,17 @@ def lines_of(folder: pathlib.Path, kind: str) -> list[dict]:
 
 
 def last_step(folder: pathlib.Path) -> int:
-    """Return the last step that metrics.jsonl tells of."""
+    """Return the last step in metrics.jsonl."""
     return max((line["step"] for line in lines_of(folder, "train")), default=0)
 
 
 def account(folder: pathlib.Path) -> dict:
-    """Return the last account that the run has given of its time."""
+    """Return the run's last account of its time."""
     return [line for line in lines_of(folder, "event") if line["event"] == "goodput"][-1]
 
 
 def start_seconds(folder: pathlib.Path, started: list[float]) -> list[float]:
-    """Return how long each start took until its first step had ended; of those that came so far."""
+    """Return the seconds of each start until its first step ended."""
     ends, found = [*started[1:], float("inf")], []
     for begin, end in zip(started, ends, strict=True):
         times = [line["time"] for line in lines_of(folder, "train") if begin < line["time"] < end]
@@ -109,7 +109,7 @@ def start_seconds(folder: pathlib.Path, started: list[float]) -> list[float]:
 
 
 def main() -> None:
-    """Train, kill, account."""
+    """Train with kills, and report the goodput."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         started = killed_again_and_again(folder, SECONDS, BETWEEN_KILLS)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is a training step of a 1B model on one GPU, as a share of its peak and beside plain PyTorch?
+"""How fast is a training step of a 1B model on one GPU, relative to its peak and to plain PyTorch?
 
-Where there is no GPU it says so, and measures nothing. Whole updates (forward, backward, AdamW) of configs/llama_1b.py
-with 8 sequences of 2,048 tokens and no rematerialisation: computed in bfloat16, weights and moments in float32. Where
-torch is installed, one that knows the GPU, the same in plain PyTorch: depth, widths and vocabulary, torch.compile,
-autocast to bfloat16, flash attention by scaled_dot_product_attention, fused AdamW. Its GELU MLP has as many weights as
-the SwiGLU, so that FLOPs are equal; with LayerNorm and without rotary positions it has less to do beside them. Each
-side has a process of its own, since JAX takes most of a GPU's memory. Rounds alternate and the medians count. --quick
-computes a toy in both, on a CPU too, and records no figure of it.
+Times whole updates (forward, backward, AdamW) of configs/llama_1b.py with 8 sequences of 2,048 tokens, without
+rematerialization, computed in bfloat16 with weights and moments in float32. If a torch that supports the GPU is
+installed, the same is timed in plain PyTorch: same depth, widths and vocabulary, torch.compile, autocast to bfloat16,
+flash attention through scaled_dot_product_attention, fused AdamW. Its GELU MLP has as many weights as the SwiGLU, so
+the FLOPs are equal; with LayerNorm and without rotary positions it has less other work. Each side has its own process,
+because JAX reserves most of a GPU's memory. Rounds alternate, and medians are reported. Without a GPU it measures
+nothing. --quick computes a toy on both sides, also on a CPU, and records no figure.
 """
 
 import importlib.util
@@ -67,32 +67,32 @@ def _rate(update: Callable[[int], None], config) -> float:
 
 
 def torch_device() -> str:
-    """Return what PyTorch computes on, a GPU where it knows one."""
+    """Return the device of PyTorch: the GPU if it supports one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def device() -> tuple[str, str]:
-    """Return platform and name of what JAX computes on."""
+    """Return the platform and the name of JAX's device."""
     first = jax.devices()[0]
     return first.platform, first.device_kind
 
 
 def peak_flops() -> float:
-    """Return the GPU's peak in bfloat16: that of configs/topologies.py, of a chip that is not there as measured."""
+    """Return the GPU's bfloat16 peak from configs/topologies.py; for an unknown chip the measured peak."""
     known = (chip["peak_flops"] for name, chip in topologies.CHIPS.items() if name in device()[1].lower())
     return next(known, None) or measured_matmul_peak(size=8192)
 
 
 def alone(function: Callable):
-    """Return what a function returns in a process of its own."""
+    """Return the result of a function that runs in its own process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(function).result()
 
 
 def main() -> None:
-    """Alternate both sides, then print medians; or say that it was not run."""
+    """Time both sides in alternating rounds, then print medians."""
     platform, name = alone(device)
     if platform != "gpu" and not support.QUICK:
         return support.finish("gpu_step", {"run": "not run: no GPU on this machine"})

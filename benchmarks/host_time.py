@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much time of our own passes on the host between two steps, on this CPU?
+"""How much time does the host take between two steps, on this CPU?
 
-Runs the real loop, train.train, on a toy model and the text of this repository: batches come through the whole
-pipeline, every tenth step is logged to metrics.jsonl, TensorBoard and the terminal. A step is waited for before it
-returns, and then takes STEP_SECONDS more, in which the pipeline makes the next batches; so what passes until the next
-one is called is no device's time: the batch taken and put onto the device, the scalars fetched, counted, checked and
-logged. In a run most of that goes on while a step computes. `processor` is the time for which the loop's thread had a
-processor, without waiting for readers and for other users of the machine; `wall` has these in it. The first steps, in
-which threads and TensorBoard start, are left out.
+Runs the real loop, train.train, on a toy model and the text of this repository. Batches come through the whole
+pipeline, and every tenth step is logged to metrics.jsonl, TensorBoard and the terminal. A step returns only when it is
+complete, and then sleeps for STEP_SECONDS, during which the pipeline prepares the next batches. So the time between two
+calls is host time: taking a batch, transferring it, fetching, checking and logging the scalars. In a run most of this
+overlaps with a step. `processor` is the processor time of the loop's thread, without waiting; `wall` includes waiting.
+The first steps, in which threads and TensorBoard start, are left out.
 """
 
 import os

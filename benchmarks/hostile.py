@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a run survive strangers at its hub? Four processes train while ten thousand connections say what they like.
+"""Does a run survive strangers at its hub? Four processes train while ten thousand connections send anything.
 
-One in two comes before all processes have joined, the others while they train. Asserts that the run stops when it is
-asked to, saved, that its losses are those of a run that nobody disturbed, bit for bit, and that the connections that
-are not of the run were closed and counted.
+Half of the connections come before all processes have joined, the others during training. Asserts that the run saves
+and stops on request, that its losses equal those of an undisturbed run bit for bit, and that foreign connections were
+closed and counted.
 """
 
 import os
@@ -31,7 +31,7 @@ ENDLESS = {"train__steps": 100_000, "train__save_every": 100, "train__hang_secon
 
 
 def main() -> None:
-    """Train twice, the second time besieged, and compare."""
+    """Train with and without attacks, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
         faults.write_texts(place)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def trained(place: pathlib.Path, workdir: str, strangers: int) -> dict:
-    """Train until the strangers, if there are any, are done, and some steps are taken; return what came of it."""
+    """Train until all strangers are done and some steps are taken; return the results."""
     port = groups.free_ports()
     sieges = [Siege(port + 1, strangers // 2, seed=0)] if strangers else []
     processes = faults.started(place, workdir, count=PROCESSES, port=port, absent=(PROCESSES - 1,), **ENDLESS)
@@ -87,14 +87,14 @@ def trained(place: pathlib.Path, workdir: str, strangers: int) -> dict:
 
 
 def wait_for(sieges: list[Siege]) -> None:
-    """Return when all strangers have had their turn."""
+    """Return when all strangers are done."""
     for siege in sieges:
         siege.join(faults.ENDS_SECONDS)
         assert siege.made == siege.number, f"{siege.made} of {siege.number} attacks were made"
 
 
 def wait_for_steps(process: faults.Watched, steps: int) -> None:
-    """Return when a process has taken some steps; one that has ended ends the benchmark."""
+    """Return when a process has taken some steps; if it has ended, the benchmark ends."""
     while process.steps < steps:
         if process.is_over:
             sys.exit(f"process 0 has ended: {process.last_line}")

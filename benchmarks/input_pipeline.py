@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast are batches delivered, and text tokenized, on two cores?
+"""How fast is text tokenized, and how fast are batches delivered, on two cores?
 
-Writes 1 GB of generated text as JSON lines, tokenizes it with a tokenizer trained on it in a process that is killed
-half-way, and again in one that finishes; both start from the documents. Then delivers batches of 16 sequences of
-2,048 tokens from those shards through tf.data onto the CPU device as training does, from the first example and as a
-run that is taken up at step 1,000,000. The medians of some rounds count.
+Writes 1 GB of generated text as JSON lines. Tokenizes it in a process that is killed half-way, then in one that
+finishes; the tokenizer is trained on the text, and both start from the documents. Then delivers batches of 16 sequences
+of 2,048 tokens from these shards through tf.data onto the CPU device, as training does: from the first example, and
+from step 1,000,000 as a resumed run. Medians over rounds are reported.
 """
 
 import json
@@ -48,7 +48,7 @@ prepare(data, vocab_size=int(sys.argv[2]), vocab_size_typed=False, announce=lamb
 
 
 def write_text(path: pathlib.Path) -> None:
-    """Write documents of some thousand characters, the same each time: frequent words are frequent, and short."""
+    """Write documents of some thousand characters, the same each time; frequent words are short."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(SYLLABLES, 1 + rank.bit_length() // 4)) for rank in range(30_000)]
     frequency = 1 / np.arange(10, 30_010)
@@ -61,19 +61,19 @@ def write_text(path: pathlib.Path) -> None:
 
 
 def build(data: types.SimpleNamespace) -> subprocess.Popen:
-    """Start to prepare the corpus in a process of its own."""
+    """Start the preparation of the corpus in its own process."""
     command = [sys.executable, "-c", BUILD, json.dumps(vars(data)), str(VOCABULARY)]
     return subprocess.Popen(command, cwd=support.ROOT)
 
 
 def finished_shards(cache: pathlib.Path) -> list[tuple[float, int]]:
-    """Return when each shard was finished, in order, and the bytes of text in it."""
+    """Return when each shard was finished, in order, and its bytes of text."""
     paths = sorted((path.stat().st_mtime, path) for path in cache.glob("shards/*/*-*.json"))
     return [(when, json.loads(path.read_text())["bytes"]) for when, path in paths]
 
 
 def building(data: types.SimpleNamespace) -> dict:
-    """Return the figures of tokenizing: killed half-way, and taken up again."""
+    """Return the figures of tokenizing: killed half-way, then resumed."""
     cache = pathlib.Path(data.cache_dir)
     started = time.perf_counter()
     first = build(data)
@@ -129,7 +129,7 @@ def delivery(mixture) -> dict:
 
 
 def main() -> None:
-    """Build, then read."""
+    """Tokenize, then read."""
     if sys.platform == "linux":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is one run the same run on any mesh? The layout proof over every preset's mesh, and losses over 200 steps.
+"""Does a run compute the same on any mesh? Proves the layout on every preset's mesh, and compares 200 losses.
 
-All in float32, on simulated devices. With --quick one recipe is proved, on the largest mesh of up to 16 devices, and
-the optimizer is the one that compiles soonest.
+All in float32 on simulated devices. --quick proves one recipe on the largest mesh of at most 16 devices, with the
+optimizer that compiles fastest.
 """
 
 import math
@@ -36,7 +36,7 @@ MESHES = (
 
 
 def preset_meshes() -> list[dict[str, int]]:
-    """Return the different meshes of configs/topologies.py of more than one device and no more than there are."""
+    """Return the different meshes of configs/topologies.py that have more than one device and fit here."""
     meshes = {tuple(topologies.get(name).mesh.items()): None for name in topologies.SLICES}
     fitting = [mesh for mesh in map(dict, meshes) if 1 < math.prod(mesh.values()) <= DEVICES]
     return [max(fitting, key=lambda mesh: math.prod(mesh.values()))] if support.QUICK else fitting
@@ -50,7 +50,7 @@ def with_mesh(recipe: str, mesh: dict[str, int]):
 
 
 def prove(recipe: str, mesh: dict[str, int]) -> list[str]:
-    """Return where the shrunken recipe computes something else on this mesh than on one device."""
+    """Return the differences between the scaled-down recipe on this mesh and on one device."""
     start = time.perf_counter()
     lines = layout_proof.layout_differences(with_mesh(recipe, mesh))
     verdict = "; ".join(lines) or "forward, gradients and update agree"
@@ -76,7 +76,7 @@ def losses(mesh: dict[str, int]) -> list[float]:
 
 
 def main() -> None:
-    """Prove, then train."""
+    """Prove the layouts, then train."""
     proofs = {(recipe, str(mesh)): prove(recipe, mesh) for recipe in RECIPES for mesh in preset_meshes()}
     curves = []
     for mesh in MESHES:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does each lever of the 7B step earn? The step as it is, and with one lever at a time taken or turned.
+"""What does each optimization of the 7B step gain? Compiles the step as it is, and with one change at a time.
 
-On v4-32; those called `over_model_` on v4-64, where the mesh splits heads.
+The topology is v4-32; for names with `over_model_` it is v4-64 with heads sharded over `model`. Names with `tried_` are
+changes that gained nothing. A change is a key of the configuration, an option of the compiler, or a replaced part of
+the code in the process that compiles. All times are estimates: the schedule of the TPU compiler is replayed, without
+the order of chips in the mesh and the block sizes of the attention kernel. `costs` is the additional time of a step.
+Arguments select some of the names.
 
-Beside them, as `tried_`, what was tried and earned nothing. A lever is a key of the configuration, an option of the
-compiler, or a part of the code that is replaced in the process that compiles. All are timed by replaying the schedule
-of the TPU's compiler: estimates, not runs, which see neither the order of chips in the mesh nor the sizes of the
-attention kernel's blocks. `costs` is what the step takes more than as it is. Names after it confine it to these.
-
-`tried_other_prices` is no lever: an option by which the compiler makes the same program, but for a few tiles, and
-estimates its cycles otherwise. It says how far to trust the estimate; nothing is the faster for it, so it is not used.
+`tried_other_prices` is an option with which the compiler makes almost the same program, but estimates its cycles
+differently. It shows how far to trust the estimate. It makes nothing faster, so it is not used.
 """
 
 import argparse
@@ -37,12 +36,12 @@ QUICK = ("without_rings", "tried_latency_hiding_scheduler")
 
 
 def replaced(module: str, name: str, by: str) -> str:
-    """Return the program that replaces what a module calls by a name; it fails where there is no such name."""
+    """Return the program that replaces a name in a module; it fails if the module lacks the name."""
     return f"import jax, {module} as place; from layers import fsdp; place.{name}; place.{name} = {by}"
 
 
 def option(name: str, value: str | None) -> str:
-    """Return the program that gives an option to the compiler; None takes away one that is given."""
+    """Return the program that passes an option to the compiler; None removes the option."""
     given = "from configs.topologies import COMPILER_OPTIONS; options = COMPILER_OPTIONS['tpu']"
     return f"{given}; del options[{name!r}]" if value is None else f"{given}; options[{name!r}] = {value!r}"
 
@@ -86,7 +85,7 @@ def load(case: str, keys: dict) -> Loaded:
 
 
 def compiled_with(case: str, change: dict | str) -> tuple[Compiled, float]:
-    """Return the step with one change, and the seconds that its compilation took: 0 where it was cached."""
+    """Return the step with one change, and the seconds of its compilation: 0 if it was cached."""
     keys, program = ({}, change) if isinstance(change, str) else (change, "")
     loaded, compiler = load(case, keys), Compiler(cache_folder("") / "rehearsals", program=program)
     return compiler.compile(loaded.config, loaded.topology), sum(compiler.spent)
@@ -107,21 +106,21 @@ def compare(name: str, compiled: Compiled, as_it_is: Compiled) -> dict:
 
 
 def main() -> None:
-    """Compile each step and all changes of it, and compare."""
+    """Compile each step with each change, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two of them, of the smallest step")
     parser.add_argument("names", nargs="*", metavar="NAME")
     given = parser.parse_args()
     names = QUICK if given.quick else given.names or tuple(LEVERS)
     if unknown := set(names) - LEVERS.keys():
-        support.usage_error(f"{unknown.pop()} is no lever; there are {', '.join(LEVERS)}")
+        support.usage_error(f"{unknown.pop()} is not a lever; the levers are {', '.join(LEVERS)}")
     over_model = [name for name in names if name.startswith(OVER_MODEL)]
     figures = measure(CASE, "", [name for name in names if name not in over_model])
     support.finish("levers", figures | (measure(CASE_OVER_MODEL, OVER_MODEL, over_model) if over_model else {}))
 
 
 def measure(case: str, prefix: str, names: Sequence[str]) -> dict:
-    """Return the figures of a step as it is, their names after a prefix, and with each of some levers."""
+    """Return the figures of a step as it is and with each change; names get a prefix."""
     as_it_is, seconds = compiled_with(case, {})
     usual, spent = estimate(as_it_is), [seconds] if seconds else []
     figures = {

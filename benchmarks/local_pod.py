@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long until a pod of processes on this machine trains, and does stopping and starting it again lose a step?
+"""How long until a pod of processes on this machine trains, and does a stop and restart lose a step?
 
 The tiny recipe on 4 workers (a v4-32) and on 8 (a v4-64), from an empty cache: launch, first step, stop, restart.
 """
@@ -24,7 +24,7 @@ RUN = [
 
 
 def main() -> None:
-    """Go through the life of both pods."""
+    """Create, use and delete both pods."""
     figures = {}
     for name, workers in (("v4-32", 4), ("v4-64", 8)):
         with tempfile.TemporaryDirectory() as folder:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def life(folder: pathlib.Path, name: str, workers: int) -> dict:
-    """Return what came of one pod."""
+    """Return the figures of one pod."""
     environment = os.environ | {
         "TRANSPORT": "local", "POD_ROOT": str(folder), "NAME": "bench", "ACCEL": name,
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -74,7 +74,7 @@ def life(folder: pathlib.Path, name: str, workers: int) -> dict:
 
 
 def pod(environment: dict, *words: str) -> None:
-    """Type a command line of pod.py; a failure ends the benchmark."""
+    """Run pod.py; a failure ends the benchmark."""
     print("pod.py", *words, flush=True)
     status = subprocess.run([sys.executable, "pod.py", *words], cwd=support.ROOT, env=environment).returncode
     if status:
@@ -82,14 +82,14 @@ def pod(environment: dict, *words: str) -> None:
 
 
 def steps(run: pathlib.Path) -> list[int]:
-    """Return the steps that metrics.jsonl has, in the order in which they were taken."""
+    """Return the steps in metrics.jsonl, in order."""
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [line["step"] for line in map(json.loads, filter(whole, lines)) if line["kind"] == "train"]
 
 
 def whole(line: str) -> bool:
-    """Whether a line was written to its end."""
+    """Return whether a line is complete."""
     return line.endswith("}")
 
 
@@ -103,7 +103,7 @@ def wait_for_step(run: pathlib.Path, step: int) -> None:
 
 
 def processes_of(groups: list[int]) -> int:
-    """Return how many processes of these groups there are, zombies left out."""
+    """Return the number of processes of these groups, without zombies."""
     listing = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True).stdout
     rows = [line.split() for line in listing.splitlines()]
     return sum(int(group) in groups and state[0] != "Z" for group, state in rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does the bias balance experts, and what does a step with them cost beside a dense one of as many FLOPs?
+"""Does the router's bias balance experts, and what does a step with experts cost relative to a dense step?
 
-A frozen router is skewed, so that some experts get most tokens, and the optimizer's rule moves its bias for 300 steps.
-Then `tiny` and `moe_small`, which has as many FLOPs a token, are trained on the same data; nothing may be dropped.
+A frozen router is skewed, so that some experts get most tokens. The optimizer's rule moves the bias for 300 steps. Then
+`tiny` and `moe_small`, which have the same FLOPs per token, are trained on the same data; no token may be dropped.
 """
 
 import statistics
@@ -27,12 +27,12 @@ STEPS = 4 if support.QUICK else 20
 
 
 def violations(tokens: int) -> jax.Array:
-    """Return the violation (largest load / mean load - 1) of each step of balancing 16 experts, 2 of a token.
+    """Return the violation (largest load / mean load - 1) of each step of balancing 16 experts, 2 per token.
 
-    By the published step of the bias, 1e-3, and the optimizer's own rule; no weight is trained.
+    The bias step is the published 1e-3, with the optimizer's own rule; no weight is trained.
 
     Args:
-      tokens: a step, drawn anew for each.
+      tokens: number of tokens of a step, drawn at random for each step.
     """
     layer = Experts(
         embed_dim=EMBED_DIM, mlp_dim=4, num_experts=16, experts_per_token=2, shared_experts=0, capacity=0.0,
@@ -55,7 +55,7 @@ def violations(tokens: int) -> jax.Array:
 
 
 def trained(recipe: str) -> tuple[float, dict]:
-    """Return (median seconds of a step, metrics of the last one, but of what was dropped the most) of a recipe."""
+    """Return (median seconds of a step, metrics of the last step, with the largest dropped fraction)."""
     typed = {"train.steps": STEPS, "train.log_every": 1, "train.eval_every": 0, "train.save_every": 0}
     typed |= {"evaluation.sample_tokens": 0, "logging.tensorboard": "false"}
     words = [f"--config.{key}={value}" for key, value in typed.items()]
@@ -66,7 +66,7 @@ def trained(recipe: str) -> tuple[float, dict]:
 
 
 def main() -> None:
-    """Balance, train both, print."""
+    """Balance, train both and print."""
     with mesh_context(make_mesh(dict.fromkeys(MESH_AXES, 1), jax.devices()[:1])):
         found = violations(TOKENS)
     start, end = float(found[0]), float(found[-20:].max())

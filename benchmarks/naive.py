@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is gained over the naive way? The same 1B model on v4-8, as configured and without each of its means.
+"""What do the optimizations gain? The same 1B model on v4-8 as configured, and without each of them.
 
-Naive is float32, attention with all its scores in memory, all logits at once, nothing rematerialised, and every chip
-with a copy of weights and optimizer. That fits nowhere on this slice, so each chip is also given what it lacks, one
-thing at a time. All are compiled by the TPU's compiler, and timed by replaying its schedule: estimates, not runs. For
-each the batch is doubled from one sequence a chip to the largest that fits.
+The naive step uses float32, attention with all scores in memory, all logits at once, no rematerialization, and
+replicates weights and optimizer on each chip. It does not fit on this slice, so each optimization is also removed
+alone. All variants are compiled by the TPU compiler, and its schedule is replayed: the times are estimates. For each
+variant the batch is doubled from one sequence per chip to the largest that fits.
 """
 
 import sys
@@ -32,7 +32,7 @@ WAYS = {
 
 
 def load(way: dict, rows: int) -> Loaded:
-    """Return a validated configuration with so many sequences a chip."""
+    """Return a validated configuration with this number of sequences per chip."""
     keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1} | way
     loaded = loading.load(f"configs/{RECIPE}.py", TOPOLOGY, {key: str(value) for key, value in keys.items()})
     validation.validate(loaded.config, loaded.topology.chips, loaded)
@@ -40,7 +40,7 @@ def load(way: dict, rows: int) -> Loaded:
 
 
 def largest(compiler: Compiler, way: dict) -> tuple[int, dict]:
-    """Return (sequences a chip, estimate) of the largest batch that fits; of one sequence where that does not fit."""
+    """Return (sequences per chip, estimate) of the largest batch that fits, else of one sequence."""
     rows, best = 1, None
     while rows <= MOST_ROWS:
         loaded = load(way, rows)
@@ -54,7 +54,7 @@ def largest(compiler: Compiler, way: dict) -> tuple[int, dict]:
 
 
 def main() -> None:
-    """Compile all ways, and compare."""
+    """Compile all variants and compare."""
     compiler = Compiler(cache_folder("") / "rehearsals")
     figures, found = {}, {}
     for name, way in WAYS.items():

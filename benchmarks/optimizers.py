@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far does each optimizer get on the tiny recipe in 60 steps? A table of held-out losses by seed.
+"""How low is the held-out loss of the tiny recipe after 60 steps with each optimizer? A table by seed.
 
-Learning rates are the best of a few tried by factors of two or three; the recipe's own is AdamW's. A loss above the
+Learning rates are the best of a few, tried in factors of two or three; AdamW's is that of the recipe. A loss above the
 stated one ends the benchmark with an error.
 """
 
@@ -31,7 +31,7 @@ def heldout_loss(name: str, seed: int) -> float:
 
 
 def main() -> None:
-    """Train each with every seed; print the table."""
+    """Train with each optimizer and every seed; print the table."""
     losses = {name: [heldout_loss(name, seed) for seed in SEEDS] for name in SETTINGS}
     heads = "".join(f"  seed {seed}" for seed in SEEDS)
     print(f"\nheld-out nats a token after {STEPS} steps\n{'':12}{heads}  stated")

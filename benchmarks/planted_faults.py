@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would still pass if the code were wrong? Faults are planted one at a time, each as a careless engineer makes it.
+"""Which errors in the code would the tests miss? Plants faults one at a time, such as a careless engineer makes.
 
-Of each: in a copy of this working tree a text is changed into a wrong one, and those tests run there that mirror the
-file; of files that take long, the ones that are to notice. It is caught where one of them fails that passes where the
-text is as it was, and missed where none does. All faults were chosen from the code, before its tests were read; for
-those that were missed then, tests were written or sharpened. The copy has a cache of its own, since what a wrong
-pipeline keeps would be believed later; only compiled programs, whose names are digests of them, are shared.
+For each fault, a text in a copy of this working tree is replaced by a wrong one. Then the tests that mirror the file
+run there, or, for slow files, the tests that should notice the fault. The fault is caught if a test fails that passes
+without it, and missed otherwise. All faults were chosen from the code before reading its tests. For faults that were
+missed, tests were written or sharpened. The copy has its own cache, because a wrong pipeline would store wrong results;
+only compiled programs, whose names are digests of their content, are shared.
 """
 
 import os
@@ -31,13 +31,13 @@ NOTHING_FAILED, SOMETHING_FAILED = 0, 1  # exit status of pytest
 
 
 class Fault(NamedTuple):
-    """A change for the worse.
+    """A wrong change.
 
     Attributes:
-        what: is wrong with it then.
-        file: that has `text` exactly once.
-        planted: what the text becomes.
-        tests: that are to notice, as pytest takes them.
+        what: the effect of the change.
+        file: contains `text` exactly once.
+        planted: replacement of the text.
+        tests: tests that should notice it, as arguments of pytest.
     """
 
     what: str
@@ -255,8 +255,8 @@ FAULTS = (
         "(heights if n % 2 == 0 else reversed(heights))", "heights", ("tests/parallelism/test_mesh.py",),
     ),
     Fault(
-        "a rehearsal counts donated arrays twice", "rehearsal/compiler.py",
-        '+ memory["outputs"] - memory["aliased"]', '+ memory["outputs"]', ("tests/rehearsal/test_estimate.py",),
+        "donated arrays are counted twice", "reporting/preflight.py",
+        "return total - memory.alias_size_in_bytes", "return total", ("tests/reporting/test_preflight.py",),
     ),
     Fault(
         "a product has an operation for each pair", "rehearsal/roofline.py",
@@ -324,14 +324,14 @@ FAULTS = (
 
 
 def planted_in(text: str, fault: Fault) -> str:
-    """Return the text of a file with a fault in it; ValueError where it is not the code that the fault was made for."""
+    """Return the text of a file with a fault; ValueError if the file does not contain the fault's text once."""
     if text.count(fault.text) != 1:
         raise ValueError(f"{fault.file} has {fault.text!r} {text.count(fault.text)} times, not once; mend the table")
     return text.replace(fault.text, fault.planted)
 
 
 def copied(tree: pathlib.Path) -> pathlib.Path:
-    """Make a copy of the working tree, without what git ignores, and a cache for it; return the cache."""
+    """Copy the working tree, without ignored files, and make a cache for it; return the cache."""
     subprocess.run(["git", "clone", "--quiet", "--shared", str(support.ROOT), str(tree)], check=True)
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=support.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -349,7 +349,7 @@ def copied(tree: pathlib.Path) -> pathlib.Path:
 
 
 def failing(tests: Iterable[str], template: warm.Template, *more: str) -> list[str]:
-    """Return the tests that fail in the copy, to whose root and cache the template of tests/warm.py belongs."""
+    """Return the tests that fail in the copy; its template of tests/warm.py has its own root and cache."""
     arguments = ["-c", PYTEST, "-q", "-n", "0", "-p", "no:cacheprovider", *more, *tests]
     process = template.fork(arguments, dict(os.environ))
     said = "".join(process.communicate())
@@ -360,7 +360,7 @@ def failing(tests: Iterable[str], template: warm.Template, *more: str) -> list[s
 
 
 def tried(fault: Fault, tree: pathlib.Path, template: warm.Template) -> str | None:
-    """Plant a fault; return the test that catches it, None where none does."""
+    """Plant a fault; return the test that catches it, or None."""
     path = tree / fault.file
     whole = path.read_text()
     path.write_text(planted_in(whole, fault))
@@ -371,7 +371,7 @@ def tried(fault: Fault, tree: pathlib.Path, template: warm.Template) -> str | No
 
 
 def template_in(tree: pathlib.Path, cache: pathlib.Path) -> warm.Template:
-    """Return what forks processes that have imported the libraries, and import the workspace itself from the copy."""
+    """Return a template whose processes have imported the libraries and then import the copy's code."""
     os.environ |= {
         "XDG_CACHE_HOME": str(cache), "PYTHONDONTWRITEBYTECODE": "1",  # which would tell a change by time and size
         "JAX_COMPILATION_CACHE_DIR": str(cache / "torus" / "tests" / "compiled"),
@@ -382,7 +382,7 @@ def template_in(tree: pathlib.Path, cache: pathlib.Path) -> warm.Template:
 
 
 def main() -> None:
-    """Plant them one after the other; then run what caught them once more, without any."""
+    """Plant all faults in turn; then run the tests that caught them without any fault."""
     chosen, catching, missed = FAULTS[:QUICK_FAULTS] if support.QUICK else FAULTS, set(), []
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder) / "tree"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a small model learn as well with quantised products, and how much faster would the step of a 1B model be?
+"""Does a small model learn as well with quantized products, and how much faster would the step of a 1B model be?
 
-Prints the loss curves of bfloat16, int8 and fp8 beside each other, of the same seed and data, and the held-out losses;
-one further from bfloat16's than stated ends the benchmark with an error. Steps are rehearsed: on a slice that
-multiplies int8 faster, rounding may cost more in passes over memory than the products gain.
+Prints the loss curves of bfloat16, int8 and fp8 with the same seed and data, and the held-out losses. If one is farther
+from bfloat16's than stated, the benchmark ends with an error. Steps are rehearsed on a slice that multiplies int8
+faster: rounding may cost more memory traffic than the products gain.
 """
 
 import sys
@@ -51,7 +51,7 @@ def rehearsed() -> dict[str, float]:
 
 
 def main() -> None:
-    """Train each, print the table, rehearse."""
+    """Train with each type, print the table, rehearse."""
     runs = {quantization: trained(quantization) for quantization in STATED}
     print("\nnats a token\n" + "".join(f"{head:>10}" for head in ("step", "bfloat16", *list(STATED)[1:])))
     for step in runs["none"]["train"]:

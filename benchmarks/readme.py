@@ -18,9 +18,9 @@ import support
 
 FENCED = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHORT = {  # what a command gets in addition
-    "train": "--config.train.steps=3 --config.train.eval_every=0 --config.model.num_layers=1 "
-    "--config.model.embed_dim=64 --config.model.mlp_dim=128 --config.train.sequence_length=64 --config.train.global_batch=16 "
-    "--config.evaluation.batches=1",
+    "train": "--config.train.steps=3 --config.train.eval_every=0 --config.evaluation.batches=1 "
+    "--config.model.num_layers=1 --config.model.embed_dim=64 --config.model.mlp_dim=128 "
+    "--config.train.sequence_length=64 --config.train.global_batch=16",
     "rehearse": "--advice_seconds=0",
     "generate": "",
 }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does every recipe still cost what it did, on each topology that its docstring names?
+"""Does every recipe still cost the same, on each topology that its docstring names?
 
-Compiles and estimates all of them and compares with rehearsal/recorded/: a figure that has changed by more than 2 %
-ends it with status 1, until `python benchmarks/record.py --renew="why"` writes the new ones down. Names
-after it confine it to these.
+Compiles and estimates all of them, and compares with rehearsal/recorded/. If a figure has changed by more than 2 %, it
+ends with status 1 until `python benchmarks/record.py --renew="why"` records the new figures. Names select cases.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from rehearsal.estimate import estimate
 
 
 def main() -> None:
-    """Compile, compare, and say or write down."""
+    """Compile and compare, then report or record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--renew", metavar="WHY", help="write the new figures down, for this reason")
     parser.add_argument("--quick", action="store_true", help="the fastest one alone")
@@ -47,11 +46,11 @@ def main() -> None:
         lines = record.changes(before["figures"], now)
         changed += bool(lines)
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
-        if given.renew and (now != before["figures"] or "beside" not in before):
+        if given.renew and (now != before["figures"] or "not_compared" not in before):
             record.write(path, given.renew if lines else before["reason"], found, versions())
     support.finish("record", table | {"steps": len(cases), "changed": changed})
     if changed and not given.renew:
-        sys.exit('figures have changed: mend the cause, or say it: python benchmarks/record.py --renew="why"')
+        sys.exit('figures have changed: fix the cause, or record it: python benchmarks/record.py --renew="why"')
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long does a rehearsal take, how good is the arithmetic of memory, and does the search find the best layout?
+"""How long does a rehearsal take, how exact is the predicted memory, and does the search find the best layout?
 
-With --exhaustive it instead compiles every layout of llama2_7b on v4-32 that may fit, for most of an hour, and records
-them beside this file; the other runs compare the search with that record.
+With --exhaustive it compiles every layout of llama2_7b on v4-32 that may fit, which takes most of an hour, and records
+them in this folder. The other runs compare the search with that record.
 """
 
 import json
@@ -50,7 +50,7 @@ def load(recipe: str, topology: str, changes: dict | None = None) -> Loaded:
 
 
 def rehearse(cache: str, *arguments: str) -> tuple[float, str]:
-    """Run rehearse.py with a cache; return (seconds, what it printed)."""
+    """Run rehearse.py with a cache; return (seconds, its output)."""
     start = time.perf_counter()
     command = [sys.executable, "rehearse.py", *arguments, f"--config.data.cache_dir={cache}"]
     done = subprocess.run(command, cwd=support.ROOT, capture_output=True, text=True)
@@ -60,7 +60,7 @@ def rehearse(cache: str, *arguments: str) -> tuple[float, str]:
 
 
 def reports(wanted) -> dict[str, float]:
-    """Return the seconds of a full report, and of the same again from the cache."""
+    """Return the seconds of a full report, and of the same report from the cache."""
     figures = {}
     for recipe, topology in wanted:
         with tempfile.TemporaryDirectory() as cache:
@@ -75,7 +75,7 @@ def reports(wanted) -> dict[str, float]:
 
 
 def memory(compiler: Compiler, wanted) -> dict[str, float]:
-    """Return how far the arithmetic is from the compiler's total."""
+    """Return the relative error of the prediction against the compiler's total."""
     loaded = [load(*configuration) for configuration in wanted]
     errors = []
     for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
@@ -90,7 +90,7 @@ def memory(compiler: Compiler, wanted) -> dict[str, float]:
 
 
 def searched() -> dict:
-    """Return how long the search takes, and how its layout compares with the best of the record."""
+    """Return the seconds of the search, and how its layout compares with the best recorded one."""
     record = json.loads(RECORD.read_text())
     with tempfile.TemporaryDirectory() as cache:
         arguments = (f"--config=configs/{RECIPE}.py", f"--topology={TOPOLOGY}", "--search", f"--json={cache}/r.json")
@@ -112,9 +112,10 @@ def searched() -> dict:
 
 
 def exhaustive(compiler: Compiler) -> None:
-    """Compile every layout that may fit, the most promising first, and write down what came of each.
+    """Compile every layout that may fit, the most promising first, and record the results.
 
-    Of those that split a layer over 8 or 16 chips, which cannot hide that communication, the most promising one each.
+    Layouts that shard a layer over 8 or 16 chips cannot hide that communication; of each, only the most promising one
+    is compiled.
     """
     loaded = load(RECIPE, TOPOLOGY)
     capacity = loaded.topology.hbm_gib * 2**30 * search.MEMORY_MARGIN
@@ -135,7 +136,7 @@ def exhaustive(compiler: Compiler) -> None:
 
 
 def main() -> None:
-    """Time, compare, and say."""
+    """Measure, compare and report."""
     if "--exhaustive" in sys.argv:
         return exhaustive(Compiler(cache_folder("") / "rehearsals"))
     compiler = Compiler(cache_folder("") / "rehearsals")  # of sizes, which do not depend on what was cached

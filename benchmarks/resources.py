@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do `small`, `medium` and `large`, dense and with experts, need on the slices that a month is planned with?
+"""What do `small`, `medium` and `large`, dense and with experts, need on the planned slices?
 
-A table of what is recorded of their rehearsals, which benchmarks/record.py holds to the code as it is: of a step its
-time, tokens a second, MFU and what of communication nothing hides; of a chip its memory; of a host the state of its
-chips, which it holds while a save is written; of the recipe's run its tokens and time, without evaluations and saves.
+Prints a table of the recorded rehearsals, which benchmarks/record.py compares with the code. Columns: time, tokens per
+second, MFU and exposed communication of a step; memory of a chip; the state of a host's chips, which the host holds
+during a save; tokens and time of the recipe's run, without evaluations and saves.
 """
 
 import json
@@ -22,21 +22,21 @@ COLUMNS = (
 
 
 def cases() -> list[record.Case]:
-    """Return what is recorded of these recipes, by size."""
+    """Return the recorded cases of these recipes, by size."""
     return sorted((case for case in record.cases() if case.recipe in RECIPES), key=lambda c: RECIPES.index(c.recipe))
 
 
 def cells(case: record.Case) -> tuple[str, ...]:
     """Return a row of the table."""
     config, topology, recorded = case.load().config, case.load().topology, json.loads(case.path.read_text())
-    figures, beside = recorded["figures"], recorded["beside"]
+    figures, others = recorded["figures"], recorded["not_compared"]
     step, tokens = figures["step_seconds"], config.train.global_batch * config.train.sequence_length
     return (
         case.recipe, topology.name, f"{config.train.global_batch} × {config.train.sequence_length}",
         f"{1000 * step:.1f} ms", f"{tokens / step:,.0f}",
         f"{figures['flops_model'] / step / topology.peak_flops:.3f}", f"{figures['hbm_gib']:.1f}",
-        f"{topology.chips_per_host * beside['state_gib']:.1f}",
-        f"{1000 * beside['exposed_communication_seconds']:.1f} ms", f"{config.train.steps * tokens / 1e6:,.0f} M",
+        f"{topology.chips_per_host * others['state_gib']:.1f}",
+        f"{1000 * others['exposed_communication_seconds']:.1f} ms", f"{config.train.steps * tokens / 1e6:,.0f} M",
         duration(config.train.steps * step),
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run every benchmark, or those named, and write benchmarks/RESULTS.md from the JSON lines that they end with."""
+"""Run all benchmarks, or the named ones, and write benchmarks/RESULTS.md from the JSON lines that they print last."""
 
 import datetime
 import json
@@ -18,12 +18,12 @@ NOT_BENCHMARKS = ("run_all", "support", "trm_reference_torch", "updates")
 
 
 def main() -> None:
-    """Run one after the other; a benchmark that fails is said so in the table and in the exit status."""
+    """Run the benchmarks in turn; a failure appears in the table and in the exit status."""
     chosen = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NOT_BENCHMARKS)
     unknown = [name for name in chosen if name not in names]
     if unknown:
-        support.usage_error(f"{unknown[0]} is no benchmark; there are {', '.join(names)}")
+        support.usage_error(f"{unknown[0]} is not a benchmark; the benchmarks are {', '.join(names)}")
     sections, failed = earlier_sections(), []
     for name in chosen or names:
         print(f"== {name}", flush=True)
@@ -36,13 +36,13 @@ def main() -> None:
 
 
 def earlier_sections() -> dict[str, str]:
-    """Return what stands in RESULTS.md, by benchmark."""
+    """Return the sections of RESULTS.md, by benchmark."""
     text = RESULTS.read_text() if RESULTS.exists() else ""
     return {part.partition("\n")[0]: f"## {part}" for part in text.split("## ")[1:]}
 
 
 def run(name: str) -> dict | None:
-    """Return the closing JSON line of a benchmark, None where it failed; its output is passed on as it comes."""
+    """Return the closing JSON line of a benchmark, None if it failed; its output is shown as it comes."""
     flags = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     command = [sys.executable, str(FOLDER / f"{name}.py"), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a change of the code leave the compiled step of every recorded recipe as it was?
+"""Does a change of the code keep the compiled step of every recorded recipe?
 
     python benchmarks/same_programs.py --keep=FOLDER     in the tree before the change
     python benchmarks/same_programs.py --against=FOLDER  in the tree after it
 
 Both compile the cases of rehearsal/record.py. The second compares the scheduled programs, the total memory and the
-replayed time. A program is compared without source locations, the names of instructions, and the order of the
-parameters and results of its entry. Status 1: a program, memory or time differs. Names confine both to these cases.
+replayed time. Programs are compared without source locations, names of instructions, and the order of the parameters
+and results of the entry. Status 1: a program, memory or time differs. Names select cases.
 """
 
 import argparse
@@ -32,9 +32,9 @@ LOCATIONS = re.compile(r",? ?metadata=\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|, ?stack_f
 
 
 def normalized(program: str) -> str:
-    """Return the computations of a program without what a move of the code changes.
+    """Return the computations of a program without the parts that a move of the code changes.
 
-    Instructions are numbered in the order of the schedule, and a parameter of the entry where it is used first.
+    Instructions are numbered in the order of the schedule. A parameter of the entry is numbered at its first use.
     """
     before, _, body = program.partition("\nENTRY ")
     text = before[before.index("\n\n") if "\n\n" in before else 0 :]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long does `make train TOPOLOGY=...` take where there is no accelerator, and does the loss fall?"""
+"""How long does `make train TOPOLOGY=...` take without an accelerator, and does the loss fall?"""
 
 import support
 

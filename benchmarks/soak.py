@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a long run leak? 5,000 steps of a tiny language model and of a tiny recursive one, with saves and evaluations,
-watched from outside.
+"""Does a long run leak? 5,000 steps of a tiny language model and of a tiny recursive one, with saves and evaluations.
 
-Memory by the run's own metrics, open files and threads by /proc, and what jax says that it compiles: after the first
-save and evaluation none of them may grow.
+Compares memory from the run's own metrics, open files and threads from /proc, and the compilations that jax logs. None
+of them may grow after the first save and evaluation.
 """
 
 import collections
@@ -46,7 +45,7 @@ COMPILED = re.compile(r"Compiling (\S+)")
 
 
 class Watched:
-    """A run of train.py, and what was seen of it.
+    """A run of train.py and its observations.
 
     Attributes:
       printed: (last step so far, line), of stdout and stderr together.
@@ -68,7 +67,7 @@ class Watched:
         )  # fmt: skip
 
     def follow(self) -> None:
-        """Return when it has ended; exit where it failed."""
+        """Return when it has ended; exit if it failed."""
         reader = threading.Thread(target=self._read)
         reader.start()
         while self.process.poll() is None:
@@ -94,7 +93,7 @@ class Watched:
 
 
 def soak(folder: pathlib.Path, steps: int, settled: int) -> dict:
-    """Train a language model for so many steps in a folder and return what has grown after `settled` of them."""
+    """Train a language model for this number of steps in a folder; return the growth after `settled` steps."""
     (folder / "texts").mkdir()
     for number in range(TEXTS):
         words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
@@ -109,7 +108,7 @@ def soak_recursive(folder: pathlib.Path, steps: int, settled: int) -> dict:
 
 
 def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, settled: int) -> dict:
-    """Train to the end and return what has grown between the half of `settled` after these and that at the end."""
+    """Train to the end; return the growth from the steps right after `settled` to the last steps."""
     often = {"train.eval_every": settled // 2, "train.save_every": settled // 2}
     watched = Watched(folder, recipe, keys | often | {"train.steps": steps})
     watched.follow()
@@ -118,7 +117,7 @@ def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, 
     memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
     compiled = [step for step, line in watched.printed if COMPILED.search(line)]
     if not compiled:
-        sys.exit("jax does not say what it compiles, so nobody knows whether it compiled again")
+        sys.exit("jax logged no compilation, so recompilations cannot be counted")
     return {
         "steps": steps,
         # Medians: with other work on the machine two saves may overlap, which a maximum would take for growth.
@@ -130,12 +129,12 @@ def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, 
 
 
 def of(values: dict, steps: range) -> list:
-    """Return the values that belong to these steps."""
+    """Return the values of these steps."""
     return [value for step, value in values.items() if step in steps]
 
 
 def grown(watched: Watched, column: int, early: range, late: range) -> float:
-    """Return by how much what is usual of late is more than what was early; a save has more for a moment."""
+    """Return the growth of the median from early to late steps; a save takes more for a moment."""
     seen = collections.defaultdict(list)
     for sample in watched.samples:
         seen[sample[0]].append(sample[column])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark shares: where it runs, and the JSON line that it ends with."""
+"""Shared parts of the benchmarks: the machine, and the JSON line that each prints last."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu"
 
 
 def check_options() -> None:
-    """End with one line and status 2 where an option is none, before hours are spent on what was not asked for."""
+    """End with one line and status 2 for an unknown option, before hours of work."""
     program = pathlib.Path(sys.argv[0])
     if program.resolve().parent != ROOT / "benchmarks" or program.stem in PARSES_ITS_OWN:
         return
@@ -34,7 +34,7 @@ def check_options() -> None:
 
 
 def usage_error(line: str) -> NoReturn:
-    """End with a line about what was typed, and status 2."""
+    """End with a line about the arguments, and status 2."""
     print(f"error: {line}", file=sys.stderr)
     sys.exit(2)
 
@@ -58,19 +58,19 @@ def machine() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TrainRun:
-    """What a run of train.py printed and wrote: `lines[kind][step]`, the last line of each step."""
+    """The output and the metrics of a run of train.py: `lines[kind][step]`, the last line of each step."""
 
     output: str
     lines: dict[str, dict[int, dict]]
     seconds: float
 
     def figure(self, pattern: str) -> float:
-        """Return the number that the pattern's group finds in the output, the last time it stands there."""
+        """Return the number that the pattern's group matches last in the output."""
         return float(re.findall(pattern, self.output)[-1].replace(",", ""))
 
 
 def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun:
-    """Run train.py in a workdir, or in one that does not stay, its output passed on; a failure ends the benchmark."""
+    """Run train.py in a workdir, by default a temporary one, and show its output; a failure ends the benchmark."""
     with tempfile.TemporaryDirectory() if workdir is None else contextlib.nullcontext(workdir) as workdir:
         command = [sys.executable, "train.py", f"--workdir={workdir}", *arguments]
         start, output = time.perf_counter(), []

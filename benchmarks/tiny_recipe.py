@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does the default run reach, and in how long? Runs train.py with the tiny recipe in a fresh workdir."""
+"""What loss does the default run reach, and how fast? Runs train.py with the tiny recipe in a fresh workdir."""
 
 import support
 
@@ -7,7 +7,7 @@ RECIPE = ["--config=configs/tiny.py"] + (["--config.train.steps=20"] if support.
 
 
 def main() -> None:
-    """Train, then read the figures off what the run wrote."""
+    """Train, then report the figures of the run."""
     run = support.train(RECIPE)
     last = run.lines["train"][max(run.lines["train"])]
     support.finish(

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a step of the recursive model cost on a v4-64, and what fits? The 7 M model that attends, batch 6,144.
+"""What does a step of the recursive model cost on a v4-64, and what fits? The 7 M attention model, batch 6,144.
 
-The figures that a plan for this slice once guessed (17 ms a step, 360,000 examples/s): the step compiled by the TPU's
-compiler and its schedule replayed, an estimate, not a run. 33 ms are its FLOPs at the chips' peak, so 17 was never
-possible. Batch and width are doubled to the largest that fits. What the estimate is bound by is the compiler's price of
-products: of this width, 512 numbers to sum, the result in bfloat16 or float32; and with an MLP's width to sum.
-`other_prices` are those of the same by its other price list (see benchmarks/levers.py), which no figure of ours uses.
+A plan for this slice assumed 17 ms per step and 360,000 examples/s. Here the step is compiled by the TPU compiler, and
+its schedule is replayed: an estimate, not a run. Its FLOPs take 33 ms at the chips' peak, so 17 ms are impossible.
+Batch and width are doubled to the largest that fits. The estimate depends on the compiler's price of products that sum
+over 512 numbers, with results in bfloat16 or float32; `peak_fraction` shows these prices, also for the width of an MLP.
+`other_prices` are those of its other price list (see benchmarks/levers.py), which no other figure uses.
 """
 
 import os
@@ -36,7 +36,7 @@ STEPS, CHIPS_A_HOST = 8138, 4
 
 
 def load(batch: int, width: int) -> Loaded:
-    """Return a validated configuration of the model that attends."""
+    """Return a validated configuration of the attention model."""
     heads = width // HEAD_DIM
     keys = ATTENDS | {
         "train.global_batch": batch, "model.embed_dim": width, "model.puzzle_dim": width, "model.mlp_dim": 3 * width,
@@ -48,7 +48,7 @@ def load(batch: int, width: int) -> Loaded:
 
 
 def largest(compiler: Compiler, name: str, sizes: list[tuple[int, int]]) -> dict[str, float]:
-    """Return the figures of the last of some (batch, width) that fits, each larger than the one before."""
+    """Return the figures of the largest (batch, width) that fits, from candidates in growing order."""
     best = {}
     for batch, width in sizes:
         loaded = load(batch, width)
@@ -65,7 +65,7 @@ def largest(compiler: Compiler, name: str, sizes: list[tuple[int, int]]) -> dict
 
 
 def peak_fraction(topology, rows: int, summed: int, columns: int, dtype, options: dict[str, str]) -> float:
-    """Return what part of a chip's peak the product of [rows, summed] with [summed, columns] reaches, alone."""
+    """Return the fraction of a chip's peak of the product of [rows, summed] and [summed, columns] alone."""
     chip = jax.sharding.SingleDeviceSharding(devices(topology)[0])
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=chip) for shape in ((rows, summed), (summed, columns)))
     product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=dtype)).lower(x, w).compile(options)
@@ -75,7 +75,7 @@ def peak_fraction(topology, rows: int, summed: int, columns: int, dtype, options
 
 
 def main() -> None:
-    """Compile, and tell."""
+    """Compile and report."""
     compiler, loaded = Compiler(cache_folder("") / "rehearsals"), load(BATCH, WIDTH)
     found = estimate(compiler.compile(loaded.config, loaded.topology))
     if not found["fits"]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training step of the Tiny Recursive Model in plain PyTorch, to measure ours against; no benchmark by itself.
+"""A training step of the Tiny Recursive Model in plain PyTorch, to compare with; not a benchmark itself.
 
-Written from the paper (arXiv:2510.04871) and what is documented of the public code: weights under its names and in its
-layout, float32 and cast where they are used, all states in one type, the loss in float64, the recursion's last cycle
-alone with a gradient, AdamATan2 for everything but the puzzle table, whose rows move by the sign of their gradient.
-`disagreement` measures it against recorded numbers of that code.
+Written from the paper (arXiv:2510.04871) and the documentation of the public code. Weights have its names and layout,
+are float32 and are cast at use. All states have one type, and the loss is in float64. Only the last cycle of the
+recursion has a gradient. AdamATan2 updates everything except the puzzle table, whose rows move by the sign of their
+gradient. `disagreement` compares it with recorded numbers of the public code.
 
 python benchmarks/trm_reference_torch.py [--quick] prints steps/s on this machine, and whether the numbers agree.
 """
@@ -38,7 +38,7 @@ TOLERANCES = {"att": (1e-4, 1e-4), "mlp": (3e-3, 5e-4)}  # of logits, absolute, 
 
 
 class Settings(NamedTuple):
-    """Sizes of a model, under the names of the public code; the defaults are its Sudoku recipe."""
+    """Sizes of a model, with the names of the public code; the defaults are its Sudoku recipe."""
 
     hidden_size: int = 512
     num_heads: int = 8
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
 
     @property
     def prefix(self) -> int:
-        """Positions before the cells."""
+        """The number of positions before the cells."""
         return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
 
 
@@ -66,9 +66,9 @@ class Step:
     """A model, its optimizer and the state of every slot of the batch; a call is one update.
 
     Args:
-      weights: {name: float32 array}, [out, in] where a product takes it.
+      weights: {name: float32 array}, [out, in] for products.
       dtype: of states, activations and logits: float32 or bfloat16.
-      compiled: by torch.compile, the network and the loss each by itself.
+      compiled: whether torch.compile compiles the network and the loss, each alone.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Step:
         self.network, self.losses = compile(self._network), compile(_losses)
 
     def __call__(self, batch: dict) -> dict:
-        """Update weights, table and carry by a batch of inputs, labels and puzzle_identifiers; see `gradients`."""
+        """Update weights, table and carry with a batch of inputs, labels and puzzle_identifiers; see `gradients`."""
         step = self.gradients(batch)
         self._update(step)
         return step
@@ -95,7 +95,7 @@ class Step:
     def gradients(self, batch: dict) -> dict:
         """Return logits, halt logits, loss, and the table's rows with their ids; weights and rows get gradients.
 
-        The carry goes on; nothing else is updated.
+        The carry is updated; weights and table are not.
         """
         self._refill(batch)
         carry, (B, *_) = self.carry, batch["inputs"].shape
@@ -115,7 +115,7 @@ class Step:
         }  # fmt: skip
 
     def _refill(self, batch: dict) -> None:
-        """Give each slot that has halted its row of the batch, and both states anew."""
+        """Give each halted slot its row of the batch, and reset both its states."""
         s, B = self.settings, len(batch["inputs"])
         if self.carry is None:
             state = torch.zeros(B, s.prefix + s.seq_len, s.hidden_size, dtype=self.dtype)
@@ -210,7 +210,7 @@ def adam_atan2(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.95),
 ) -> None:
-    """Change a parameter and its two moments in place; `count` is that of updates, this one included."""
+    """Update a parameter and its two moments in place; `count` is the number of updates with this one."""
     mean.lerp_(gradient, 1 - betas[0])
     square.lerp_(gradient.square(), 1 - betas[1])
     root = square.sqrt().div_(math.sqrt(1 - betas[1] ** count))
@@ -218,7 +218,7 @@ def adam_atan2(
 
 
 def sign_descent(table, ids, gradients, *, lr: float, weight_decay: float) -> None:
-    """Move, in place, each row of a table that is in the batch by the sign of the sum of its gradients."""
+    """Move, in place, each row of a table that the batch uses by the sign of the sum of its gradients."""
     rows, of_gradients = ids.unique(return_inverse=True)
     sums = torch.zeros(len(rows), table.shape[1]).index_add_(0, of_gradients, gradients)
     table[rows] = table[rows] * (1 - lr * weight_decay) - lr * sums.sign()
@@ -229,7 +229,7 @@ def _linear(x, weight, bias=None):
 
 
 def _normalized(x):
-    """Return x over its root mean square along the last axis, measured in float32; there is no gain."""
+    """Return x over its root mean square along the last axis, computed in float32, without a gain."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)).to(x.dtype)
 
@@ -240,7 +240,7 @@ def _swiglu(x, weights: dict, name: str):
 
 
 def _angles(settings: Settings):
-    """Return cosines and sines [L, H]; the second half of a head has the angles of the first."""
+    """Return cosines and sines [L, H]; both halves of a head have the same angles."""
     head_dim = settings.hidden_size // settings.num_heads
     rates = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(settings.prefix + settings.seq_len, dtype=torch.float32), rates).repeat(1, 2)
@@ -253,7 +253,7 @@ def _rotated(x, cosine, sine):
 
 
 def _losses(logits, halts, labels):
-    """Return the sum over sequences of the stablemax loss, and half of that of the halting loss."""
+    """Return the sum over sequences of the stablemax loss plus half of the halting loss."""
     mask = labels != IGNORED
     wide = logits.double()
     grown = torch.where(wide < 0, 1 / (1 - wide + 1e-30), wide + 1)
@@ -266,7 +266,7 @@ def _losses(logits, halts, labels):
 
 
 def initial_weights(settings: Settings, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return weights to begin with, of one over the square root of what a product sums over; the table is zeros."""
+    """Return initial weights with standard deviation 1 / sqrt(inputs of a product); the table is zeros."""
     rng, s, width = np.random.default_rng(seed), settings, settings.hidden_size
 
     def draw(rows: int, columns: int) -> np.ndarray:
@@ -306,7 +306,7 @@ def random_batch(settings: Settings, batch: int, seed: int = 0) -> dict:
 def sudoku_step(
     *, batch: int = 64, mlp_t: bool = False, dtype: str = "float32", compiled: bool = False
 ) -> Callable[[int], None]:
-    """Return a function that makes so many updates of the Sudoku recipe, after a first one that counts for nothing."""
+    """Return a function that makes this number of updates of the Sudoku recipe, after one warm-up update."""
     torch.compiler.reset()  # what other ways compiled counts as recompiling, and past a limit nothing is compiled
     settings = Settings(mlp_t=mlp_t, pos_encodings="none" if mlp_t else "rope")
     step = Step(settings, initial_weights(settings), dtype=dtype, compiled=compiled)
@@ -321,10 +321,10 @@ def sudoku_step(
 
 
 def disagreement(case: str) -> tuple[float, float]:
-    """Return how far this is from a recorded case: (logits and losses, the largest difference; gradients, relative).
+    """Return the differences from a recorded case: (logits and losses, absolute; gradients, relative).
 
     Raises:
-      AssertionError: other slots halt, or other examples are in them, than was recorded.
+      AssertionError: other slots halt, or slots have other examples, than recorded.
     """
     weights, steps, grads = (
         dict(np.load(FIXTURES / f"trm_public_{case}_{part}.npz", allow_pickle=False))
@@ -353,7 +353,7 @@ def disagreement(case: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Check against the recorded cases, then print steps/s of every way."""
+    """Compare with the recorded cases, then print steps/s of every variant."""
     if not TORCH:
         print("torch is not installed, so nothing is measured; pip install torch==2.13.0")
         return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is a step of the Tiny Recursive Model on this CPU, beside plain PyTorch?
+"""How fast is a step of the Tiny Recursive Model on this CPU, relative to plain PyTorch?
 
-One supervision step with its update, of the Sudoku recipe (width 512, 3 cycles of 6, a batch of 64), in both forms and,
-where the processor has it, in bfloat16 as in float32. Where torch is installed (pip install torch==2.13.0) the same
-step of benchmarks/trm_reference_torch.py is timed too, eager and compiled. Rounds alternate and the medians count; a
-speedup is over the faster of torch's ways in the same type.
+Times one supervision step with its update, of the Sudoku recipe (width 512, 3 cycles of 6, a batch of 64), in both
+forms, in float32 and, if the processor supports it, in bfloat16. If torch is installed (pip install torch==2.13.0), the
+step of benchmarks/trm_reference_torch.py is timed too, eager and compiled. Rounds alternate, and medians are reported.
+A speedup is over the faster variant of torch in the same type.
 """
 
 import itertools
@@ -27,7 +27,7 @@ FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how th
 
 
 def ours(mixer: str, dtype: str) -> Callable[[int], None]:
-    """Return a function that makes so many updates, on one device."""
+    """Return a function that makes this number of updates on one device."""
     config = sudoku.get_config()
     config.model.update(mixer=mixer, positions=FORMS[mixer], dtype=dtype)
     config.mesh.data = 1
@@ -41,7 +41,7 @@ def ours(mixer: str, dtype: str) -> Callable[[int], None]:
 
 
 def measures() -> dict[str, Callable[[int], None]]:
-    """Return what is timed: ours, and torch's by how they run."""
+    """Return the timed functions: of Torus, and of torch by variant."""
     found = {}
     for mixer, dtype in itertools.product(FORMS, ("float32", "bfloat16") if has_native_bfloat16() else ("float32",)):
         found[f"{mixer}_{dtype}_ours"] = ours(mixer, dtype)
@@ -55,7 +55,7 @@ def measures() -> dict[str, Callable[[int], None]]:
 
 
 def rates(found: dict[str, Callable[[int], None]]) -> dict[str, float]:
-    """Return the median steps/s of each over rounds in which all take turns."""
+    """Return the median steps/s of each function over alternating rounds."""
     seconds = {name: [] for name in found}
     for index in range(ROUNDS):
         for name, update in found.items():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a recursive model learn Sudokus on a laptop, and does recursion pay?
 
-The first run is the recipe configs/trm/sudoku_mini.py as it stands. Then a transformer that answers in one pass, with
-three times as many blocks of half the width, so about as many parameters, is trained as long by the clock on the same
-boards. Where it solves MASTERED of those held out or more, both go on to harder ones. What is compared is the share of
-held-out boards with every cell right.
+The first run is the recipe configs/trm/sudoku_mini.py. Then a transformer that answers in one pass is trained on the
+same boards for the same time; it has three times as many blocks of half the width, so about as many parameters. When it
+solves MASTERED of the held-out boards or more, both continue with harder boards. The share of held-out boards with
+every cell right is compared.
 """
 
 import statistics
@@ -26,24 +26,24 @@ ONE_PASS = {
 
 
 def trained(keys: dict) -> support.TrainRun:
-    """Run the recipe with other values of some keys."""
+    """Run the recipe with some keys changed."""
     quick = {"train.steps": 20, "data.puzzle_heldout": 50} if support.QUICK else {}
     return support.train([MINI, *[f"--config.{key}={value}" for key, value in (quick | keys).items()]])
 
 
 def exact(run: support.TrainRun) -> float:
-    """Return the percentage of held-out boards that are solved in the end."""
+    """Return the percentage of held-out boards that are solved at the end."""
     return run.figure(r"held-out exact: ([\d.]+)%")
 
 
 def training_seconds(run: support.TrainRun) -> float:
-    """Return what all steps took."""
+    """Return the seconds of all steps."""
     steps = run.lines["train"]
     return max(steps) * statistics.median(line["step_seconds"] for step, line in steps.items() if step > SKIPPED)
 
 
 def main() -> None:
-    """Train both on boards that get harder, and print."""
+    """Train both on harder and harder boards, and print."""
     mini = None
     for name, boards in BOARDS.items():
         recursive = trained(boards)

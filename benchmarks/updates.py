@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole updates (forward, backward, AdamW) of a model in Torus, and in the plain PyTorch that it is compared with."""
+"""Whole updates (forward, backward, AdamW) of a model in Torus, and in plain PyTorch for comparison."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ from parallelism.mesh import mesh_context
 
 
 def torus(config) -> tuple[Callable[[int], None], float]:
-    """Return (what `updating` does of a language model on one device, model FLOPs per token).
+    """Return (the result of `updating` for a language model on one device, model FLOPs per token).
 
-    Tokens are random, a document a row.
+    Tokens are random, a document per row.
     """
     config.mesh.fsdp = 1
     run = assembly.assemble(config, devices=jax.devices()[:1])
@@ -28,7 +28,7 @@ def torus(config) -> tuple[Callable[[int], None], float]:
 
 
 def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
-    """Return a function that makes so many updates, always with this batch; it is compiled, and has made one."""
+    """Return a function that makes this number of updates with one batch; it is compiled and warmed up."""
     with mesh_context(run.mesh):
         state = run.init()
     step = run.compile()
@@ -47,12 +47,12 @@ def pytorch(
     *, num_layers: int, embed_dim: int, num_heads: int, mlp_dim: int, vocab_size: int, batch: int, length: int,
     device: str = "cpu", compiled: bool = False,
 ) -> Callable[[int], None]:  # fmt: skip
-    """Return a function that makes so many updates of a decoder in plain PyTorch.
+    """Return a function that makes this number of updates of a decoder in plain PyTorch.
 
-    LayerNorm, a GELU MLP and no rotary positions; float32 weights, scaled_dot_product_attention, fused AdamW.
+    It has LayerNorm, a GELU MLP and no rotary positions; float32 weights, scaled_dot_product_attention, fused AdamW.
 
     Args:
-      compiled: by torch.compile, and computed in bfloat16 (autocast).
+      compiled: whether to use torch.compile and bfloat16 (autocast).
     """
     import torch
     from torch import nn

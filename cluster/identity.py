@@ -6,7 +6,9 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import pathlib
 import platform
+from collections.abc import Iterable
 
 from cluster import processes
 from settings.loading import ROOT
@@ -46,11 +48,24 @@ def code_digest() -> str:
     return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
 
 
+def files_digest(files: Iterable[pathlib.Path]) -> str:
+    """Return one digest of the names and contents of files."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed libraries."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
+    return {"python": platform.python_version()} | installed(LIBRARIES)
+
+
+def installed(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those libraries that are installed."""
+    found = {}
+    for name in libraries:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

@@ -13,13 +13,8 @@ from collections.abc import Mapping
 
 from configs.errors import ConfigError, shown
 from configs.topologies import Topology
+from settings.environment import UNREAD_VARIABLES, unread_lines
 
-NOT_READ = {
-    "XLA_TENSOR_ALLOCATOR_MAXSIZE": "XLA plans the memory when it compiles",
-    "TPU_NUM_DEVICES": "jax finds the devices of each host, on a v4 one a chip, four a host",
-    "PJRT_DEVICE": "JAX_PLATFORMS chooses the platform",
-    "LOCAL_RANK": "there is one process a host",
-}
 GOOGLE_PCI_VENDOR = "0x1ae0"
 # TensorFlow only reads data and writes events. It imports faster without its own Keras, which is not used.
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
@@ -142,6 +137,4 @@ def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
     """
     if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
         raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")
-    return [
-        f"Note: {name}={environment[name]} is not read: {why}" for name, why in NOT_READ.items() if name in environment
-    ]
+    return [f"Note: {line}" for line in unread_lines(environment, UNREAD_VARIABLES)]

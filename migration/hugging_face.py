@@ -2,7 +2,7 @@
 """Imports models in Hugging Face's format as the checkpoint of step 0, and exports runs to that format.
 
 Both process tensors a few rows at a time, so that a model of any size needs little memory. hugging_face_families.py
-maps the configuration and tensors of each family to those of Torus. "Theirs" means Hugging Face's, "ours" Torus's.
+maps the configuration and tensors of each family to those of Torus. "Their" means Hugging Face's, "our" means Torus's.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from settings.keys import flat
 
 KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
 WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # published files that are not kept; an export writes its own
-BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")
+OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")  # kept with the weights
 TOKENIZERS = {
     "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     "tokenizer.model": ("tokenizer.model",),
@@ -88,7 +88,7 @@ class Published:
         """Write the tokenizer, and copy all files that came with the weights."""
         kept = part / KEPT
         kept.mkdir()
-        names = {path.name for pattern in BESIDE for path in self.folder.glob(pattern) if path.is_file()}
+        names = {path.name for pattern in OTHER_FILES for path in self.folder.glob(pattern) if path.is_file()}
         names -= {path.name for pattern in WRITTEN for path in self.folder.glob(pattern)}
         for name in names:
             shutil.copyfile(self.folder / name, kept / name)
@@ -124,7 +124,7 @@ def read_config(folder: pathlib.Path) -> dict:
             "org/name on the hub"
         ) from None
     except JsonError as error:
-        raise ConfigError(f"{error}; bring it again from where it is published") from None
+        raise ConfigError(f"{error}; download it again") from None
 
 
 def configuration(folder: pathlib.Path) -> tuple[ConfigDict, families.Family, dict]:
@@ -154,7 +154,7 @@ def check(stored: dict[str, Stored], tensors: list[Tensor], folder: pathlib.Path
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise WeightsError(
-                f"{stored[name].file}: {name} is {list(stored[name].shape)}, but by config.json it is {list(shape)}"
+                f"{stored[name].file}: {name} has shape {list(stored[name].shape)}, but config.json means {list(shape)}"
             )
 
 
@@ -166,7 +166,7 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
       ConfigError: the target exists and is not empty, or it cannot be made.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"--{flag}={target} exists; name another folder, or remove it")
+        raise ConfigError(f"--{flag}={target} exists already; name another folder, or remove it")
     part = target.absolute().with_name(f".{target.name}.unfinished")
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -181,7 +181,7 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
 
 
 class Saved:
-    """The evaluated weights of a checkpoint for an export, as the given tensors of the given types (or F32).
+    """The evaluated weights of a checkpoint, for an export as the given tensors of the given types (default F32).
 
     They are read in parts, and rounded to the exported type.
     """
@@ -213,7 +213,7 @@ class Saved:
 
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
-    """Return the folder KEPT of a run or of the run that it was initialised from; None if neither has one."""
+    """Return the folder KEPT of a run or of the run that it was initialized from; None if neither has one."""
     folders = [workdir, *([pathlib.Path(config.train.init_from).expanduser()] if config.train.init_from else [])]
     return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
@@ -240,7 +240,7 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
     values = families.config_json(plain)
     if values is None:
         raise ConfigError(
-            f"no family of {', '.join(families.FAMILIES)} has the model of {workdir}; {families.nearest(plain)}"
+            f"none of the families {', '.join(families.FAMILIES)} has the model of {workdir}; {families.nearest(plain)}"
         )
     return values, folded(model, tensors_of(families.family_of(values), params)), {}
 
@@ -263,8 +263,8 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         check_zeros(families.family_of(values), weights, step)
         with checkpoints.files.check_complete(step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            beside = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
-            for file in beside or _described(part, workdir, values, run.config.data.tokenizer):
+            kept = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
+            for file in kept or _described(part, workdir, values, run.config.data.tokenizer):
                 shutil.copyfile(file, part / file.name)
             verify(part, run, weights)
     return step
@@ -277,7 +277,7 @@ def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
             settings = ", ".join(f"--config.{key}={value}" for key, value in family.settings.items())
             raise ConfigError(
                 f"{name} of step {step} is not 0, and {family.architecture} has no such tensor; "
-                f"begin the run with {settings}"
+                f"train from the start with {settings}"
             )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which values the keys of a config.json in Hugging Face's format may have; what they mean is in the table of families.
+"""The schema of a config.json in Hugging Face's format: the keys that are read, of all families together.
 
-Only keys that are read are named, of all families together. What a key needs of another is checked with the model.
+hugging_face_families.py maps the keys to those of Torus. What depends on several keys is checked with the model.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ Flag, Name = bool | None, str | None
 
 
 class Rope(Object, total=False):
-    """Rotary positions; other keys are compared with what our layers do."""
+    """Rotary positions; hugging_face_families.py checks the other keys."""
 
     type: Name
     rope_type: Name
@@ -29,14 +29,14 @@ class Rope(Object, total=False):
 
 
 class RopeOfLayers(Rope, total=False):
-    """The same, or one of these for each kind of layer."""
+    """The same for all layers, or for each kind of layer."""
 
     full_attention: Rope
     sliding_attention: Rope
 
 
 class Config(Object, total=False):
-    """The keys of a config.json that are read here; of all families together."""
+    """The keys of a config.json that are read."""
 
     model_type: Name
     _name_or_path: Name

@@ -66,7 +66,7 @@ NORMS_AROUND = (
     Rule(LAYER + "pre_feedforward_layernorm.weight", OURS + "mlp_norm.scale"),
     Rule(LAYER + "post_feedforward_layernorm.weight", OURS + "mlp_post_norm.scale"),
 )
-# Some published files have these; they follow from the configuration or equal the embedding, and nobody reads them.
+# Some published files have these tensors, which follow from the configuration; they are not read.
 UNREAD = (".rotary_emb.inv_freq",)
 
 KEYS = {  # of every family: key of config.json -> key of config.model
@@ -163,7 +163,7 @@ def family_of(values: dict) -> Family:
     """Return the family of a config.json; ConfigError if there is none."""
     kind = values.get("model_type")
     if kind not in FAMILIES:
-        raise ConfigError(f"model_type={shown(kind)} is none that can be converted: {', '.join(FAMILIES)}")
+        raise ConfigError(f"model_type={shown(kind)} cannot be converted; supported: {', '.join(FAMILIES)}")
     return FAMILIES[kind]
 
 
@@ -211,7 +211,7 @@ def nearest(model: dict) -> str:
     """Return the family nearest to an unsupported model, and the keys that would have to change."""
     values, others = min(_candidates(model), key=lambda found: ("num_experts" in found[1], len(found[1])))
     wanted = ", ".join(f"model.{key}={value}" for key, value in others.items())
-    return f"nearest: {values['model_type']}, which has {wanted}"
+    return f"the nearest is {values['model_type']}, which has {wanted}"
 
 
 def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
@@ -298,7 +298,7 @@ def _window(values: dict) -> dict:
     if every == 1 or (every and local != [(layer + 1) % every != 0 for layer in range(size)]):
         raise ConfigError("layer_types: only every n-th layer can be full_attention, the others sliding_attention")
     if not values.get("sliding_window"):
-        raise ConfigError("sliding_window is missing, which some layers have")
+        raise ConfigError("sliding_window is missing, but some layers need it")
     return {"sliding_window": values["sliding_window"], "global_every": every}
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import disable_progress_bars
 
 from configs.errors import ConfigError
-from migration.hugging_face import BESIDE, WRITTEN
+from migration.hugging_face import OTHER_FILES, WRITTEN
 
 
 def folder_of(name: str) -> pathlib.Path:
@@ -28,13 +28,13 @@ def folder_of(name: str) -> pathlib.Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WRITTEN, *BESIDE]))
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WRITTEN, *OTHER_FILES]))
     except errors.GatedRepoError:
-        why = "its owners give it out on request: ask at its page, then set HF_TOKEN"
+        why = "the hub's model is gated: request access on its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:
-        why = "the hub has no such model, or not for you: check the name; of a private one set HF_TOKEN"
+        why = "the hub has no such model, or it is private: check the name, or set HF_TOKEN"
     except errors.LocalEntryNotFoundError:
-        why = "the hub does not answer, and it was not fetched before; try again, or name a folder"
+        why = "the hub does not answer, and its cache does not have the model; try again, or name a folder"
     except (errors.HfHubHTTPError, OSError) as error:
         why = " ".join(str(error).split())
     raise ConfigError(f"--hf={name}: there is no such folder; {why}")

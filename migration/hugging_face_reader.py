@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent reader of Hugging Face's format: computes logits in numpy from config.json and the named tensors.
+"""An independent reader of Hugging Face's format, to check exports: computes logits in numpy from the files.
 
-It shares no code with the conversion and serves to check it. Formulas are those of the `transformers` library's models,
-in float32, with one layer's weights in memory. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
+It shares no code with the conversion. The formulas are those of the `transformers` library's models, in float32, with
+the weights of one layer in memory. Letters: T length, D embed, N and K heads, H head dim, V vocabulary.
 """
 
 import math
@@ -37,8 +37,8 @@ def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
         config = read_json(folder / "config.json", dict[str, object])
         return np.stack([_Reader(folder, config).logits(tokens_T) for tokens_T in tokens_BT])
     except (OSError, ArithmeticError, LookupError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise Unreadable(f"{folder}: cannot be read back: {said}") from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise Unreadable(f"{folder}: cannot be read back: {why}") from error
 
 
 class _Reader:

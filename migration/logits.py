@@ -50,8 +50,8 @@ def check_same(folder: pathlib.Path, run: assembly.Run, weights) -> None:
     difference, largest = np.abs(ours - theirs).max(), np.abs(ours).max()
     if not difference <= TOLERANCE * largest:
         raise Different(
-            f"the export computes other logits than the run: they differ by {difference:.3g} where the largest is "
-            f"{largest:.3g}; nothing is published"
+            f"the export computes other logits than the run: they differ by {difference:.3g}, and the largest is "
+            f"{largest:.3g}; the export is removed"
         )
 
 
@@ -62,13 +62,13 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
     except OSError as error:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
     except ArrayFileError as error:
-        raise ConfigError(f"--tokens={error}; write int32 [batch, length] by numpy.save") from None
+        raise ConfigError(f"--tokens={error}; write int32 [batch, length] with numpy.save") from None
     if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
-        raise ConfigError(f"--tokens={file}: holds {found}; it must be int32 [batch, length], neither of them 0")
+        raise ConfigError(f"--tokens={file} contains {found}; it must be int32 [batch, length], neither of them 0")
     wrong = tokens_BT[(tokens_BT < 0) | (tokens_BT >= model.vocab_size)]
     if wrong.size:
-        raise ConfigError(f"--tokens={file}: has {wrong[0]}; ids must be 0 or greater and less than {model.vocab_size}")
+        raise ConfigError(f"--tokens={file} contains the id {wrong[0]}; ids must be from 0 to {model.vocab_size - 1}")
     if tokens_BT.shape[1] > model.max_length:
         raise ConfigError(
             f"--tokens={file}: rows of {tokens_BT.shape[1]} tokens are longer than model.max_length={model.max_length}"

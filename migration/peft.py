@@ -38,7 +38,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
         step = newest_checkpoint(checkpoints, run.config)
         record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
     if "base" not in frozen_refs(record):
-        raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
+        raise ConfigError(f"{workdir} has no adapters (lora.rank=0); export its weights with --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes folders of safetensors files a few rows at a time, so that no whole tensor is held in memory.
+"""Reads and writes folders of safetensors files a few rows at a time, so that no whole tensor is in memory.
 
-A file is the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other, see
-github.com/huggingface/safetensors. The format's own reader checks each file before we read from it. A folder with
-several files has an index with the file of each tensor.
+A file has the length of a JSON header (8 bytes, little-endian), the header, and the tensors one after the other; see
+github.com/huggingface/safetensors. The format's own reader checks each file before it is read here. A folder with
+several files has an index, which names the file of each tensor.
 """
 
 import json
@@ -28,7 +28,7 @@ INDEX_BYTES = 100_000_000  # the format's limit for a header
 
 
 class WeightsError(ValueError):
-    """Files of weights do not fit; the line names the file, the tensor and what would work."""
+    """Files of weights do not fit; the message names the file and the tensor."""
 
     exit_status = 2
 
@@ -57,7 +57,7 @@ class Stored(NamedTuple):
         size = (last - first) * width
         found = np.fromfile(self.file, dtype, size, offset=self.start + first * width * dtype.itemsize)
         if found.size != size:
-            raise WeightsError(f"{self.file}: ends before its tensors do; copy it again")
+            raise WeightsError(f"{self.file}: truncated; copy it again")
         return found.reshape(last - first, *self.shape[1:])
 
 
@@ -74,23 +74,23 @@ def find(folder: pathlib.Path) -> dict[str, Stored]:
     headers = {file: _tensors(folder / file) for file in sorted(set(where.values()))}
     for name, file in where.items():
         if name not in headers[file]:
-            raise WeightsError(f"{folder / file}: lacks {shown(name)}, which {INDEX} says is there")
+            raise WeightsError(f"{folder / file} lacks {shown(name)}, which {INDEX} lists for it")
     unlisted = {name: file for file, header in headers.items() for name in header if where.get(name) != file}
     if unlisted:
         name, file = min(unlisted.items())
-        raise WeightsError(f"{folder / file}: has {shown(name)}, which {INDEX} does not say is there")
+        raise WeightsError(f"{folder / file} has {shown(name)}, which {INDEX} does not list for it")
     return {name: headers[file][name] for name, file in where.items()}
 
 
 def check_names(given: Iterable[str], expected: Iterable[str], where, hint: str) -> None:
     """Raise WeightsError for the first missing tensor, or the first that the model does not have."""
     missing, unknown = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
-    said = []
+    differences = []
     for names, verb, rest in ((missing, "lacks", ""), (unknown, "has", ", for which the model has no place")):
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        said += [f"{verb} {shown(names[0])}{more}{rest}"] if names else []
-    if said:
-        raise WeightsError(f"{where}: {' and '.join(said)}; {hint}")
+        differences += [f"{verb} {shown(names[0])}{more}{rest}"] if names else []
+    if differences:
+        raise WeightsError(f"{where}: {' and '.join(differences)}; {hint}")
 
 
 def write(
@@ -152,11 +152,11 @@ def _files_by_index(index: pathlib.Path) -> dict[str, str]:
     """Return {tensor: name of its file}."""
     try:
         where = read_json(index, Index, max_bytes=INDEX_BYTES)["weight_map"]
-        why = next((f"{shown(file)!r} is none" for file in where.values() if not _is_name(file)), "")
+        why = next((f"{shown(file)!r} is not a file name" for file in where.values() if not _is_name(file)), "")
     except JsonError as error:
         why = str(error).removeprefix(f"{index}: ")
     if why:
-        raise WeightsError(f"{index}: has no weight_map from tensors to files beside it ({why})")
+        raise WeightsError(f"{index} has no weight_map from tensors to files of its folder ({why})")
     return where
 
 
@@ -173,7 +173,7 @@ def _tensors(path: pathlib.Path) -> dict[str, Stored]:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):  # the format forbids duplicates, but its reader accepts them
             twice = next(name for number, name in enumerate(names) if name in names[:number])
-            raise WeightsError(f"{path}: its header has {shown(twice)} twice; copy it again from where it is published")
+            raise WeightsError(f"{path}: its header has {shown(twice)} twice; download it again")
         return dict(pairs)
 
     with path.open("rb") as file:
@@ -183,7 +183,7 @@ def _tensors(path: pathlib.Path) -> dict[str, Stored]:
     for name, facts in header.items():
         if facts["dtype"] not in DTYPES:
             known = ", ".join(DTYPES)
-            raise WeightsError(f"{path}: {shown(name)} is of type {facts['dtype']}; these are read: {known}")
+            raise WeightsError(f"{path}: {shown(name)} has type {facts['dtype']}; supported types: {known}")
     return {
         name: Stored(path, begin + facts["data_offsets"][0], facts["dtype"], tuple(facts["shape"]))
         for name, facts in header.items()
@@ -194,16 +194,13 @@ def _check(path: pathlib.Path) -> None:
     """Raise WeightsError if a file cannot be read, or its header does not describe it byte for byte."""
     try:
         if path.exists() and not path.is_file():
-            raise WeightsError(f"{path}: is no file; name a folder of safetensors files")
+            raise WeightsError(f"{path}: not a file; name a folder of safetensors files")
         with safetensors.safe_open(path, "numpy"):
             pass
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a folder of safetensors files") from None
     except safetensors.SafetensorError as error:
         if "header too large" in str(error):  # the first bytes are text, not a length
-            hint = "is no safetensors file; in a clone, `git lfs pull` brings what it stands for"
-            raise WeightsError(f"{path}: {hint}") from None
+            raise WeightsError(f"{path}: not a safetensors file; in a git clone, run `git lfs pull`") from None
         why = shown(str(error).removeprefix("Error while deserializing header: "))
-        raise WeightsError(
-            f"{path}: ends before its tensors do, or its header is wrong ({why}); copy it again"
-        ) from None
+        raise WeightsError(f"{path}: truncated, or its header is wrong ({why}); copy it again") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts weights of the Tiny Recursive Model's public reference to ours, and ours to the reference's.
+"""Converts weights of the Tiny Recursive Model between the public reference and Torus.
 
 The files are safetensors. The names are those of the published checkpoints, with or without the prefixes of
 torch.compile and the loss head. `RULES` and `BLOCK_RULES` are the complete mapping. A projection of the reference is
@@ -72,7 +72,7 @@ def load(path: pathlib.Path, like: dict) -> dict:
         raise WeightsError(f"{path}: {error.strerror or error}; name a safetensors file") from None
     except safetensors.SafetensorError as error:
         raise WeightsError(
-            f"{path}: is no safetensors file ({error}); where torch is, write one of a published checkpoint by "
+            f"{path}: not a safetensors file ({error}); convert a published checkpoint with "
             "safetensors.torch.save_file(torch.load(checkpoint), file)"
         ) from None
     return from_reference(tensors, like, str(path))
@@ -100,7 +100,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
     shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like).items()}
     given = _without_prefix(tensors, source)
     rules = list(_rules(shapes))
-    check_names(given, {rule.theirs for rule in rules}, source, "set the model to what it was trained as")
+    check_names(given, {rule.theirs for rule in rules}, source, "use the configuration that they were trained with")
     flat = {}
     for rule in rules:
         wanted = [shapes[name] for name in rule.ours]
@@ -110,8 +110,8 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
             tensor = np.repeat(mean, wanted[0][0], axis=0)
         if tensor.shape != (expected := _their_shape(rule, wanted)):
             raise WeightsError(
-                f"{source}: {rule.theirs} is {list(tensor.shape)}, but the model needs {list(expected)}; set the "
-                "model's sizes to those that it was trained with"
+                f"{source}: {rule.theirs} has shape {list(tensor.shape)}, but the model needs {list(expected)}; use "
+                "the sizes that it was trained with"
             )
         flat |= zip(rule.ours, _split(rule, tensor, wanted), strict=True)
     return jax.tree_util.tree_map_with_path(lambda path, _: flat[_name(path)], like)
@@ -131,7 +131,7 @@ def _rules(ours: dict) -> Iterator[Rule]:
     )
     rules = [rule for rule in (*RULES, *of_blocks) if rule.ours[0] in ours]
     if unknown := ours.keys() - {name for rule in rules for name in rule.ours}:
-        raise WeightsError(f"{min(unknown)} has no name in the reference; export a model that the reference knows")
+        raise WeightsError(f"{min(unknown)} has no name in the reference; only models of the reference can be exported")
     yield from rules
 
 
@@ -139,7 +139,7 @@ def _without_prefix(tensors: dict, source: str) -> dict:
     """Return the tensors under names that begin with `inner.`."""
     prefix = next((p for p in PREFIXES if any(name.startswith(f"{p}inner.") for name in tensors)), None)
     if prefix is None:
-        raise WeightsError(f"{source}: has no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")
+        raise WeightsError(f"{source}: no tensor of a Tiny Recursive Model, such as {PREFIXES[0]}inner.H_init")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the Valkyrie guide, as thin adapters: process start-up, mesh, model configuration, train step.
+"""The functions of the Valkyrie guide: process start-up, mesh, model configuration, train step.
 
-Nothing heavy is imported before a function is called: `setup_multi_host_environment` comes first and chooses what jax
-reads when it is imported.
+jax is only imported inside functions, because `setup_multi_host_environment` sets variables that jax reads when it is
+imported.
 """
 
 import atexit
@@ -24,14 +24,14 @@ from settings.resolving import environment_mesh
 JOIN_SECONDS = 300
 EARLIER_MESH = (4, 4, 2)  # data, model, fsdp of 32 chips; other numbers of chips get the nearest shape
 WITHOUT = {  # arguments with one supported value, and the reason
-    "use_flash_attention": (True, "on a TPU the kernel attends wherever it serves; there is no switch for it"),
+    "use_flash_attention": (True, "on a TPU the kernel is always used where it supports the shapes"),
     "use_bias": (False, "set config.model.biases"),
     "attention_dropout": (0.0, "dropout_rate drops parts of embeddings and sublayers; scores are not dropped"),
     "rope_scaling": (None, "set config.model.rope_scaling and rope_factor"),
     "use_mamba": (False, "Torus has no state-space layers"),
     "use_s5": (False, "Torus has no state-space layers"),
-    "use_2d_sharding": (True, "the mesh alone says how weights are split; set mesh.model or mesh.fsdp to 1"),
-    "use_3d_mesh": (True, "the mesh alone says how many axes there are; give another one"),
+    "use_2d_sharding": (True, "the mesh determines how weights are sharded; set mesh.model or mesh.fsdp to 1"),
+    "use_3d_mesh": (True, "the mesh determines the number of axes; pass another mesh"),
 }
 
 
@@ -197,4 +197,4 @@ def _check_fixed(**given) -> None:
     for name, value in given.items():
         only, why = WITHOUT[name]
         if value != only:
-            raise ConfigError(f"{name}={value} is not to be had: {why}")
+            raise ConfigError(f"{name}={value} is not supported: {why}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of local programs: with live output, retried if a failure is transient, and only printed in a dry run."""
+"""Calls programs of this machine, such as gcloud: with live output, and with retries after a transient failure."""
 
 import random
 import re
@@ -11,8 +11,9 @@ import threading
 import time
 from typing import TextIO
 
+from pods.errors import PodError
 from pods.settings import Settings
-from pods.transports import PodError, Result
+from pods.transports import Result
 
 PERMANENT = re.compile(  # messages of failures that a retry does not fix
     r"permission|denied|forbidden|unauthenticated|not[_ ](?:be )?found|already[_ ]exists|invalid[_ ]argument"
@@ -31,13 +32,13 @@ SSH_FAILED = 255  # ssh's own status if no command ran
 def call(
     settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, repeat: bool = True
 ) -> Result:
-    """Make a call and return its result; with --dry_run print it. The result has stderr only after a failure.
+    """Run a program and return its result; with --dry_run only print the call. Only a failed result has stderr.
 
     Args:
-      show: display its output as it comes.
-      remote: it runs a command elsewhere, whose status and output are not gcloud's; only failures of gcloud or ssh
-        themselves are retried.
-      repeat: it is safe to make the call twice, even if a part of it was done.
+      show: whether to display its output as it comes.
+      remote: whether it runs a command on a host, whose status and output are not gcloud's. Then only failures of
+        gcloud or ssh themselves are retried.
+      repeat: whether it is safe to run the call twice, even if a part of it was done.
 
     Raises:
       PodError: the program is not installed.
@@ -46,21 +47,26 @@ def call(
         print(shlex.join(argv), flush=True)
         return Result(None, 0)
     if shutil.which(argv[0]) is None:
-        raise PodError(f"{argv[0]} is not installed here: https://cloud.google.com/sdk/docs/install")
+        raise PodError(f"{argv[0]} is not installed here; see https://cloud.google.com/sdk/docs/install")
     for attempt in range(settings.retries + 1):
         result = _run(argv, show)
-        if attempt == settings.retries or not _passes(result, remote, repeat):
+        if attempt == settings.retries or not _may_be_transient(result, remote, repeat):
             break
         pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
         what = " ".join(word for word in argv[:5] if not word.startswith("-"))
-        again = f"again in {pause:.0f} s ({attempt + 1} of {settings.retries})"
-        print(f"{what}: {result.message}; {again}", file=sys.stderr, flush=True)
+        retry = f"retry {attempt + 1} of {settings.retries} in {pause:.0f} s"
+        print(f"{what}: {result.message}; {retry}", file=sys.stderr, flush=True)
         time.sleep(pause)
     return result
 
 
-def _passes(result: Result, remote: bool, repeat: bool) -> bool:
-    """Return whether a failure may be transient."""
+def note(settings: Settings, line: str) -> None:
+    """Print a line; in a dry run as a comment among the printed calls."""
+    print(f"# {line}" if settings.dry_run else line, flush=True)
+
+
+def _may_be_transient(result: Result, remote: bool, repeat: bool) -> bool:
+    """Return whether a call failed for a reason that may pass."""
     if result.status == 0:
         return False
     if remote and result.status == SSH_FAILED:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deploys the optimizations: copies the configuration to all hosts, compiles the real step there, checks the report."""
+"""Copies the enabled switches to all hosts, compiles the real step there, and checks the hosts' reports."""
 
 import json
 import pathlib
@@ -12,8 +12,9 @@ from absl import flags
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, switches, watch
 from pods.answers import Report
+from pods.errors import PodError, usage_error
 from pods.settings import Settings, with_experts
-from pods.transports import PodError, Transport, expect_success, usage_error
+from pods.transports import Transport, expect_success
 from settings import loading
 
 CONFIG = "configs/optimization_config.json"  # in the code's folder on a host
@@ -40,7 +41,7 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     send(settings, transport, resolved)
     if settings.transport != "local" and not settings.dry_run:
         check_devices_free(settings, transport)
-    # The recipe goes on the command line: a file of switches is data, and must not name code to run.
+    # The recipe is an argument, because a file of switches is data and must not name code to run.
     words = [hosts.python(settings), "scripts/deploy_optimizations.py", f"--config={CONFIG}"]
     words += recipes.arguments(settings, {})
     results = transport.run(hosts.in_environment(settings, shlex.join(words)))
@@ -62,14 +63,14 @@ def check_devices_free(settings: Settings, transport: Transport) -> None:
     """Raise PodError if a launched program runs: it holds the devices of its host."""
     running = [str(worker.number) for worker in watch.look(settings, transport, None) if worker.alive]
     if running:
-        raise PodError(f"a run holds the devices of workers {', '.join(running)}; `stop` lets it save, then try again")
+        raise PodError(f"a run uses the devices of workers {', '.join(running)}; `stop` it, then try again")
 
 
 def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str]]:
     """Return the switches for scripts/deploy_optimizations.py, and train.py's arguments.
 
-    Without a flag the value of the file counts: a switch that is off there stays off. The file is data. It may choose
-    a recipe of this workspace by its size, and no other code.
+    A flag wins over the file. The file is data: it may choose a recipe of this workspace by its size, and no other
+    code.
 
     Raises:
       PodError: a flag is unknown, or the file cannot be read or has a forbidden value (status 2).
@@ -105,7 +106,7 @@ def _check_reports(settings: Settings, transport: Transport, given: dict[str, bo
     """Raise PodError unless every host's report has exactly the given switches."""
     for number, result in enumerate(transport.run_each(hosts.in_code(settings, f"cat {REPORT}"))):
         if result.status or _switches_of(result.output) != given:
-            raise PodError(f"worker {number}: {REPORT} is missing or tells other switches than were given")
+            raise PodError(f"worker {number}: {REPORT} is missing or has other switches than were given")
     return 0
 
 
@@ -120,10 +121,10 @@ def _switches_of(report: str) -> dict | None:
 def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, list[str]]:
     """Return the script's own flags, None if absent, and the arguments for train.py."""
     own = flags.FlagValues()
-    flags.DEFINE_multi_string("config", None, "recipe, or JSON file of switches; one of each", flag_values=own)
-    flags.DEFINE_enum("model-size", None, SIZES, "recipe (medium)", flag_values=own)
-    flags.DEFINE_integer("sequence-length", None, "tokens (the recipe's)", 1, flag_values=own)
-    flags.DEFINE_integer("num-experts", None, "in each block, of the recipe model-size_moe", 1, flag_values=own)
+    flags.DEFINE_multi_string("config", None, "a recipe, or a JSON file of switches; one of each", flag_values=own)
+    flags.DEFINE_enum("model-size", None, SIZES, "size of the recipe; default: medium", flag_values=own)
+    flags.DEFINE_integer("sequence-length", None, "tokens of a sequence; default: the recipe's", 1, flag_values=own)
+    flags.DEFINE_integer("num-experts", None, "experts of a block; takes the recipe SIZE_moe", 1, flag_values=own)
     for flag, name in DISABLE.items():
         flags.DEFINE_bool(flag, None, f"{name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):

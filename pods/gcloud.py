@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod of TPU VMs, by the commands of gcloud: https://cloud.google.com/sdk/gcloud/reference/compute/tpus
+"""The transport for a pod of TPU VMs: https://cloud.google.com/sdk/gcloud/reference/compute/tpus
 
-With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, ...; its workers are numbered across
-all nodes.
+With several slices the pod is a queued resource with the nodes NAME-0, NAME-1, ... Its workers are numbered across all
+nodes.
 """
 
 import contextlib
@@ -21,19 +21,20 @@ import pydantic
 
 from files.json_reader import JsonError, Object, parse_json
 from pods import hosts, recipes, records
-from pods.calls import call
-from pods.settings import Settings
-from pods.transports import PodError, Result, check_worker, expect_success, selected, usage_error
+from pods.calls import call, note
+from pods.errors import PodError, usage_error
+from pods.settings import Settings, check_worker, worker_numbers
+from pods.transports import Result, expect_success
 
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
 SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
-OPTIONS = (  # settings that become flags of a creation
+OPTIONS = (  # settings that become flags of gcloud's create
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "tags", "data_disk",
 )  # fmt: skip
 Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # no control sequence of a terminal
-RUN_SECRET = "torus-run-secret"  # an attribute of every host, with which processes of a run authenticate
+RUN_SECRET = "torus-run-secret"  # metadata of every host, with which the processes of a run authenticate
 
 
 class Endpoint(Object, total=False):
@@ -73,7 +74,7 @@ class Gcloud:
 
     @functools.cached_property
     def num_workers(self) -> int:
-        """The number of hosts of the existing pod; in a dry run that of its type."""
+        """The number of hosts of the existing pod; in a dry run, of its accelerator type."""
         workers = self.found()["workers"]
         if not workers:
             raise PodError(f"{self.settings.name} has no hosts yet; `wait` for it")
@@ -87,7 +88,7 @@ class Gcloud:
     def create(self) -> str:
         settings = self.settings
         if not settings.version:
-            raise usage_error("VERSION is empty; `versions` lists them")
+            raise usage_error("VERSION is empty; `versions` lists the versions of the zone")
         if settings.queued:
             nodes = [f"--node-id={settings.name}"]
             if settings.slices > 1:
@@ -107,19 +108,19 @@ class Gcloud:
 
     def wait(self) -> str:
         """Wait for the pod; PodError if it can never become ready, or is not ready within wait_seconds."""
-        end, said = time.monotonic() + self.settings.wait_seconds, ""
+        end, printed = time.monotonic() + self.settings.wait_seconds, ""
         while True:
             state, lost = self._state()
             if state in ("ACTIVE", "READY"):
                 return f"{self.settings.name} is {state}"
             if state in lost:
                 delete = "delete --queued" if self.settings.queued else "delete"
-                raise PodError(f"{self.settings.name} is {state} and will not come; `{delete}` it, then create anew")
+                raise PodError(f"{self.settings.name} is {state} and cannot become ready; `{delete}` it, then `create`")
             if time.monotonic() > end:
                 raise PodError(f"{self.settings.name} is still {state} after {self.settings.wait_seconds:.0f} s")
-            if state != said:
+            if state != printed:
                 print(f"{self.settings.name} is {state}; waiting", flush=True)
-                said = state
+                printed = state
             time.sleep(self.settings.poll_seconds)
 
     def describe(self) -> dict | None:
@@ -147,7 +148,7 @@ class Gcloud:
             else:
                 self._gcloud(["tpu-vm", "delete", settings.name, *self.scope, "--quiet"])
         except _Missing:
-            hint = "" if request else " (a request still waiting: --queued)"
+            hint = "" if request else " (--queued deletes a request that still waits)"
             return f"{request or settings.name} does not exist; nothing to delete{hint}"
         return f"{settings.name}: deleted"
 
@@ -156,15 +157,14 @@ class Gcloud:
         settings = self.settings
         url = settings.repo_url or records.git("remote", "get-url", "origin").stdout.strip()
         if not url:
-            raise usage_error("REPO_URL is not set, and this clone has no origin: whence do the hosts get the code?")
+            raise usage_error("REPO_URL is not set, and this clone has no origin; set it to a URL that hosts can clone")
         if re.match(r"https?://[^/]*@", url):
-            raise usage_error("REPO_URL has a password in it, which everybody on the hosts could read; leave it out")
+            raise usage_error("REPO_URL contains a password, which everybody on the hosts could read; leave it out")
         commit, changed = records.code_state()
         if not commit:
-            raise usage_error(f"git does not tell the commit of {records.ROOT}, which the hosts are to get")
+            raise usage_error(f"{records.ROOT} is not a git clone with a commit, which the hosts would check out")
         if changed:
-            line = "warning: there are uncommitted changes here, and the hosts get the commit without them"
-            print(f"# {line}" if settings.dry_run else line, flush=True)
+            note(settings, "warning: the hosts get the commit without the uncommitted changes of this clone")
         expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
@@ -191,9 +191,7 @@ class Gcloud:
         """
         for text in (source, target):
             if text.startswith(f"{self.settings.name}:") and (found := SHELL_TEXT.search(text)):
-                raise usage_error(
-                    f"{text}: scp may pass this path to a shell on the host, so {found[0]!r} cannot be in it"
-                )
+                raise usage_error(f"{text}: scp may pass this path to a shell on the host; remove {found[0]!r} from it")
         for node, chosen, _ in self._targets(worker):
             pair = [re.sub(f"^{self.settings.name}:", f"{node}:", text) for text in (source, target)]
             words = ["tpu-vm", "scp", *pair, *self.scope, f"--worker={chosen}", *(["--recurse"] if recurse else [])]
@@ -206,16 +204,16 @@ class Gcloud:
         try:
             described = parse_json(text, Node, "it")
         except JsonError as error:
-            said = "gcloud compute tpus tpu-vm describe: answered no JSON object that describes a node"
-            raise PodError(f"{said} ({error}): {text[:100]!r}") from None
-        described.get("metadata", {}).pop(RUN_SECRET, None)  # `pod.py describe --json` prints all that is returned
+            what = "gcloud compute tpus tpu-vm describe: the output is not a JSON description of a node"
+            raise PodError(f"{what} ({error}): {text[:100]!r}") from None
+        described.get("metadata", {}).pop(RUN_SECRET, None)  # `pod.py describe --json` prints the whole description
         return described
 
     def _imagined(self) -> dict:
         """Return the description of a pod for a dry run, where every host exists."""
         topology = recipes.preset(self.settings)
         workers = topology.hosts if topology else self.settings.slices
-        print(f"# dry run: taken to be READY with {workers} workers", flush=True)
+        note(self.settings, f"dry run: assumes a READY pod with {workers} workers")
         endpoints = [{"ipAddress": f"10.0.0.{i + 2}"} for i in range(workers)]
         described = {"state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}
         return described | {"networkEndpoints": endpoints, "workers": workers}
@@ -247,7 +245,7 @@ class Gcloud:
         if len(self.nodes) == 1 or worker == "all":
             return [(node, worker, 0) for node in self.nodes]
         size = self.num_workers // len(self.nodes)
-        chosen = [divmod(number, size) for number in selected(worker, self.num_workers)]
+        chosen = [divmod(number, size) for number in worker_numbers(worker, self.num_workers)]
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
     def _side_by_side(self, function, targets) -> list[Result]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell commands that run on the hosts, by ssh or on this machine. They keep these files in the code's folder:
+"""The shell commands that run on the hosts, through ssh or on this machine. They keep files in the code's folder:
 
     run.pid      the process group of the launch; `stop` removes it
-    run.command  the launched command, to recognise a second launch of the same
+    run.command  the launched command, to recognize a second launch of the same
     run.status   the exit status (75: saved)
     run.stopped  exists if `pod.py stop` was called since the launch
     run.boot     the boot id of the launch, because process ids are reused after a reboot
@@ -20,14 +20,16 @@ from pods.settings import Settings
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 ENV_FILE = ".env"
+SAVED = 75  # exit status of a program that was stopped and saved
+FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 OURS = (  # files that git ignores on a host
     "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
 )  # fmt: skip
-WORKER_NUMBER = "$W"  # as the value of a variable it stands for the number of each worker
+WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
 WORKER = (
     f"W=${{POD_WORKER:-$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' {METADATA} | head -c 9)}}; "
-    'case "$W" in ""|*[!0-9]*) echo "the metadata server does not tell the number of this worker" >&2; exit 1;; esac'
+    'case "$W" in ""|*[!0-9]*) echo "the metadata server did not return the number of this worker" >&2; exit 1;; esac'
 )
 # kill -0 would count a zombie that nobody reaps as alive.
 ALIVE = (
@@ -58,7 +60,7 @@ def path(text: str) -> str:
 
 def in_code(settings: Settings, command: str) -> str:
     """Return `command` in the folder of the code, with $W the number of the worker."""
-    missing = fail(f"there is no {settings.repo_dir} here; pod.py setup makes it")
+    missing = fail(f"there is no {settings.repo_dir} here; `pod.py setup` creates it")
     return f"{WORKER}; cd {path(settings.repo_dir)} 2>/dev/null || {{ {missing}; }}; {command}"
 
 
@@ -84,12 +86,12 @@ def launch(
 ) -> str:
     """Start a program that survives the terminal, and return immediately.
 
-    If the same program already runs, the command says so and succeeds; if another runs, it fails. A lock makes this
-    hold for concurrent launches too.
+    If the same program already runs, the command prints so and succeeds; if another program runs, it fails. A lock
+    guards against concurrent launches.
 
     Args:
       words: the program and its arguments.
-      environment: additional variables, whose value may be WORKER_NUMBER; secrets belong in .env.
+      environment: additional variables, whose value may be WORKER_NUMBER. Secrets belong in .env instead.
       log: prefix of its log's name.
     """
     variables = [f"{name}={value}" for name, value in (environment or {}).items()]
@@ -99,7 +101,7 @@ def launch(
             program = program.replace(shlex.quote(f"{name}={value}"), f'{shlex.quote(name)}="$W"', 1)
     fingerprint = shlex.quote(shlex.join([*variables, *words]))
     output = log_name(log)
-    unwritable = f"{{ {fail('nothing can be written in the folder of the code; is the disk full?')}; }}"
+    unwritable = f"{{ {fail('cannot write to the folder of the code; is the disk full?')}; }}"
     start = (
         f"mkdir -p logs && rm -f run.status run.stopped && boot > run.boot && "
         f"printf '%s\\n' {fingerprint} > run.command && "
@@ -111,7 +113,7 @@ def launch(
     same = f'[ "$(cat run.command)" = {fingerprint} ]'
     running = (
         f'if {same}; then echo "worker $W: runs already, process group $(cat run.pid)"; '
-        'else echo "worker $W: another run is under way, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
+        'else echo "worker $W: another program runs, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
     )
     one_at_a_time = (
         f"{{ flock 9 2>/dev/null; if alive; then {running}; else {start}; fi; }} 9> run.lock || {unwritable}"
@@ -120,12 +122,12 @@ def launch(
 
 
 def stop(settings: Settings, *, for_good: bool = True) -> str:
-    """Stop the launched program: TERM, time to save, then KILL; if nothing runs, say so and succeed.
+    """Stop the launched program: TERM, time to save, then KILL; if nothing runs, print so and succeed.
 
-    Each worker reports what was done. The status is 1 if a program had to be killed and so did not save.
+    Each worker prints what was done. The status is 1 if a program had to be killed and so did not save.
 
     Args:
-      for_good: create run.stopped, so that `supervise` does not start the program again.
+      for_good: whether to create run.stopped, so that `supervise` does not start the program again.
     """
     grace = settings.grace_seconds
     end = (
@@ -143,9 +145,9 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
 
 
 def status_line(settings: Settings, heartbeat: str = "") -> str:
-    """Print a JSON object about the worker: the fields below.
+    """Print the state of the worker as a JSON object; pods/answers.py: Answer is its schema.
 
-    `now` and `started` (the launch) are Unix seconds by the clock of the host; `changed` counts git's changed files.
+    `now` and `started` (the launch) are Unix seconds of the host's clock; `changed` counts git's changed files.
 
     Args:
       heartbeat: path of this worker's heartbeat file (a JSON object), with $W for its number; the host expands ~ and
@@ -188,7 +190,7 @@ def setup(settings: Settings, url: str, commit: str) -> str:
 
     It uses `git init` and `git fetch`, so it also completes a folder that an interrupted set-up left behind.
     """
-    unpushed = fail(f"commit {commit[:12]} is not in {url}, or files that were changed here are in its way")
+    unpushed = fail(f"commit {commit[:12]} is not in {url}, or files changed on this host prevent its checkout")
     code = (
         f"mkdir -p {path(settings.repo_dir)} && cd {path(settings.repo_dir)} && git init -q && "
         f"{{ git remote set-url -- origin {shlex.quote(url)} 2>/dev/null || "
@@ -200,7 +202,7 @@ def setup(settings: Settings, url: str, commit: str) -> str:
 
 
 def packages(settings: Settings) -> str:
-    """Install packages from the folder of the code, with a Python from PyPI's uv if the host's is unsuitable."""
+    """Install packages from the folder of the code; if the host has no suitable Python, uv installs one."""
     if settings.venv_activate:
         return f". {path(settings.venv_activate)}"
     candidates = f"{shlex.quote(settings.python_bin)} {PYTHONS}"
@@ -214,7 +216,7 @@ def packages(settings: Settings) -> str:
 
 
 def protect_secrets(settings: Settings) -> str:
-    """Set mode 600 on the file of secrets, whatever mode it was copied with."""
+    """Set mode 600 on the file of secrets."""
     return in_code(settings, f"chmod 600 {ENV_FILE}")
 
 
@@ -222,5 +224,5 @@ def count_devices(settings: Settings) -> str:
     """Print how many devices the host sees, unless a run holds them."""
     program = 'import jax; print(f"{jax.device_count()} devices, {jax.local_device_count()} of them here")'
     count = f'n=$({python(settings)} -c {shlex.quote(program)}) && echo "worker $W: $n"'
-    busy = 'echo "worker $W: a run holds the devices; they are not counted"'
+    busy = 'echo "worker $W: a run uses the devices; they are not counted"'
     return in_environment(settings, f"{ALIVE}; if alive; then {busy}; else {count}; fi")

@@ -10,9 +10,11 @@ import sys
 import time
 
 from pods import hosts, life, recipes, records, watch
+from pods.calls import note
+from pods.errors import PodError
 from pods.settings import Settings
 from pods.switches import Resolved
-from pods.transports import PodError, Transport, expect_success
+from pods.transports import Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
 PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts
@@ -38,12 +40,12 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
     """Train the recipe with the changes of the enabled switches, and log to logs/train_optimized_worker_I.out."""
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
-    say_not_yet(settings, switches)
+    print_unsupported(settings, switches)
     return _train(settings, transport, "launch_optimized", keys, rest, log=log, switches=switches.record())
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Stop the launched program. It has time to save before it is killed; each worker reports what it did."""
+    """Stop the launched program: it has time to save before it is killed; each worker prints what it did."""
     results = transport.run(hosts.stop(settings))
     return max(result.status != 0 for result in results)
 
@@ -52,17 +54,17 @@ def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint."""
     record = records.read(settings)
     transport.run(hosts.stop(settings, for_good=False))
-    return start(settings, transport, record | {"time": time.time()}, anew=True)
+    return start(settings, transport, record | {"time": time.time()}, was_stopped=True)
 
 
 def start(
-    settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False, anew: bool = False
+    settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False, was_stopped: bool = False
 ) -> int:
     """Launch the recorded program and check that it keeps running; if it does not, show the log of a worker.
 
     Args:
-      unless_ended: do not launch if `stop` or `delete` was called since the last launch.
-      anew: the previous program has been stopped, so it is an error if it still runs.
+      unless_ended: whether to refuse the launch if `stop` or `delete` was called since the last one.
+      was_stopped: whether the previous program was stopped, so that it is an error if it still runs.
 
     Raises:
       PodError: some workers already run and others do not, or another program runs, or one ends with an error.
@@ -70,8 +72,8 @@ def start(
     variables = record["environment"] | life.group_variables(settings, transport)
     command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
     idle = not settings.dry_run and _is_idle(settings, transport, unless_ended)
-    if anew and not (idle or settings.dry_run):
-        raise PodError("what was launched before still runs, as it could not be stopped; nothing was started again")
+    if was_stopped and not (idle or settings.dry_run):
+        raise PodError("the previous program still runs, because it could not be stopped; nothing was launched")
     life.share_secrets(settings, transport)
     if idle:  # record before the launch: `restart` needs the record if it fails on some workers or is interrupted
         records.write(settings, record)
@@ -85,14 +87,14 @@ def start(
     return _check_started(settings, transport, record)
 
 
-def say_not_yet(settings: Settings, switches: Resolved) -> None:
-    """Print a line for each enabled switch that Torus does not support; in a dry run as a comment."""
+def print_unsupported(settings: Settings, switches: Resolved) -> None:
+    """Print a line for each enabled switch that Torus does not support."""
     for line in switches.lines():
-        print(f"# {line}" if settings.dry_run else line, flush=True)
+        note(settings, line)
 
 
 def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], **kept) -> int:
-    """Launch train.py; the last --workdir of the arguments is its folder."""
+    """Launch train.py; the last --workdir of the arguments is the folder of the run."""
     arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
     workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
     words = [hosts.python(settings), "train.py", *arguments]
@@ -119,19 +121,19 @@ def _record(
 
 
 def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bool:
-    """Return True if no worker runs anything, False if all do.
+    """Return True if no worker runs a program, False if all do.
 
-    PodError if only some of them run: a worker that starts late would wait for a process group that it cannot join.
+    PodError if only some run one: a worker that starts late would wait for a process group that it cannot join.
     """
     workers = watch.look(settings, transport, None)
     if unless_ended and not records.launched(settings):
-        raise PodError("the pod was given back by `delete`")
+        raise PodError("the pod was deleted by `delete`")
     if unless_ended and any(worker.stopped for worker in workers):
         raise PodError("the run was stopped by `stop`")
     running = [worker for worker in workers if worker.alive]
     if running and len(running) < len(workers):
         rest = [str(worker.number) for worker in workers if not worker.alive]
-        raise PodError(f"workers {', '.join(rest)} do not run, the others do; `restart` starts all again")
+        raise PodError(f"workers {', '.join(rest)} run nothing, but the others do; `restart` restarts all of them")
     return not running
 
 
@@ -147,4 +149,4 @@ def _check_started(settings: Settings, transport: Transport, record: dict) -> in
         hosts.in_code(settings, f"tail -n {LOG_TAIL_LINES} {log}"), worker=str(number), show=False
     )[:1]
     print(result.output.rstrip(), file=sys.stderr)
-    raise PodError(f"{', '.join(worker.how() for worker in failed)}; above is the end of {record['log']}_{number}.out")
+    raise PodError(f"{', '.join(worker.trouble() for worker in failed)}; the end of its log is above")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subcommands for the life of a pod, from create to delete, one function each.
+"""The subcommands that create, prepare, reach and delete a pod.
 
-Each takes the settings, the transport and the remaining arguments, returns the exit status, and raises PodError.
+Each function takes the settings, the transport and the remaining arguments, and returns the exit status. It raises
+PodError.
 """
 
 import dataclasses
@@ -12,11 +13,12 @@ import re
 import shlex
 import tempfile
 
-from configs import topologies
-from pods import hosts, records
-from pods.calls import call
-from pods.settings import Settings
-from pods.transports import PodError, Transport, connect, expect_success, selected, usage_error
+from pods import deploy, hosts, records
+from pods.calls import call, note
+from pods.connection import connect
+from pods.errors import PodError, usage_error
+from pods.settings import Settings, worker_numbers
+from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # variables of this machine that are copied to the hosts
@@ -25,19 +27,16 @@ REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/pa
 
 def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Display the software versions and the accelerators of the zone."""
-    if settings.transport == "local":
-        print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
-    else:
-        transport.versions()
+    transport.versions()
     return 0
 
 
 def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Create the pod; if it exists, describe it."""
     if not settings.version:
-        versions(settings, transport, rest)
+        transport.versions()
     line = transport.create()
-    _tell(settings, line)
+    note(settings, line)
     exists = line.endswith("exists already")
     if not settings.dry_run and not (exists and records.creation_kept(settings)):
         records.keep_creation(settings)
@@ -45,13 +44,13 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
         pod = transport.describe() or {}
         print(_summary(settings, pod))
         if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
-            print(f"warning: it is a {pod['acceleratorType']}, and ACCEL={settings.accel}")
+            print(f"warning: the existing pod is a {pod['acceleratorType']}, but ACCEL={settings.accel}")
     return 0
 
 
 def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Return when the pod can be used."""
-    _tell(settings, transport.wait())
+    """Wait until the pod can be used."""
+    note(settings, transport.wait())
     return 0
 
 
@@ -66,7 +65,7 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Delete the pod and the record of its launch."""
     with records.forgotten(settings):
-        _tell(settings, transport.delete())
+        note(settings, transport.delete())
     return 0
 
 
@@ -75,16 +74,11 @@ def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     transport.put_code()
     share_secrets(settings, transport)
     expect_success(transport.run(hosts.count_devices(settings)), "count its devices")
-    from pods import deploy  # which uses this module
-
     return deploy.setup_optimizations(settings, transport, rest)
 
 
 def share_secrets(settings: Settings, transport: Transport) -> None:
-    """Copy the SECRETS that are set here to a file on every host, which a launch reads.
-
-    They never appear on a command line.
-    """
+    """Copy the SECRETS that are set here to a file on every host, which a launch reads; no command line has them."""
     secrets = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
     if not secrets:
         return
@@ -97,13 +91,13 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
             source.write_text(text)
         transport.copy(str(source), target, recurse=False)
     expect_success(transport.run(hosts.protect_secrets(settings)), "protect its secrets")
-    _tell(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
+    note(settings, f"{', '.join(secrets)}: in {settings.repo_dir}/{hosts.ENV_FILE} of every host")
 
 
 def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
     """Return variables of the process group if PORT or COORDINATOR_WORKER is set; otherwise hosts detect the group."""
-    told = settings.given("port") or settings.given("coordinator_worker")
-    if not told or settings.transport == "local":
+    is_named = settings.given("port") or settings.given("coordinator_worker")
+    if not is_named or settings.transport == "local":
         return {}
     endpoints = transport.found()["networkEndpoints"]
     if settings.coordinator_worker >= len(endpoints):
@@ -127,10 +121,10 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if len(rest) != 2:
         raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
     if any(path.startswith("gs:") for path in rest):
-        raise usage_error("copy goes between here and the pod; for buckets there is `gcloud storage cp`")
+        raise usage_error("copy works between this machine and the pod; copy a bucket with `gcloud storage cp`")
     source, target = (REMOTE.fullmatch(path) for path in rest)
     if bool(source) == bool(target):
-        raise usage_error(f"copy {shlex.join(rest)}: one of the two is on the pod, as {settings.name}:PATH")
+        raise usage_error(f"copy {shlex.join(rest)}: one of the two must be on the pod, as {settings.name}:PATH")
     pod = (source or target)[1]
     if pod != settings.name and settings.given("name"):
         raise usage_error(f"copy {shlex.join(rest)}: the pod is {settings.name}, not {pod}")
@@ -144,7 +138,7 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     elif worker.isdigit():
         transport.copy(remote, rest[1], worker=worker)
     else:  # scp copies from one worker at a time
-        for number in selected(worker, transport.num_workers):
+        for number in worker_numbers(worker, transport.num_workers):
             transport.copy(remote, f"{_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
     return 0
 
@@ -154,7 +148,7 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not rest:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
     worker = settings.worker or "all"
-    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # one word is passed to the remote shell as it is
+    command = rest[0] if len(rest) == 1 else shlex.join(rest)  # a single word is the text for the remote shell
     results = transport.run(command, worker=worker, output_directory=_folder(settings, settings.output_directory))
     if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
@@ -188,13 +182,8 @@ def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
     expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
     if folder:
-        _tell(settings, f"the logs are in {folder}")
+        note(settings, f"the logs are in {folder}")
     return 0
-
-
-def _tell(settings: Settings, line: str) -> None:
-    """Print a line; in a dry run as a comment among the commands."""
-    print(f"# {line.removeprefix('# ')}" if settings.dry_run else line, flush=True)
 
 
 def _summary(settings: Settings, pod: dict) -> str:

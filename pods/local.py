@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod on this machine: real processes in place of hosts, with the same shell commands.
+"""The transport for a pod on this machine: real processes in place of hosts, with the same shell commands.
 
 A worker is the folder POD_ROOT/NAME/worker-I, which serves as the host's home folder. The processes that one call
 starts on several workers form one JAX process group (JAX_COORDINATOR_ADDRESS). Workers share this machine's caches.
@@ -27,18 +27,19 @@ import pydantic
 from configs import topologies
 from files.json_reader import Object
 from pods import hosts, records
-from pods.settings import LARGEST, Settings
-from pods.transports import PodError, Result, expect_success, selected, usage_error
+from pods.errors import PodError, usage_error
+from pods.settings import LARGEST, Settings, worker_numbers
+from pods.transports import Result, expect_success
 from settings.loading import ROOT
 
-KEPT = (  # variables that workers inherit; a real host would not see the others either
+INHERITED = (  # variables that workers inherit; a real host would not see the others either
     r"PATH|LANG|LC_\w+|TERM|TZ|USER|LOGNAME|SHELL|TMPDIR|\w+_proxy|\w+_PROXY|SSL_\w+|HF_\w+|XLA_FLAGS"
     r"|JAX_PLATFORMS|JAX_COMPILATION_CACHE_DIR|JAX_PERSISTENT_\w+|TF_\w+"
 )
 PORTS = range(20000, 32000)  # below the system's ephemeral ports
 DELETE_GRACE_SECONDS = 20
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
-GONE = 'echo "its folder is gone"; exit 255'  # the status of ssh for an unreachable host
+UNREACHABLE = 'echo "its folder is missing"; exit 255'  # the status of ssh for an unreachable host
 
 
 class Description(Object):
@@ -59,7 +60,7 @@ class Local:
         self.description, self.shared = self.folder / "pod.json", self.folder / "shared"
         self.code = settings.repo_dir.removeprefix("~/")
         if self.code.startswith(("/", "~")) or ".." in pathlib.Path(self.code).parts:
-            raise usage_error(f"REPO_DIR={settings.repo_dir} is not below a local worker's home; write ~/torus")
+            raise usage_error(f"REPO_DIR={settings.repo_dir} is outside a local worker's home; use ~/torus")
 
     @property
     def num_workers(self) -> int:
@@ -77,11 +78,15 @@ class Local:
 
     def found(self) -> dict:
         if (pod := self.describe()) is None:
-            raise PodError(f"there is no pod {self.name} in {self.folder}; `create` makes it")
+            raise PodError(f"there is no pod {self.name} in {self.folder}; `create` it first")
         return pod
 
+    def versions(self) -> None:
+        """Print the accelerators that this machine can simulate."""
+        print(f"accelerators that this machine can simulate: {', '.join(topologies.SLICES)}")
+
     def create(self) -> str:
-        """Make the workers' folders with the present code; the remains of an interrupted create are removed.
+        """Create the workers' folders with the current code; the remains of an interrupted create are removed.
 
         Raises:
           PodError: the workers cannot share the chips evenly, their folder cannot be made, or git fails.
@@ -90,7 +95,7 @@ class Local:
             return f"{self.name} exists already"
         workers = self.num_workers
         if self.settings.dry_run:
-            return f"# dry run: would make {workers} workers in {self.folder}"
+            return f"dry run: would create {workers} workers in {self.folder}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -117,7 +122,7 @@ class Local:
         if not homes and not self.description.exists():
             return f"{self.name} does not exist; nothing to delete"
         if self.settings.dry_run:
-            return f"# dry run: would end what runs in {self.folder} and remove the workers"
+            return f"dry run: would stop all programs in {self.folder} and remove the workers"
         grace = min(self.settings.grace_seconds, DELETE_GRACE_SECONDS)
         self._run_on(sorted(homes), hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), show=False)
         self.description.unlink(missing_ok=True)
@@ -126,7 +131,7 @@ class Local:
         for folder in (self.shared, self.folder):
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
-        kept = f"; {self.shared} stays" if self.shared.exists() else ""
+        kept = f"; {self.shared} remains" if self.shared.exists() else ""
         return f"{self.name}: deleted{kept}"
 
     def put_code(self) -> None:
@@ -136,7 +141,7 @@ class Local:
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
         """Run a command as one process group; a worker without a folder has status 255, as with ssh."""
-        workers = selected(worker, self.num_workers)
+        workers = worker_numbers(worker, self.num_workers)
         if self.settings.dry_run:
             print(shlex.join(["bash", "-c", command]))
             return [Result(index, 0) for index in workers]
@@ -151,13 +156,13 @@ class Local:
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with `cp`; an absolute path of a worker is below worker-I/root."""
-        workers, cp = selected(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
+        workers, cp = worker_numbers(worker, self.num_workers), ["cp", *(["-r"] if recurse else [])]
         if self.settings.dry_run:
             print(shlex.join([*cp, source, target]))
             return
         self.found()
         if self._is_remote(source) and len(workers) > 1:
-            raise PodError(f"{source} is on {len(workers)} workers and {target} is one place; give --worker=0")
+            raise PodError(f"{source} is on {len(workers)} workers, but {target} is one place; give --worker=0")
         for index in workers:
             places = [self._place(text, index) for text in (source, target)]
             if self._is_remote(target):
@@ -194,9 +199,10 @@ class Local:
         home = self._home(index)
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         variables = variables | {"POD_WORKER": str(index), "HOME": str(home), "XDG_CACHE_HOME": cache}
-        there = home.is_dir()
+        exists = home.is_dir()
         return subprocess.Popen(
-            ["bash", "-c", command if there else GONE], cwd=home if there else None, text=True, errors="replace",
+            ["bash", "-c", command if exists else UNREACHABLE], cwd=home if exists else None, text=True,
+            errors="replace",
             env=host_environment() | variables, start_new_session=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -236,7 +242,7 @@ class Local:
 
 def host_environment() -> dict[str, str]:
     """Return this machine's variables that a worker inherits, without a number of devices to simulate."""
-    environment = {name: value for name, value in os.environ.items() if re.fullmatch(KEPT, name)}
+    environment = {name: value for name, value in os.environ.items() if re.fullmatch(INHERITED, name)}
     flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_FLAG)]
     return environment | {"XLA_FLAGS": " ".join(flags)}
 

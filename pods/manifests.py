@@ -1,128 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a run as a manifest for other schedulers: a JobSet for GKE, or a batch file for Slurm.
+"""Prints a run as a manifest for another scheduler: a JobSet for GKE, or a batch file for Slurm.
 
-Each starts one process of train.py on each host, gives it time to save, and restarts it after exit status 75.
+Each manifest starts one process of train.py on each host, gives it time to save, and restarts it after exit status 75.
 References: https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ and GKE's "Plan TPUs"; sbatch(1).
 """
 
+import pathlib
 import shlex
 
 from configs import topologies
 from pods import recipes
-from pods.hosts import ENV_FILE
+from pods.errors import usage_error
+from pods.hosts import ENV_FILE, FINAL, SAVED
 from pods.settings import Settings
-from pods.transports import usage_error
 
-NOT_AGAIN = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
-SAVED = 75
 SIGNAL_SECONDS = 120  # between Slurm's signal and the end
 SECRET = "torus-secrets"
-JOBSET = """\
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata:
-  name: {name}
-  annotations:
-    alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool  # a slice is a node pool
-spec:
-  network:
-    enableDNSHostnames: true  # by a headless service, through which the hosts find each other
-    publishNotReadyAddresses: true
-  failurePolicy:
-    maxRestarts: {restarts}  # of all jobs together, from the newest checkpoint; {saved}, saved, is one of the reasons
-    rules:
-    - name: notAgain
-      action: FailJobSet
-      onJobFailureReasons: [PodFailurePolicy]
-  replicatedJobs:
-  - name: slice
-    replicas: {slices}
-    template:
-      spec:
-        parallelism: {hosts}
-        completions: {hosts}
-        completionMode: Indexed
-        backoffLimit: 0  # one host alone cannot be started again
-        podFailurePolicy:
-          rules:
-          - action: FailJob
-            onExitCodes:
-              containerName: train
-              operator: In
-              values: {not_again}  # configuration, loss not finite
-        template:
-          spec:
-            restartPolicy: Never
-            terminationGracePeriodSeconds: {grace}  # from SIGTERM on, to save in
-            nodeSelector:
-              cloud.google.com/gke-tpu-accelerator: {accelerator}
-              cloud.google.com/gke-tpu-topology: {shape}
-            containers:
-            - name: train
-              image: {image}
-              workingDir: /torus
-              command: [bash, -c, {command}]
-              env:
-              - name: HF_TOKEN
-                valueFrom:
-                  secretKeyRef:
-                    name: {secret}
-                    key: HF_TOKEN
-                    optional: true
-              - name: TORUS_RUN_SECRET  # by which the processes of the run know each other
-                valueFrom:
-                  secretKeyRef:
-                    name: {secret}
-                    key: TORUS_RUN_SECRET
-                    optional: true
-              ports:
-              - containerPort: 8471  # of the TPU runtime
-              resources:
-                requests:
-                  google.com/tpu: {chips}
-                limits:
-                  google.com/tpu: {chips}
-"""
-SBATCH = """\
-#!/bin/bash
-#SBATCH --job-name={name}
-#SBATCH --nodes={nodes}
-#SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --exclusive
-#SBATCH --signal=B:TERM@{seconds}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output=slurm-%j.out
-
-# Slurm signals this shell before the time is up; the run saves and ends with {saved}, and the job is queued again.
-mkdir -p logs
-if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
-# By this the processes of the run know each other; srun passes it on in the environment, which nobody else sees.
-export TORUS_RUN_SECRET="${{TORUS_RUN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}"
-srun --kill-on-bad-exit=0 bash -c {worker} &
-step=$!
-signalled=0
-trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # the steps alone; of srun it would allow 30 s
-wait "$step"
-status=$?
-if [ "$signalled" -eq 1 ]; then  # the signal ended `wait`, not the step
-    wait "$step"
-    status=$?
-fi
-if [ "$status" -eq {saved} ]; then
-    scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$status"
-"""
+JOBSET, SBATCH = (pathlib.Path(__file__).with_name(name) for name in ("jobset.yaml", "slurm.sh"))  # for str.format
 
 
 def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
     """Print the manifest for --gke or --slurm; `rest` has more arguments of train.py."""
     if settings.gke == settings.slurm:
-        raise usage_error("manifest takes one of --gke and --slurm")
+        raise usage_error("manifest needs one of --gke and --slurm")
     topology = recipes.preset(settings)
     if topology is None:
-        raise usage_error(f"ACCEL={settings.accel}: its hosts are not known; one of {', '.join(topologies.SLICES)}")
+        known = ", ".join(topologies.SLICES)
+        raise usage_error(f"ACCEL={settings.accel}: the number of its hosts is not known; use one of {known}")
     num_hosts = topology.hosts if settings.gke else 1  # Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
@@ -137,15 +41,15 @@ def jobset(settings: Settings, topology: topologies.Topology, arguments: list[st
     """
     if not topology.gke_name:
         known = ", ".join(name for name, chip in topologies.CHIPS.items() if "gke_name" in chip)
-        raise usage_error(f"ACCEL={topology.name} is no TPU that GKE has; --gke is for {known}")
+        raise usage_error(f"ACCEL={topology.name} is not a TPU of GKE; --gke works for {known}")
     if not settings.image:
-        raise usage_error("--image=... is not set: a container image with the code and its .venv in /torus")
+        raise usage_error("--image is not set; name a container image with the code and its .venv in /torus")
     command = shlex.join(["exec", ".venv/bin/python", "train.py", *arguments])
     command = command.replace("$", "$$")  # Kubernetes replaces $(NAME) by a variable of the container, and $$ by $
-    return JOBSET.format(
+    return JOBSET.read_text().format(
         name=settings.name, restarts=settings.max_restarts, slices=settings.slices,
         hosts=topology.hosts // settings.slices, chips=topology.chips_per_host, accelerator=topology.gke_name,
-        shape=topology.compiler_name.partition(":")[2], not_again=list(NOT_AGAIN),
+        shape=topology.compiler_name.partition(":")[2], final=list(FINAL),
         grace=settings.grace_seconds, image=_yaml(settings.image), command=_yaml(command), secret=SECRET,
         saved=SAVED,
     )  # fmt: skip
@@ -166,7 +70,7 @@ def sbatch(settings: Settings, topology: topologies.Topology, arguments: list[st
     gpus = f"#SBATCH --gpus-per-node={topology.chips_per_host}\n" if topology.accelerator == "gpu" else ""
     command = shlex.join([".venv/bin/python", "train.py", *arguments])
     worker = f"exec {command} >> logs/train_worker_$SLURM_PROCID.out 2>&1"
-    return SBATCH.format(
+    return SBATCH.read_text().format(
         name=settings.name, nodes=topology.hosts, gpus=gpus, seconds=SIGNAL_SECONDS, saved=SAVED,
         env_file=ENV_FILE, worker=shlex.quote(worker),
     )  # fmt: skip

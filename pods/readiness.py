@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks on every host whether everything is ready to train, and writes a table with evidence to READINESS.md.
+"""Checks whether a pod is ready to train, and writes a table with the evidence to READINESS.md.
 
-The evidence has three sources: the pod's own state, a shell command on each host, and scripts/check_host.py. That
-script trains three steps of the real configuration on all hosts together and restores the checkpoint.
+The evidence has three sources: the pod's state, a shell command on each host, and scripts/check_host.py. That script
+trains three steps of the real configuration on all hosts together and restores the checkpoint.
 """
 
 import contextlib
@@ -19,14 +19,16 @@ from configs import topologies
 from files.json_reader import JsonError, parse_json
 from pods import deploy, hosts, launch, recipes, records, watch
 from pods.answers import Checked
+from pods.errors import PodError
 from pods.gcloud import storage
 from pods.settings import Settings
 from pods.switches import Resolved
-from pods.transports import PodError, Result, Transport
+from pods.transports import Result, Transport
+from reporting.display import aligned
 
 REPORT = "READINESS.md"
 MARK = "CHECKED "  # begins the line of scripts/check_host.py
-UNREACHED = "the run on the hosts did not get there"
+UNREACHED = "the run on the hosts did not get this far"
 LONGEST = 200  # characters of an item in the last line
 STEPS = [1, 2, 3, 4]  # three steps, then one after the restore
 CONTINENTS = {"us": "us", "eu": "europe", "asia": "asia"}  # {multi-region of a bucket: prefix of its regions}
@@ -42,7 +44,7 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass
 class Found:
-    """The evidence for all checks. `checks` has the answer of each host's script, None if it did not get that far."""
+    """The evidence for all checks. `checks` has the answer of each host's script, None if it printed none."""
 
     settings: Settings
     pod: dict
@@ -53,20 +55,20 @@ class Found:
     checks: list[Checked | None]
 
     @property
-    def told(self) -> dict[int, dict]:
+    def answers(self) -> dict[int, dict]:
         """The answers of the workers whose script gave one, by worker number."""
         return {number: check for number, check in enumerate(self.checks) if check}
 
     @property
     def first(self) -> dict:
         """The answer of process 0."""
-        return next((check for check in self.told.values() if check["process"] == 0), {})
+        return next((check for check in self.answers.values() if check["process"] == 0), {})
 
     def differences(self, key: str) -> list[str]:
         """Return a line for each worker whose value differs from the first worker's."""
-        one, *_ = self.told
-        values = {number: check[key] for number, check in self.told.items() if check[key] != self.told[one][key]}
-        return [f"worker {n} has other {key} than worker {one}: {value}" for n, value in values.items()]
+        one, *_ = self.answers
+        values = {number: check[key] for number, check in self.answers.items() if check[key] != self.answers[one][key]}
+        return [f"{key} of worker {n} differs from worker {one}: {value}" for n, value in values.items()]
 
 
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -74,7 +76,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     keys = recipes.chosen_data_keys(settings) | switches.keys
     recipes.arguments(settings, keys)
-    launch.say_not_yet(settings, switches)
+    launch.print_unsupported(settings, switches)
     if not settings.dry_run:
         pod = transport.found()
         if settings.transport != "local":
@@ -94,7 +96,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(markdown(settings, items))
     rows = [[item.name, "ready" if item.ready else "NOT READY", item.evidence] for item in items]
-    print("\n".join([*watch.aligned(rows), f"written to {page}"]))
+    print("\n".join([*aligned(rows), f"written to {page}"]))
     if not all(item.ready for item in items):
         raise PodError(f"{settings.name} is not ready: {_why(items)}")
     return 0
@@ -112,7 +114,7 @@ def hardware(found: Found) -> tuple[list[str], str]:
     """Check that the pod exists and is healthy, and that its hosts see as many chips as its type has."""
     pod, topology = found.pod, recipes.preset(found.settings)
     state = ", ".join(filter(None, (pod.get("state"), pod.get("health"), pod.get("acceleratorType"))))
-    counts = [check["local_devices"] for check in found.told.values()]
+    counts = [check["local_devices"] for check in found.answers.values()]
     wrong = watch.problems(found.settings, pod, []) or ([] if counts else [UNREACHED])
     if counts and topology and sum(counts) != topology.chips:
         wrong.append(f"{sum(counts)} devices where {found.settings.accel} has {topology.chips} chips")
@@ -122,11 +124,11 @@ def hardware(found: Found) -> tuple[list[str], str]:
 
 def processes(found: Found) -> tuple[list[str], str]:
     """Check that every host's process sees all other processes."""
-    count, total = len(found.checks), sum(check["local_devices"] for check in found.told.values())
-    wrong = [f"worker {n}: {found.outputs[n].message}" for n in range(count) if n not in found.told]
+    count, total = len(found.checks), sum(check["local_devices"] for check in found.answers.values())
+    wrong = [f"worker {n}: {found.outputs[n].message}" for n in range(count) if n not in found.answers]
     wrong += [
         f"worker {n} sees {check['num_processes']} processes, {check['num_devices']} devices"
-        for n, check in found.told.items()
+        for n, check in found.answers.items()
         if (check["num_processes"], check["num_devices"]) != (count, total)
     ]
     return wrong, f"{count} processes, each sees {total} devices"
@@ -135,18 +137,18 @@ def processes(found: Found) -> tuple[list[str], str]:
 def versions(found: Found) -> tuple[list[str], str]:
     """Check that all hosts have the same library versions, as in the lock file."""
     wrong = found.differences("versions")
-    wrong += [f"worker {n}: {line}" for n, check in found.told.items() for line in check["not_as_locked"]]
+    wrong += [f"worker {n}: {line}" for n, check in found.answers.items() for line in check["not_as_locked"]]
     return wrong, ", ".join(f"{name} {version}" for name, version in found.first["versions"].items())
 
 
 def code(found: Found) -> tuple[list[str], str]:
     """Check that all hosts have the commit of this clone, and that no file is changed there or here."""
     commit, changed = records.code_state()
-    wrong = [] if commit else ["git does not tell the commit of the code here"]
-    wrong += [f"{len(changed)} uncommitted changes here, as {changed[0]}"] if changed else []
+    wrong = [] if commit else ["the code here is not a git clone with a commit"]
+    wrong += [f"{len(changed)} uncommitted changes here, such as {changed[0]}"] if changed else []
     for worker in found.workers:
         if not worker.reachable:
-            wrong.append(worker.how())
+            wrong.append(worker.trouble())
         elif worker.commit != commit:
             wrong.append(f"worker {worker.number} has commit {worker.commit[:12] or 'none'}, this clone {commit[:12]}")
         elif worker.changed:
@@ -179,7 +181,7 @@ def checkpoint(found: Found) -> tuple[list[str], str]:
     """Check that the checkpoint was restored with valid digests and that training resumed from it."""
     steps, starts = [line["step"] for line in found.first["trained"]], found.first["starts"]
     wrong = [f"steps {steps}, starts {starts}"] if (steps, starts) != (STEPS, [0, 3]) else []
-    return wrong, f"saved at step 3 beside {found.workdir}, restored, went on to step 4"
+    return wrong, f"saved at step 3 next to {found.workdir}, restored, continued to step 4"
 
 
 def storage_place(found: Found) -> tuple[list[str], str]:
@@ -204,14 +206,14 @@ def logging(found: Found) -> tuple[list[str], str]:
     """Check that metrics.jsonl has a complete line for each step, and that every process writes a log."""
     lines = found.first["trained"]
     wrong = [] if all(line["tokens_per_second"] for line in lines) else ["metrics.jsonl has lines without a speed"]
-    wrong += [f"worker {n} keeps no log" for n, check in found.told.items() if not check["log"]]
+    wrong += [f"worker {n} writes no log" for n, check in found.answers.items() if not check["log"]]
     return wrong, f"{len(lines)} lines of metrics.jsonl, a log of each process"
 
 
 def monitoring(found: Found) -> tuple[list[str], str]:
     """Check that every worker can be reached and wrote heartbeats while it trained."""
-    wrong = [f"worker {n} wrote no heartbeat" for n, check in found.told.items() if not check["heartbeat"]]
-    wrong += [worker.how() for worker in found.workers if not worker.reachable]
+    wrong = [f"worker {n} wrote no heartbeat" for n, check in found.answers.items() if not check["heartbeat"]]
+    wrong += [worker.trouble() for worker in found.workers if not worker.reachable]
     return wrong, "heartbeats of all workers; `supervise` restarts what dies"
 
 
@@ -220,11 +222,11 @@ def cost(found: Found) -> tuple[list[str], str]:
     settings, topology = found.settings, recipes.preset(found.settings)
     price = watch.price_per_chip_hour(dataclasses.replace(settings, transport="gcloud"))  # of the simulated pod
     if not (topology and price):
-        return [], f"the price of {settings.accel} is not known; --price=DOLLARS per chip-hour"
+        return [], f"the price of {settings.accel} is not known; set --price=DOLLARS per chip-hour"
     chips = topology.chips
     hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({topologies.PRICES_AS_OF})"
     if found.first.get("simulated") or len(found.first.get("trained", [])) < 3:
-        return [], f"{hour}; simulated steps do not tell how many hours"
+        return [], f"{hour}; the number of hours is unknown, because the steps were simulated"
     seconds = found.first["trained"][2]["step_seconds"] or math.nan
     return [], f"{hour}; ${1000 * seconds / 3600 * chips * price:,.2f} for 1,000 steps of {seconds:.3f} s"
 
@@ -265,7 +267,7 @@ def _three_steps(settings: Settings, transport: Transport, command: str, scratch
 
 
 def _printed(output: Result) -> Checked | None:
-    """Return the answer that a host's script printed; None if it did not get that far or printed no valid answer."""
+    """Return the answer that a host's script printed; None if there is none, or an invalid one."""
     line = re.search(f"^{MARK}(.*)$", output.output, re.MULTILINE)
     if not line or output.status:
         return None
@@ -278,4 +280,4 @@ def _why(items: list[Item]) -> str:
     failed = [item for item in items if not item.ready]
     reached = [f"{item.name}: {item.evidence[:LONGEST]}" for item in failed if item.evidence != UNREACHED]
     unreached = [item.name for item in failed if item.evidence == UNREACHED]
-    return "; ".join(reached + ([f"and so not reached: {', '.join(unreached)}"] if unreached else []))
+    return "; ".join(reached + ([f"not reached because of this: {', '.join(unreached)}"] if unreached else []))

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from configs import topologies
 from configs.errors import ConfigError
 from pods import switches
+from pods.errors import usage_error
 from pods.settings import Settings
-from pods.transports import Transport, usage_error
+from pods.transports import Transport
 from settings import loading, simulation, validation
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
@@ -80,7 +81,7 @@ def training_keys(settings: Settings) -> dict[str, object]:
     }
     if settings.per_device_batch and not settings.batch_size:
         if (topology := preset(settings)) is None:
-            raise usage_error(f"PER_DEVICE_BATCH: how many chips {settings.accel} has is not known; set BATCH_SIZE")
+            raise usage_error(f"PER_DEVICE_BATCH: the number of chips of {settings.accel} is unknown; set BATCH_SIZE")
         keys["train.global_batch"] = settings.per_device_batch * topology.chips
     return {key: value for key, value in keys.items() if value} | length_keys(
         f"--config={settings.recipe}", settings.seq_len
@@ -112,9 +113,12 @@ def data_keys(settings: Settings) -> dict[str, object]:
     if not settings.dataset2:
         return keys | {"data.path": first}
     if settings.config2 not in ("", subset):
-        raise usage_error(f"CONFIG2={settings.config2}: one configuration is read of both data sets; CONFIG={subset}")
+        raise usage_error(
+            f"CONFIG2={settings.config2} differs from CONFIG={subset}, but both data sets are read with one "
+            "configuration; leave CONFIG2 out"
+        )
     if not 0 < settings.mix_p2 < 1:
-        raise usage_error(f"MIX_P2={settings.mix_p2} must lie between 0 and 1: the part of DATASET2")
+        raise usage_error(f"MIX_P2={settings.mix_p2} must lie between 0 and 1: it is DATASET2's part of the tokens")
     second = f"{settings.dataset2}:{settings.split2}"
     return keys | {"data.mixture": f"{1 - settings.mix_p2:.6g} {first}; {settings.mix_p2:.6g} {second}"}
 

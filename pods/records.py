@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records, on this machine, of the created pod and the launched program, and the state of the launched code."""
+"""Records of the created pod and of the launched program, kept on this machine, and the state of the local code."""
 
 import contextlib
 import dataclasses
@@ -14,14 +14,9 @@ import pydantic
 from configs.errors import shown
 from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, Scalar, Schema, read_json
+from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, ROOT, Settings
-from pods.transports import PodError, usage_error
 
-NULL = {  # replacements for null in a launch
-    "subcommand": "", "words": [], "environment": {}, "log": "", "workdir": None, "switches": None, "recipe": "",
-    "accelerator": "", "commit": "", "changed": [], "time": 0.0,
-}  # fmt: skip
-KEYS = NULL.keys()
 CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
 CREATION += ["accel", "version", "workers"]  # all settings that a pod is created with
 
@@ -37,22 +32,27 @@ class Switches(Object):
 class Launch(Object):
     """The record of a launch.
 
-    Keys: the subcommand; words, the program and its arguments; environment, variables added to the hosts' own; log, the
-    prefix of its name; workdir, None if it is not a run of train.py; switches, None if it has none; recipe;
-    accelerator; commit, and changed, the files that differed from it; time (Unix seconds).
+    Attributes:
+      words: the program and its arguments.
+      environment: variables that are added to the hosts' own.
+      log: prefix of the log's name.
+      workdir: None if it is not a run of train.py.
+      switches: None if it has none.
+      changed: files that differed from the commit.
+      time: Unix seconds.
     """
 
-    subcommand: str | None
-    words: list[str] | None
-    environment: dict[str, str] | None
-    log: str | None
+    subcommand: str
+    words: list[str]
+    environment: dict[str, str]
+    log: str
     workdir: str | None
     switches: Switches | None
-    recipe: str | None
-    accelerator: str | None
-    commit: str | None
-    changed: list[str] | None
-    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)] | None
+    recipe: str
+    accelerator: str
+    commit: str
+    changed: list[str]
+    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)]
 
 
 def launched(settings: Settings) -> bool:
@@ -64,8 +64,7 @@ def read(settings: Settings) -> Launch:
     """Return the last launch; PodError if its record is damaged, or (status 2) if there is none."""
     if not launched(settings):
         raise usage_error(f"nothing was launched from here ({_launch_path(settings)} is missing); `launch` first")
-    kept = read_kept(_launch_path(settings), Launch)
-    return NULL | {key: value for key, value in kept.items() if value is not None}
+    return read_kept(_launch_path(settings), Launch)
 
 
 def read_kept(path: pathlib.Path, schema: type[Schema]) -> Schema:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of pod.py's settings: every flag and environment variable with its default and meaning.
+"""The table of pod.py's settings: every flag and environment variable with its default and meaning.
 
-A flag wins over the environment, which wins over the default. A flag has a field's name below (--zone); the
-environment variable is the same in capitals (ZONE). The names are those of the earlier systems.
+A flag wins over the environment, and the environment wins over the default. A flag has the name of a field below
+(--zone). The environment variable has the same name in capitals (ZONE). The names are those of the earlier systems.
 """
 
 import dataclasses
@@ -16,13 +16,15 @@ from absl import flags
 
 from configs import topologies
 from configs.errors import did_you_mean, shown, similar
-from pods.transports import check_worker, usage_error
+from pods.errors import usage_error
 from settings import loading
+from settings.environment import UNREAD_VARIABLES
 from settings.keys import DASHES, stray_argument
 from settings.loading import ROOT
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # node names that Google accepts
+WORKERS = re.compile(r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*")  # values of --worker, in gcloud's syntax
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
 LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
@@ -34,14 +36,7 @@ NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs
     "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
     "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert",
 }  # fmt: skip
-ANSWERED = {  # variables of the earlier systems that nothing here reads, and why
-    "TPU_NAME": "the pod is NAME",
-    "XLA_USE_BF16": "the type is DTYPE=bf16 or f32",
-    "XLA_TENSOR_ALLOCATOR_MAXSIZE": "JAX's allocator has no such limit",
-    "PJRT_DEVICE": "train.py finds its devices by itself",
-    "TPU_NUM_DEVICES": "train.py finds its devices by itself",
-    "LOCAL_RANK": "one process drives all chips of a host",
-}
+UNREAD = UNREAD_VARIABLES | {"TPU_NAME": "NAME names the pod", "XLA_USE_BF16": "DTYPE=bf16 or f32 sets the type"}
 
 
 def variable(default, meaning: str, group: str):
@@ -55,64 +50,60 @@ class Settings:
 
     project: str = variable("", "Google Cloud project; needed for every call of gcloud", "pod")
     zone: str = variable("", "zone of the pod, as us-central2-b; needed for every call of gcloud", "pod")
-    name: str = variable("torus", "the pod", "pod")
+    name: str = variable("torus", "name of the pod", "pod")
     accel: str = variable("v4-32", "accelerator type", "pod")
     version: str = variable("tpu-ubuntu2204-base", "software of the hosts; `versions` lists them", "pod")
     transport: str = variable("gcloud", "gcloud, or local: processes of this machine in place of hosts", "pod")
-    pod_root: str = variable("runs/pods", "here: folder of local pods and of what was launched", "pod")
-    workers: int = variable(0, "of a local pod; 0: as many hosts as ACCEL has", "pod")
+    pod_root: str = variable("runs/pods", "folder here for local pods and the records of launches", "pod")
+    workers: int = variable(0, "number of workers of a local pod; 0: as many as ACCEL has hosts", "pod")
 
-    queued: bool = variable(False, "create, wait, delete: by a queued resource", "create")
-    queued_resource: str = variable("", "its id; default: NAME", "create")
-    slices: int = variable(1, "slices joined by the data-centre network; more than 1 needs --queued", "create")
-    valid_until_duration: str = variable("", "give the request up after, as 6h", "create")
-    spot: bool = variable(False, "spot capacity", "create")
-    reserved: bool = variable(False, "reserved capacity", "create")
-    type: str = variable("", "with --topology in place of ACCEL: type, as v4", "create")
-    topology: str = variable("", "with --type in place of ACCEL: chips, as 2x2x4", "create")
+    queued: bool = variable(False, "create, wait, delete: use a queued resource", "create")
+    queued_resource: str = variable("", "id of the queued resource; default: NAME", "create")
+    slices: int = variable(1, "slices joined by the data-center network; more than 1 needs --queued", "create")
+    valid_until_duration: str = variable("", "how long the request may wait, as 6h", "create")
+    spot: bool = variable(False, "use spot capacity", "create")
+    reserved: bool = variable(False, "use reserved capacity", "create")
+    type: str = variable("", "type of TPU, as v4; with --topology, in place of ACCEL", "create")
+    topology: str = variable("", "shape of the slice, as 2x2x4; with --type, in place of ACCEL", "create")
     network: str = variable("", "network of the hosts", "create")
-    subnetwork: str = variable("", "its subnetwork", "create")
+    subnetwork: str = variable("", "subnetwork of the hosts", "create")
     internal_ips: bool = variable(False, "no external addresses", "create")
-    service_account: str = variable("", "account that the hosts run as", "create")
-    scopes: str = variable("", "what it may do, as https://www.googleapis.com/auth/cloud-platform", "create")
+    service_account: str = variable("", "service account of the hosts", "create")
+    scopes: str = variable("", "its scopes, as https://www.googleapis.com/auth/cloud-platform", "create")
     labels: str = variable("", "KEY=VALUE,...", "create")
-    metadata: str = variable("", "KEY=VALUE,... of the hosts", "create")
+    metadata: str = variable("", "metadata of the hosts, KEY=VALUE,...", "create")
     tags: str = variable("", "network tags of the hosts, TAG,..., for firewall rules", "create")
     data_disk: str = variable("", "source=...,mode=read-only", "create")
 
-    repo_url: str = variable("", "code of the hosts; default: `git remote get-url origin`", "hosts")
-    repo_dir: str = variable("~/torus", "its folder on a host", "hosts")
-    python_bin: str = variable("python3", "python of a host to make .venv with, where it is 3.11 to 3.13", "hosts")
-    venv_activate: str = variable("", "an activate of a host to use in place of REPO_DIR/.venv", "hosts")
-    port: int = variable(12355, "of the coordinator, where the group is named by variables", "hosts")
-    coordinator_worker: int = variable(0, "worker that coordinates, likewise; logs and backups come from it", "hosts")
+    repo_url: str = variable("", "repository that the hosts clone; default: `git remote get-url origin`", "hosts")
+    repo_dir: str = variable("~/torus", "folder of the code on a host", "hosts")
+    python_bin: str = variable("python3", "Python of a host for .venv, if its version is 3.11 to 3.13", "hosts")
+    venv_activate: str = variable("", "activate script of a host, used in place of REPO_DIR/.venv", "hosts")
+    port: int = variable(12355, "port of the coordinator; setting it names the process group by variables", "hosts")
+    coordinator_worker: int = variable(0, "worker that coordinates; logs and backups come from it", "hosts")
 
     model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
-    num_experts: int = variable(
-        0, "in each block, 2 of them for a token: the recipe MODEL_SIZE_moe, whatever launches it; 0: none", "training"
-    )
-    config: str = variable(
-        "en", "configuration of DATASET; ending in .py, the recipe in place of MODEL_SIZE", "training"
-    )
+    num_experts: int = variable(0, "experts of a block; not 0: the recipe MODEL_SIZE_moe", "training")
+    config: str = variable("en", "configuration of DATASET; FILE.py: a recipe in place of MODEL_SIZE", "training")
     seq_len: int = variable(0, "tokens of a sequence", "training")
     steps: int = variable(0, "steps of the run", "training")
     lr: float = variable(0.0, "peak learning rate", "training")
-    batch_size: int = variable(0, "sequences of a step, on all devices together", "training")
-    per_device_batch: int = variable(0, "the same for one chip; BATCH_SIZE wins", "training")
+    batch_size: int = variable(0, "sequences of a step on all devices", "training")
+    per_device_batch: int = variable(0, "sequences of a step on one chip; BATCH_SIZE wins", "training")
     dtype: str = variable("", "type of the computation, bf16 or f32", "training")
     dataset: str = variable("allenai/c4", "data set on the Hugging Face hub, for launch_pretrain_hf", "training")
-    split: str = variable("train", "its split", "training")
-    text_key: str = variable("text", "its column", "training")
+    split: str = variable("train", "split of DATASET", "training")
+    text_key: str = variable("text", "column with the text", "training")
     dataset2: str = variable("", "a second data set, mixed in", "training")
-    config2: str = variable("", "its configuration", "training")
-    split2: str = variable("train", "its split", "training")
-    mix_p2: float = variable(0.1, "its part of the tokens", "training")
+    config2: str = variable("", "configuration of DATASET2; CONFIG if empty", "training")
+    split2: str = variable("train", "split of DATASET2", "training")
+    mix_p2: float = variable(0.1, "fraction of the tokens that come from DATASET2", "training")
     spm_model: str = variable("", "SentencePiece model on the hosts, or gs://", "training")
-    workdir: str = variable("", "folder of the run, one for all hosts: gs://... or a shared one", "training")
-    ckpt_out: str = variable("", "the same by its earlier name; WORKDIR wins", "training")
-    bucket: str = variable("", "where runs lie by default: gs://BUCKET/runs/NAME/RECIPE", "training")
+    workdir: str = variable("", "folder of the run, shared by all hosts, as gs://...", "training")
+    ckpt_out: str = variable("", "earlier name of WORKDIR, which wins", "training")
+    bucket: str = variable("", "bucket for runs: gs://BUCKET/runs/NAME/RECIPE", "training")
 
-    enable_optimizations: bool = variable(True, "off: none of the switches below is on", "switches")
+    enable_optimizations: bool = variable(True, "false: all switches below are off", "switches")
     enable_tpu_opt: bool = variable(True, "bfloat16 and rematerialisation", "switches")
     enable_neuroplasticity: bool = variable(True, "continual learning", "switches")
     enable_causal: bool = variable(True, "causal reasoning", "switches")
@@ -120,22 +111,22 @@ class Settings:
     enable_meta_learning: bool = variable(True, "few-shot adaptation", "switches")
     optimization_config: str = variable("", "JSON file of switches", "switches")
 
-    worker: str = variable("", "which: all, 0, 0-3 or 0,2; copy, ssh: all, tail: the coordinator", "call")
-    dry_run: bool = variable(False, "print the commands and make none", "call")
-    lines: int = variable(200, "tail: lines to begin with", "call")
+    worker: str = variable("", "all, 0, 0-3 or 0,2; default: all, for tail the coordinator", "call")
+    dry_run: bool = variable(False, "print the commands and run none", "call")
+    lines: int = variable(200, "tail: number of lines to begin with", "call")
     output_directory: str = variable("", "tail --worker=all: folder here for a file of each worker", "call")
     json: bool = variable(False, "describe, status, metrics: print JSON", "call")
-    watch: bool = variable(False, "status, metrics: again and again", "call")
-    poll_seconds: float = variable(15.0, "between looks, of wait and --watch", "call")
-    wait_seconds: float = variable(21600.0, "how long wait waits", "call")
-    grace_seconds: int = variable(180, "stop: time to save in", "call")
-    join_seconds: int = variable(300, "how long hosts wait for each other at a start", "call")
-    max_restarts: int = variable(10, "supervise: restarts before it gives up", "call")
-    hang_seconds: float = variable(600.0, "supervise: a worker whose step is older hangs", "call")
-    alert: str = variable("", "supervise: shell command that gets the alert as its last word", "call")
+    watch: bool = variable(False, "status, metrics: repeat until interrupted", "call")
+    poll_seconds: float = variable(15.0, "wait, supervise, --watch: seconds between checks", "call")
+    wait_seconds: float = variable(21600.0, "wait: seconds until it gives up", "call")
+    grace_seconds: int = variable(180, "stop: seconds to save before a kill", "call")
+    join_seconds: int = variable(300, "seconds that hosts wait for each other at a start", "call")
+    max_restarts: int = variable(10, "supervise: restarts without progress before it gives up", "call")
+    hang_seconds: float = variable(600.0, "supervise: seconds without a step after which a worker hangs", "call")
+    alert: str = variable("", "supervise: shell command that gets the alert as its last argument", "call")
     price: float = variable(0.0, "metrics: dollars per chip-hour; 0: list price of configs/topologies.py", "call")
-    retries: int = variable(4, "of a call of gcloud that fails for reasons that pass", "call")
-    retry_seconds: float = variable(2.0, "before the first of them; each waits twice as long", "call")
+    retries: int = variable(4, "retries of a call of gcloud after a transient failure", "call")
+    retry_seconds: float = variable(2.0, "seconds before the first retry; they double for each", "call")
     gke: bool = variable(False, "manifest: a JobSet for GKE", "call")
     slurm: bool = variable(False, "manifest: a batch file for Slurm", "call")
     image: str = variable("", "manifest --gke: container image with the code in /torus", "call")
@@ -169,7 +160,7 @@ class Settings:
         return pathlib.Path(self.pod_root).expanduser() / self.name
 
     def run_folder(self, num_workers: int) -> str:
-        """Return the folder of the run on the hosts, the same for all of them.
+        """Return the folder of the run, the same path on all hosts.
 
         A relative folder is in the bucket (`shared` of a local pod); a single host without a bucket has it in the
         code's folder. PodError (status 2) if several hosts would each write their own.
@@ -183,8 +174,8 @@ class Settings:
             return f"gs://{self.bucket.removeprefix('gs://').rstrip('/')}/runs/{self.name}/{wanted or self.recipe_name}"
         if num_workers > 1:
             raise usage_error(
-                f"{self.name} has {num_workers} hosts, and each would write its own {wanted or 'run folder'}: "
-                "name a bucket, BUCKET=my-bucket, or one folder for all, WORKDIR=gs://my-bucket/runs/mine"
+                f"{self.name} has {num_workers} hosts, and each would write its own {wanted or 'run folder'}; "
+                "set BUCKET=my-bucket, or a folder for all hosts, WORKDIR=gs://my-bucket/runs/mine"
             )
         return wanted or f"runs/{self.recipe_name}"
 
@@ -192,11 +183,11 @@ class Settings:
 FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}
 GROUPS = {
     "pod": "the pod",
-    "create": "how it is created",
-    "hosts": "its hosts",
-    "training": "what is trained",
+    "create": "creation of the pod",
+    "hosts": "hosts of the pod",
+    "training": "training",
     "switches": "optimizations",
-    "call": "of one call",
+    "call": "a single call",
 }
 
 
@@ -249,11 +240,6 @@ def lines(settings: Settings) -> list[str]:
                 label = f"--{name}" + (f" {name.upper()}" if environment_name(name) else "")
                 text.append(f"  {label:46} {value}  ({settings.origins[name]})  {field.metadata['meaning']}")
     return text
-
-
-def answers(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a line for each variable of the earlier systems that is set but not read."""
-    return [f"{name} is not read: {why}" for name, why in ANSWERED.items() if environment.get(name)]
 
 
 def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -327,20 +313,38 @@ def _check(settings: Settings) -> None:
             raise usage_error(f"{name.upper()}={getattr(settings, name)} is not {' or '.join(filter(None, choices))}")
     for label, name in [("NAME", settings.name), *(("--tags", tag) for tag in settings.tags.split(",") if tag)]:
         if not NAME.fullmatch(name):
-            raise usage_error(f"{label}={shown(name)}: use small letters, digits and hyphens, beginning with a letter")
+            raise usage_error(f"{label}={shown(name)}: use lowercase letters, digits and hyphens; begin with a letter")
     if settings.worker:
         check_worker(settings.worker)
     if bool(settings.type) != bool(settings.topology):
-        raise usage_error("--type=v4 and --topology=2x2x4 go together, in place of ACCEL")
+        raise usage_error("--type and --topology must be given together: --type=v4 --topology=2x2x4")
     if settings.topology and not SHAPE.fullmatch(settings.topology):
-        raise usage_error(f"--topology={shown(settings.topology)} is not the shape of a slice, as 2x2x4")
+        raise usage_error(f"--topology={shown(settings.topology)} is not the shape of a slice, such as 2x2x4")
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
-        raise usage_error(f"--slices={settings.slices}: 1, or more with --queued")
+        raise usage_error(f"--slices={settings.slices} must be 1, or greater with --queued")
     if not (ROOT / settings.recipe).is_file():
         names = [name for name in loading.recipe_names() if name != "base"]  # the base of all recipes
         near = did_you_mean(similar(settings.recipe_name, names))
-        raise usage_error(f"there is no recipe {settings.recipe}{near} (all: {', '.join(names)})")
+        raise usage_error(f"there is no recipe {settings.recipe}{near} (recipes: {', '.join(names)})")
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):
-        raise usage_error(f"REPO_DIR={settings.repo_dir}: a path below the home folder begins with ~/")
+        raise usage_error(f"REPO_DIR={settings.repo_dir}: write a path below the home folder as ~/FOLDER")
     if settings.transport == "local":
         topologies.get(settings.accel)
+
+
+def check_worker(worker: str) -> None:
+    """Raise PodError unless gcloud accepts the value of --worker."""
+    if not WORKERS.fullmatch(worker):
+        raise usage_error(f"--worker={shown(worker)} is not all, a number, a range 0-3 or a list 0,2")
+
+
+def worker_numbers(worker: str, num_workers: int) -> list[int]:
+    """Return the worker numbers for "all", "0", "0-3" or "0,2"; PodError if the pod has no such worker."""
+    check_worker(worker)
+    if worker == "all":
+        return list(range(num_workers))
+    ends = [part.partition("-") for part in worker.split(",")]
+    ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
+    if not any(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
+        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}")
+    return sorted(set().union(*ranges))

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a run alive: if a worker dies or hangs, or the pod is preempted, the run resumes from its checkpoint.
+"""Restarts a run from its newest checkpoint if a worker dies or hangs, or if the pod is preempted.
 
-It exits when the run ends: with 0 when every process finished, 2 or 3 when a process exited so (a restart would not
-help), 75 after `pod.py stop` or `delete`, and 1 when the allowed restarts without progress are used up.
+It exits when the run ends, with one of these statuses:
+
+    0     every process has finished
+    2, 3  a process has ended with this status; a restart would end the same way
+    75    `pod.py stop` or `delete` was called
+    1     the allowed restarts without progress are used up
 """
 
 import dataclasses
@@ -12,11 +16,13 @@ import sys
 import time
 
 from pods import hosts, launch, records, watch
+from pods.calls import note
+from pods.connection import connect
+from pods.errors import PodError
 from pods.gcloud import NODE_AND_LOST
 from pods.settings import Settings
-from pods.transports import PodError, Transport, connect
+from pods.transports import Transport
 
-FINAL = (2, 3)  # wrong configuration, loss not finite: a restart would end the same way
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress
 PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
 LOCAL_POLL_SECONDS = 1.0
@@ -42,7 +48,7 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     A preempted pod is created again with its original flags (--queued, --spot, ...).
     """
     if settings.dry_run:
-        print("# dry run: would look at every worker, and stop and launch all again where one died")
+        note(settings, "dry run: would check every worker, and restart all of them if one died")
         return 0
     record = records.read(settings)
     settings = _as_created(settings, record)
@@ -51,8 +57,8 @@ def supervise(settings: Settings, transport: Transport, rest: list[str]) -> int:
     try:
         return supervisor.run()
     except KeyboardInterrupt:
-        goes_on = "the run goes on, `stop` ends it"
-        what = "amid a restart; `restart` starts the run again" if supervisor.recovering else goes_on
+        continues = "the run continues, `stop` ends it"
+        what = "a restart was interrupted, `restart` starts the run again" if supervisor.recovering else continues
         print(f"no longer supervised; {what}", file=sys.stderr)
         return 130
 
@@ -77,8 +83,8 @@ class Supervisor:
             verdict = self.look()
             if verdict.end is not None:
                 if verdict.end:
-                    self.alert(f"{self.settings.name}: {verdict.trouble}; not started again")
-                if verdict.end in FINAL:
+                    self.alert(f"{self.settings.name}: {verdict.trouble}; it is not restarted")
+                if verdict.end in hosts.FINAL:
                     self.stop()
                 print(f"the run has ended with status {verdict.end}", flush=True)
                 return verdict.end
@@ -91,17 +97,17 @@ class Supervisor:
     def look(self) -> Verdict:
         """Check the pod and its workers."""
         if not records.launched(self.settings):
-            return Verdict(end=watch.STOPPED, trouble="the pod was given back by `delete`")
+            return Verdict(end=hosts.SAVED, trouble="the pod was deleted by `delete`")
         try:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
             workers = watch.look(self.settings, self.transport, self.record)
         except PodError as error:  # a failure of gcloud says nothing about the run
-            print(f"could not look: {error}", file=sys.stderr, flush=True)
+            print(f"the check failed: {error}", file=sys.stderr, flush=True)
             self.blind += 1
             if self.blind == UNREACHABLE_LOOKS:
-                self.alert(f"{self.settings.name}: nobody looks after the run, as gcloud fails: {error}")
+                self.alert(f"{self.settings.name}: the run is unsupervised, because gcloud fails: {error}")
             return Verdict()
         self.blind = 0
         self._note_progress(workers)
@@ -110,18 +116,18 @@ class Supervisor:
     def judge(self, workers: list[watch.Worker]) -> Verdict:
         """Return the verdict on the workers' states."""
         ended = [worker for worker in workers if worker.reachable and not worker.alive]
-        final = [worker for worker in ended if worker.status in FINAL]
+        final = [worker for worker in ended if worker.status in hosts.FINAL]
         if final:
-            return Verdict(end=final[0].status, trouble=final[0].how())
+            return Verdict(end=final[0].status, trouble=final[0].trouble())
         if any(worker.stopped for worker in workers) and not all(worker.status == 0 for worker in workers):
-            return Verdict(end=watch.STOPPED, trouble="the run was stopped by `stop`")
+            return Verdict(end=hosts.SAVED, trouble="the run was stopped by `stop`")
         died = sorted((worker for worker in workers if worker.died), key=_blame)
         if died:
-            return Verdict(trouble=died[0].how())
+            return Verdict(trouble=died[0].trouble())
         self.unreachable = self.unreachable + 1 if any(not worker.reachable for worker in workers) else 0
         if self.unreachable:
             first = next(worker for worker in workers if not worker.reachable)
-            return Verdict(trouble=first.how() if self.unreachable >= UNREACHABLE_LOOKS else "")
+            return Verdict(trouble=first.trouble() if self.unreachable >= UNREACHABLE_LOOKS else "")
         if len(ended) == len(workers):
             return self._all_ended(workers)
         hanging = [line for worker in workers if (line := watch.hangs(self.settings, worker))]
@@ -131,9 +137,8 @@ class Supervisor:
     def recover(self, verdict: Verdict) -> bool:
         """Restart the run; return False if the restarts are used up."""
         if self.restarts >= self.settings.max_restarts:
-            self.alert(
-                f"{self.settings.name}: {verdict.trouble}; given up after {self.restarts} restarts without progress"
-            )
+            count = f"{self.restarts} restarts without progress"
+            self.alert(f"{self.settings.name}: {verdict.trouble}; supervise gives up after {count}")
             self.stop()
             return False
         self.restarts += 1
@@ -148,14 +153,14 @@ class Supervisor:
             else:
                 self.stop()
             record = self.record | {"time": time.time()}
-            launch.start(self.settings, self.transport, record, unless_ended=True, anew=True)
+            launch.start(self.settings, self.transport, record, unless_ended=True, was_stopped=True)
         except PodError as error:  # the next check sees that nothing runs, and counts it
             print(f"restart failed: {error}", file=sys.stderr, flush=True)
         self.mixed_since = None
         return True
 
     def create_again(self) -> None:
-        """Delete the rest of the pod, create it as before, wait for it and set it up."""
+        """Delete the rest of the pod, create it as before, wait for it and install the code."""
         for step in (self.transport.delete, self.transport.create, self.transport.wait):
             print(step(), flush=True)
         self.transport.put_code()
@@ -192,7 +197,7 @@ class Supervisor:
         return Verdict(trouble="all workers were interrupted" if any(w.launched for w in workers) else "nothing runs")
 
     def _some_ended(self, ended: list[watch.Worker]) -> Verdict:
-        """Return the verdict when some workers have ended; they may end at slightly different times, else one hangs."""
+        """Return the verdict if some workers have ended: it is trouble if the others do not end soon."""
         if not ended:
             self.mixed_since = None
             return Verdict()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ENABLE_* switches of the earlier systems and the configuration keys that each sets.
+"""The ENABLE_* switches of the earlier systems, and the configuration keys that each switch sets.
 
-If Torus does not have the mechanism of a switch, a line says so and the switch never counts as on.
+Torus lacks the mechanisms of some switches. These never count as on, and a line reports them.
 """
 
 import pathlib
@@ -11,8 +11,8 @@ from typing import Annotated, NamedTuple
 import pydantic
 
 from files.json_reader import JsonError, Object, Scalar, read_json
+from pods.errors import usage_error
 from pods.settings import FIELDS, truth
-from pods.transports import usage_error
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off
@@ -61,7 +61,7 @@ class Resolved(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return a line for each enabled switch that Torus does not support."""
-        return [f"{name}=true: not in Torus yet; the run goes without it" for name in self.not_yet]
+        return [f"{name}=true: not in Torus yet; the run does without it" for name in self.not_yet]
 
     def _wanted(self, name: str) -> bool:
         return self.given[name] and self.given[ALL]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface to a pod, implemented with gcloud (pods/gcloud.py) and with local processes (pods/local.py).
+"""The interface to a pod. pods/gcloud.py implements it with gcloud, pods/local.py with processes of this machine.
 
 Both run the same shell commands (pods/hosts.py), so tests run locally what ssh would run on a host.
 """
@@ -9,31 +9,15 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from configs.errors import shown
+from pods.errors import PodError
 
-WORKERS = re.compile(
-    r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*"
-)  # values of --worker; gcloud has no names for workers
 GCLOUD_ERROR = re.compile(r"ERROR: (?:\(gcloud\.[\w.-]+\) |(?=gcloud crashed))")
 LONGEST = 400  # characters of a message
 
 
-class PodError(Exception):
-    """The one-line error that ends a subcommand; `exit_status` is 2 for a usage error, where nothing was called."""
-
-    def __init__(self, message: str, exit_status: int = 1):
-        super().__init__(" ".join(message.split()))
-        self.exit_status = exit_status
-
-
-def usage_error(message: str) -> PodError:
-    """Return the error for wrong arguments: exit status 2, nothing was called."""
-    return PodError(message, exit_status=2)
-
-
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The result of a command: `worker` is None if several workers share one answer; `output` is its text.
+    """The result of a command: its exit status and output; `worker` is None if several workers share one result.
 
     After success `output` may be only stdout, because gcloud writes its own messages to stderr.
     """
@@ -70,22 +54,25 @@ class Transport(Protocol):
         """Return {"state", "health", "acceleratorType", "workers", ...}, or None if there is no such pod."""
 
     def found(self) -> dict:
-        """Return the same; PodError if there is no such pod."""
+        """Return the description of the pod; PodError if there is no such pod."""
+
+    def versions(self) -> None:
+        """Display the software versions and the accelerators that a pod can have."""
 
     def create(self) -> str:
-        """Create the pod, and return a line that says so, or that it exists already."""
+        """Create the pod unless it exists already; return a line that reports it."""
 
     def wait(self) -> str:
-        """Wait until the pod can be used, and return a line that says so."""
+        """Wait until the pod can be used; return a line that reports it."""
 
     def delete(self) -> str:
-        """Delete the pod, and return a line that says so, or that there was none."""
+        """Delete the pod if it exists; return a line that reports it."""
 
     def put_code(self) -> None:
         """Install the current commit and its packages on every worker, or update them."""
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """Run a shell command, from the host's home folder, on the workers named: "all", "0", "0-3" or "0,2".
+        """Run a shell command in the home folder of the given workers: "all", "0", "0-3" or "0,2".
 
         With `show` its output is displayed as it comes. With `output_directory` each worker's output is written to
         a file WORKER.log there.
@@ -96,32 +83,3 @@ class Transport(Protocol):
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy between this machine and the workers, whose paths are NAME:PATH; PodError if it fails."""
-
-
-def connect(settings) -> Transport:
-    """Return the transport that `settings` name, without calling anything yet."""
-    if settings.transport == "local":
-        from pods.local import Local
-
-        return Local(settings)
-    from pods.gcloud import Gcloud
-
-    return Gcloud(settings)
-
-
-def selected(worker: str, num_workers: int) -> list[int]:
-    """Return the worker numbers for "all", "0", "0-3" or "0,2"; PodError if the pod has no such worker."""
-    check_worker(worker)
-    if worker == "all":
-        return list(range(num_workers))
-    ends = [part.partition("-") for part in worker.split(",")]
-    ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
-    if not any(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
-        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}")
-    return sorted(set().union(*ranges))
-
-
-def check_worker(worker: str) -> None:
-    """Raise PodError unless gcloud accepts `worker`."""
-    if not WORKERS.fullmatch(worker):
-        raise usage_error(f"--worker={shown(worker)} is not all, a number, a range 0-3 or a list 0,2")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the state of a pod and its run: every worker's process, step and memory, and the metrics of metrics.jsonl.
+"""Reports every worker's process, step and memory, and the progress, speed and cost of the run.
 
 `look` makes one call for each worker, so an unreachable worker does not hide others. Times are compared on the clock of
 the host that wrote them.
@@ -18,8 +18,10 @@ from checkpointing.bucket import copy_name
 from files.json_reader import JsonError, parse_json
 from pods import hosts, recipes, records
 from pods.answers import Answer, Configuration
+from pods.errors import PodError
 from pods.settings import Settings
-from pods.transports import PodError, Transport
+from pods.transports import Transport
+from reporting.display import aligned
 from reporting.metrics import read_lines
 
 WATCH_SECONDS = 1.0
@@ -27,7 +29,7 @@ IDLE = "nothing runs"  # nothing is launched, or it was stopped
 RECENT_LINES = 20  # the seconds of a step are the median of these
 KILLED = 128  # a shell adds the number of the signal to this status
 NOT_THERE = re.compile("No such file|matched no objects")  # messages of cat and of gcloud
-STOPPED = 75  # the exit status of a program that was stopped and saved
+COPIED = ("alive", "stopped", "status", "commit", "changed", "rss_gib")  # from an answer to a Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Worker:
     def died(self) -> bool:
         """Whether the program ended without having finished or having been asked to stop."""
         ended = self.reachable and self.launched and not self.alive
-        return ended and not self.stopped and self.status not in (0, STOPPED)
+        return ended and not self.stopped and self.status not in (0, hosts.SAVED)
 
     def process(self) -> str:
         """Return the state of the process in a word or two."""
@@ -79,7 +81,7 @@ class Worker:
             return IDLE
         return "died" if self.died else "finished" if self.status == 0 else "stopped"
 
-    def how(self) -> str:
+    def trouble(self) -> str:
         """Return the worker's problem in one line."""
         if not self.reachable:
             return f"worker {self.number} is unreachable: {self.error}"
@@ -113,7 +115,7 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, lau
     """Return problems, one line each; [] if all workers run, or all finished, or all were stopped.
 
     Args:
-      launched: whether something was launched, which every worker has to know then.
+      launched: whether a program was launched, of which every worker must have a trace then.
     """
     found = []
     if pod is None:
@@ -122,13 +124,13 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, lau
         found.append(f"the pod is {pod.get('state')}")
     if pod.get("health", "HEALTHY") not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
         found.append(f"the pod's health is {pod['health']}")
-    found += [worker.how() for worker in workers if not worker.reachable or worker.died]
+    found += [worker.trouble() for worker in workers if not worker.reachable or worker.died]
     lost = [worker.number for worker in workers if launched and worker.process() == IDLE]
-    found += [f"worker {number} has nothing of what was launched; `restart` launches it again" for number in lost]
+    found += [f"worker {number} does not have the launched program; `restart` launches it" for number in lost]
     found += [hanging for worker in workers if (hanging := hangs(settings, worker))]
     reached = [worker for worker in workers if worker.reachable]
     for what, values in {
-        "what their process does": {worker.number: worker.alive for worker in reached},
+        "whether their process runs": {worker.number: worker.alive for worker in reached},
         "the commit of their code": {worker.number: worker.commit[:12] for worker in reached},
         "the code that runs": {worker.number: worker.heartbeat["code"] for worker in reached if worker.heartbeat},
     }.items():
@@ -180,7 +182,7 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
         return 0
     record = records.read(settings)
     if not record["workdir"]:
-        raise PodError(f"what was launched is no run of train.py: {shlex.join(record['words'])}")
+        raise PodError(f"the launched program is not a run of train.py: {shlex.join(record['words'])}")
     settings = recipes.of_pod(settings, transport)
     price, topology = price_per_chip_hour(settings), recipes.preset(settings)
     chips = topology.chips if topology else None
@@ -252,30 +254,23 @@ def price_per_chip_hour(settings: Settings) -> float | None:
     return settings.price or (topology.price_per_chip_hour if topology else None)
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
-    """Return the rows as lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def _worker(number: int, result, record: dict | None) -> Worker:
     """Return a worker from its answer; heartbeats of an earlier run are ignored."""
     found = [line for line in result.output.splitlines() if line.startswith("{") and line.endswith("}")]
     if result.status or not found:
         return Worker(number, reachable=False, error=result.message[:200])
     try:
-        said = parse_json(found[-1], Answer, "its answer")
+        answer = parse_json(found[-1], Answer, "its answer")
     except JsonError as error:
         damaged = "; is its heartbeat file damaged?" if "heartbeat" in str(error) or "JSON" in str(error) else ""
         return Worker(number, reachable=False, error=f"{error}{damaged}"[:200])
-    beat = said["heartbeat"]
-    if beat and said["started"] and beat["time"] < said["started"] - 1:
+    beat = answer["heartbeat"]
+    if beat and answer["started"] and beat["time"] < answer["started"] - 1:
         beat = None
-    age = max(0.0, said["now"] - beat["time"]) if beat else None
+    age = max(0.0, answer["now"] - beat["time"]) if beat else None
     return Worker(
-        number, alive=said["alive"], launched=said["pid"] is not None, stopped=said["stopped"], status=said["status"],
-        trains=record is not None and bool(record["workdir"]), commit=said["commit"], changed=said["changed"],
-        rss_gib=said["rss_gib"], heartbeat=beat, age=age,
+        number, launched=answer["pid"] is not None, trains=record is not None and bool(record["workdir"]),
+        heartbeat=beat, age=age, **{key: answer[key] for key in COPIED},
     )  # fmt: skip
 
 
@@ -320,9 +315,7 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
         worker, command = str(settings.coordinator_worker), _read_command(settings, workdir, name)
         [result] = transport.run(command, worker=worker, show=False)
         if result.status and NOT_THERE.search(result.message):
-            raise PodError(
-                f"{workdir} has no {name} yet: the run logs its first step later; `status` says what it does"
-            )
+            raise PodError(f"{workdir} has no {name} before the first logged step; `status` shows the current state")
         if result.status:
             raise PodError(f"{workdir}/{name}: {result.message}")
         return result.output

@@ -14,6 +14,7 @@ import numpy as np
 from input_pipeline.puzzles.maze import CHARACTERS as MAZE
 from puzzles import puzzle_file
 from puzzles.puzzle_file import BOXES, digit
+from reporting import html_page
 
 UNIT = 20  # of an SVG, a cell
 SLASH = "M{x} {y}m3 17l14-14"
@@ -22,21 +23,15 @@ COLOURS = (
 )  # fmt: skip
 WIDTHS = {"sudoku": 26, "maze": 10, "arc": 16}  # pixels a cell, at most
 CSS = """
-:root { color-scheme: light dark; --ink: #23272e; --soft: #646b75; --rule: #c3c8cf; --paper: #fff; --panel: #f6f7f9;
-  --cell: #fff; --wall: #3c434d; --path: #6ea8dc; --start: #2e9e5b; --goal: #c2571a; --changed: #ffe08a;
+:root { --cell: #fff; --wall: #3c434d; --path: #6ea8dc; --start: #2e9e5b; --goal: #c2571a; --changed: #ffe08a;
   --wrong: #c4161c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e6ea; --soft: #9aa2ad; --rule: #4a515c; --paper: #16191e;
-  --panel: #1e2228; --cell: #262b32; --wall: #8b95a3; --path: #2f6ea8; --start: #3fb872; --goal: #e07b3c;
-  --changed: #6b5714; --wrong: #ff6b63; } }
-body { margin: 0 auto; max-width: 1160px; padding: 24px 16px 64px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; } h1 { font-size: 25px; font-weight: 600; margin: 0 0 8px; }
-h2 { font-size: 18px; font-weight: 600; margin: 36px 0 8px; } p { color: var(--soft); margin: 4px 0; max-width: 85ch; }
-.boards { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; }
-figure { margin: 0; padding: 10px; background: var(--panel); border-radius: 6px; max-width: 340px; }
+@media (prefers-color-scheme: dark) { :root { --cell: #262b32; --wall: #8b95a3; --path: #2f6ea8; --start: #3fb872;
+  --goal: #e07b3c; --changed: #6b5714; --wrong: #ff6b63; } }
+.boards { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; } figure { max-width: 340px; }
 figcaption { font-size: 13px; margin-top: 6px; font-variant-numeric: tabular-nums; }
 figcaption span { color: var(--soft); } .bar { height: 4px; margin-top: 4px; background: var(--rule); }
 .bar i { display: block; height: 4px; background: var(--ink); }
-svg { display: block; max-width: 100%; height: auto; } text { font: 13px system-ui, sans-serif; fill: var(--ink);
+svg { max-width: 100%; } text { font: 13px system-ui, sans-serif; fill: var(--ink);
   text-anchor: middle; } .given { font-weight: 700; } .mark { font-weight: 700; fill: #fff; }
 .bad { fill: var(--wrong); } .cell { fill: var(--cell); } .wall { fill: var(--wall); } .path { fill: var(--path); }
 .start { fill: var(--start); } .goal { fill: var(--goal); } .none { fill: var(--panel); }
@@ -46,6 +41,9 @@ svg { display: block; max-width: 100%; height: auto; } text { font: 13px system-
 .halo { stroke: #fff; stroke-width: 5; } .ring { stroke: var(--changed); stroke-width: 3; }
 .white { stroke: #fff; stroke-width: 2; } .black { stroke: #000; }
 """
+LEGEND = """The answer of the model after each supervision step. Yellow, or a frame on colors: changed since the step
+before. A red stroke: wrong; if the solution is not known, a given that was changed or a digit that occurs twice. The
+bar is the probability of halting at that step."""
 CSS += "".join(f".c{number} {{ fill: {colour}; }}\n" for number, colour in enumerate(COLOURS))
 
 
@@ -86,15 +84,7 @@ def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:
 
 def page(boards: Sequence[Board], title: str) -> str:
     """Return an HTML document that needs no other file, network or script; the same bytes for the same boards."""
-    head = '<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    head += f"<title>{html.escape(title)}</title>\n<style>{CSS}</style>"
-    said = "What the model answers after each step of supervision. Yellow, or on colours a frame: changed since the "
-    said += (
-        "step before. A red stroke: wrong, or if the solution is not known, a given that was changed or a digit that "
-    )
-    said += "occurs twice. The bar is the probability of halting there."
-    body = f"<h1>{html.escape(title)}</h1>\n<p>{said}</p>\n" + "\n".join(_section(board) for board in boards)
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
+    return html_page.document(title, "\n".join([f"<p>{LEGEND}</p>", *map(_section, boards)]), CSS)
 
 
 def _section(board: Board) -> str:
@@ -118,8 +108,8 @@ def _section(board: Board) -> str:
     if truth is not None:
         shown.append(_figure(board.kind, np.maximum(truth, 0), given, nowhere, nowhere, "truth", ""))
     name = f"<h2>{html.escape(board.name)}</h2>\n" if board.name else ""
-    said = f'\n<p class="verdict">{html.escape(board.verdict)}</p>' if board.verdict else ""
-    return f'{name}<div class="boards">\n' + "\n".join(shown) + f"\n</div>{said}"
+    verdict = f'\n<p class="verdict">{html.escape(board.verdict)}</p>' if board.verdict else ""
+    return f'{name}<div class="boards">\n' + "\n".join(shown) + f"\n</div>{verdict}"
 
 
 def _figure(kind: str, cells, given, changed, wrong, caption: str, bar: str) -> str:

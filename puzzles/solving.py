@@ -18,7 +18,7 @@ from puzzles.voting import sigmoid
 
 BLANK = 0  # row of the puzzle table for puzzles without their own embedding
 EMPTY = 1  # token of a Sudoku
-TOLD_CELLS = 12  # changed cells of a step that are listed
+LISTED_CELLS = 12  # changed cells of a step that are listed
 
 
 class Answer(NamedTuple):
@@ -131,10 +131,10 @@ def _changes(places: np.ndarray, width: int) -> str:
     """Return a text with the cells that a step changed, as (row, column) from 1."""
     if not len(places):
         return "nothing changed"
-    told = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:TOLD_CELLS].tolist())
-    more = f" and {len(places) - TOLD_CELLS} more" if len(places) > TOLD_CELLS else ""
+    listed = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:LISTED_CELLS].tolist())
+    more = f" and {len(places) - LISTED_CELLS} more" if len(places) > LISTED_CELLS else ""
     cells = "1 cell" if len(places) == 1 else f"{len(places)} cells"
-    return f"{cells} changed, (row, column): {told}{more}"
+    return f"{cells} changed, (row, column): {listed}{more}"
 
 
 def _problem_of_sudoku(given: np.ndarray, answer: np.ndarray) -> str:
@@ -150,7 +150,7 @@ def _problem_of_maze(given: np.ndarray, answer: np.ndarray) -> str:
     drawn = answer == maze.PATH
     changed = int((np.where(drawn, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)).sum())
     if changed:
-        return f"it changes {changed} of the {given.size} given cells beside drawing a path"
+        return f"it changes {changed} of the {given.size} given cells, in addition to drawing a path"
     on_path, on_floor = (_distance(answer, allowed) for allowed in (drawn, answer != maze.WALL))
     if on_path is None:
         return "the cells of its path do not lead from S to G"

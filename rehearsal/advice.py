@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds configuration changes that make a step fit or faster, and compiles each before it is promised.
+"""Finds configuration changes that make a step fit or faster, and verifies each by compiling it.
 
-Changes are compiled in the order of their expected gain, for a limited time; those not compiled by then are marked.
+Changes are compiled in the order of their expected gain, for a limited time. The others are marked as not verified.
 A change is a dictionary: `keys`, `what` or `why`, `total_gib` (its memory), `gives_gib` (the memory that it saves),
 `fits`, `gain` (relative, in tokens a second), `step_seconds` and `verified`. Until a change is verified, its memory is
 predicted and its time is unknown.
@@ -125,9 +125,9 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
         "smaller microbatches, the same global batch": [
             {"train.gradient_accumulation": n} for n in range(now + 1, rows + 1) if rows % n == 0
         ],
-        "keeping less for the backward pass": [{"model.remat": policy} for policy in remat],
+        "fewer activations saved for the backward pass": [{"model.remat": policy} for policy in remat],
         "moments in the hosts' memory": [{"train.offload": "optimizer"}] if to_host else [],
-        "parameters split further": [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more],
+        "parameters sharded further": [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more],
         "shorter sequences": [{"train.sequence_length": length} for length in lengths],
     }
 
@@ -155,14 +155,14 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
     at = REMAT.index(config.model.remat)
     for saved, policy in enumerate(reversed(REMAT[:at])):
         part = recomputed * (saved + 1) / (len(REMAT) - 1)
-        yield {"model.remat": policy}, part, f"{recomputed:.0%} of the step recomputes what this saves"
+        yield {"model.remat": policy}, part, f"{recomputed:.0%} of the step recomputes activations; this saves more"
     passes = figures["seconds_by_category"].get("element-wise", 0.0) / step
     for policy in REMAT[at + 1 : at + 2]:
         why = f"{passes:.0%} of the step is memory traffic, which saving fewer activations may reduce"
         yield {"model.remat": policy}, passes / 10, why
     now = config.train.gradient_accumulation or 1
     for fewer in [n for n in range(1, now) if now % n == 0][-1:]:
-        why = "fewer, larger microbatches gather the parameters less often"
+        why = "fewer, larger microbatches all-gather the parameters less often"
         yield {"train.gradient_accumulation": fewer}, 0.05 + exposed / 2, why
     chunk = config.train.global_batch * config.train.sequence_length // math.prod(config.mesh.values()) // now
     in_loss = [r["exposed_seconds"] for r in figures["collectives"] if r["source"].startswith("layers/cross_entropy")]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that compiles. Arguments of `main`: the folder to write into, the request as JSON, the parent process.
+"""The process that compiles. Arguments of `main`: the folder to write into, the request as JSON, the parent's id.
 
-It assembles the run on the devices of a topology description, and compiles it as train.py does.
+The process assembles the run on the devices of a topology description, and compiles it as train.py does.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from configs.errors import ConfigError
 from core.assembly import assemble
 from rehearsal import sealed
 from rehearsal.compiler import FACTS, PROGRAM, digest, first_line, is_whole
-from reporting import throughput
+from reporting import preflight, throughput
 from settings.keys import from_flat
 from training import offload
 
@@ -70,7 +70,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
         "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
-        "out_of_memory": None,
+        "out_of_memory": False,
     }
     began = time.monotonic()
     try:
@@ -79,14 +79,8 @@ def compile_step(config, topology) -> tuple[dict, str]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             message = first_line(f"{type(error).__name__}: {error}")
             return {"error": {"kind": "CompileError", "message": message}}, ""
-        return facts | {"out_of_memory": needed_bytes(str(error))}, ""
-    memory = compiled.memory_analysis()
-    facts["memory"] = {
-        "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
-        "outputs": memory.output_size_in_bytes, "aliased": memory.alias_size_in_bytes,
-        "peak": memory.peak_memory_in_bytes, "host": memory.host_argument_size_in_bytes,
-    }  # fmt: skip
-    facts["compile_seconds"] = time.monotonic() - began
+        return facts | {"out_of_memory": True, "total_bytes": needed_bytes(str(error))}, ""
+    facts |= {"total_bytes": preflight.compiled_bytes(compiled), "compile_seconds": time.monotonic() - began}
     if topology.accelerator == "cpu":
         facts["measured_peak_flops"] = throughput.measured_matmul_peak()
     return facts, compiled.as_text()
@@ -139,4 +133,4 @@ def _end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("the process that asked for it is gone")
+        sys.exit("the parent process has ended")

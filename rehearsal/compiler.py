@@ -5,11 +5,9 @@ A folder of the cache holds the result of a compilation: `facts.json`, and `prog
 is written atomically. The process is rehearsal/compilation.py, which imports jax; this file does not.
 """
 
-import contextlib
 import dataclasses
 import gzip
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from cluster import identity
 from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
@@ -51,9 +50,8 @@ class CompileError(RuntimeError):
 class Compiled:
     """The result of one compilation; sizes in bytes of one device.
 
-    facts: `out_of_memory` (the bytes that the program needs if the compiler refused it, else None), `memory`
-    (arguments, temporaries, outputs, aliased; peak, which counts `host`, arguments in the host's memory), `state`
-    (parameters, optimizer, extra, carry, batch), `on_host` (of the optimizer's, in the host's memory), `mesh`,
+    facts: `total_bytes` (that the program needs), `out_of_memory` (whether the compiler refused it), `state`
+    (parameters, optimizer, extra, carry, batch), `on_host` (bytes of the optimizer in the host's memory), `mesh`,
     `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
     """
 
@@ -69,17 +67,8 @@ class Compiled:
 
     @property
     def total_bytes(self) -> float:
-        """Arguments, temporaries, and outputs that do not alias an argument.
-
-        With arrays on the host it is the peak without these arrays. Their copies add to the temporaries, so that the
-        sum would exceed the compiler's limit for programs that it accepts.
-        """
-        if self.facts["out_of_memory"]:
-            return self.facts["out_of_memory"]
-        memory = self.facts["memory"]
-        if memory["host"]:
-            return memory["peak"] - memory["host"]
-        return memory["arguments"] + memory["temporaries"] + memory["outputs"] - memory["aliased"]
+        """The device memory that the program needs."""
+        return self.facts["total_bytes"]
 
     @property
     def fits(self) -> bool:
@@ -99,8 +88,8 @@ def check_compiler(topology: topologies.Topology) -> None:
     """Raise ConfigError if the compiler of a topology is not installed."""
     if topology.accelerator == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            f"--topology={topology.name} wants the TPU compiler, Python package libtpu, which is not installed here; "
-            f"`make setup` installs it on Linux x86-64, the one platform that it exists for"
+            f"--topology={topology.name} needs the TPU compiler, Python package libtpu, which is not installed here; "
+            f"`make setup` installs it on Linux x86-64, its only platform"
         )
 
 
@@ -119,11 +108,14 @@ class Compiler:
 
     def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
         """Return the cache folder of a compilation; its name is a digest of everything the compilation depends on."""
-        content = json.dumps([_request(config, topology), self.program, _code_digest(), versions()], sort_keys=True)
+        code = identity.files_digest(
+            file for name in COMPILED_CODE for file in [ROOT / name, *(ROOT / name).rglob("*.py")] if file.is_file()
+        )
+        content = json.dumps([_request(config, topology), self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
-        """Whether it was compiled before."""
+        """Return whether it was compiled before."""
         return is_whole(self.folder(config, topology))
 
     def compile(self, config, topology, *, waiting: Callable = lambda seconds: None) -> Compiled:
@@ -211,10 +203,10 @@ class _Process:
     def result(self) -> Compiled | Exception:
         with self.log:
             self.log.seek(0)
-            said = first_line(self.log.read().decode(errors="replace"))
+            error = first_line(self.log.read().decode(errors="replace"))
         if is_whole(self.folder):
             return _load(self.config, self.topology, self.folder)
-        return CompileError(f"the compiler's process ended with status {self.process.returncode}: {said}")
+        return CompileError(f"the compiler's process ended with status {self.process.returncode}: {error}")
 
     def stop(self) -> None:
         self.process.kill()
@@ -246,24 +238,13 @@ def _environment(topology: topologies.Topology) -> dict[str, str]:
     }
 
 
-def _code_digest() -> str:
-    files = [path for name in COMPILED_CODE for path in [ROOT / name, *(ROOT / name).rglob("*.py")] if path.is_file()]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 def versions() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    """Return the versions of the libraries that determine a compilation."""
+    return identity.installed(LIBRARIES)
 
 
 def first_line(text: str) -> str:
     """Return the first line that describes the error: the exception's line, not the traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
-    return (said or lines[-1:] or ["it said nothing"])[-1][:400]
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
+    return (errors or lines[-1:] or ["it printed nothing"])[-1][:400]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from cluster import identity
 from rehearsal import assumptions, hlo, memory, schedule, sealed
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 
@@ -46,8 +47,7 @@ def kept(path: pathlib.Path, make: Callable[[], dict]) -> dict:
 
 def code_digest(*files: str) -> str:
     """Return a digest of the code of an estimate and of the given files of this folder."""
-    code = b"".join((ROOM / f"{name}.py").read_bytes() for name in (*ESTIMATING, *files))
-    return hashlib.sha256(code).hexdigest()[:16]
+    return identity.files_digest(ROOM / f"{name}.py" for name in (*ESTIMATING, *files))[:16]
 
 
 def _estimate(compiled: Compiled) -> dict:
@@ -68,7 +68,7 @@ def _estimate(compiled: Compiled) -> dict:
         return figures | _of_memory(compiled, {}) | dict.fromkeys(TIME_KEYS) | {"collectives": [], "notes": []}
     module = hlo.parse(compiled.program())
     if topology.accelerator == "tpu" and all(i.cycles is None for body in module.computations.values() for i in body):
-        raise ValueError("the program has none of the compiler's estimated cycles, by which it would be timed")
+        raise ValueError("the program has no cycle estimates of the compiler, from which its time is computed")
     given = assumptions.of_topology(topology, facts.get("measured_peak_flops"))
     replayed = schedule.replay(module, given, facts["mesh"])
     used = memory.usage(module, replayed.entry_seconds)
@@ -138,11 +138,11 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
     is_tpu, attends = compiled.topology.accelerator == "tpu", compiled.config.model.name == "decoder_lm"
     if is_tpu and attends and not seconds_by_category["attention kernel"]:
         found.append(
-            "attention runs without its TPU kernel, which wants train.sequence_length / mesh.context to be a multiple "
+            "attention runs without its TPU kernel, which needs train.sequence_length / mesh.context to be a multiple "
             "of 128"
         )
     if (quantization := compiled.config.model.quantization) != "none":
-        found.append("MFU is of the peak in bfloat16, also where products are quantised")
+        found.append("MFU is relative to the bfloat16 peak, although products are quantized")
         if quantization not in (faster := compiled.topology.faster):
             instead = f"use {' or '.join(faster)}, or none" if faster else "use none"
             found.append(
@@ -150,12 +150,12 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
                 f"faster than bfloat16; {instead}"
             )
         elif compiled.topology.accelerator == "gpu":
-            found.append(f"the roofline takes products in {quantization} for as slow as those in bfloat16")
+            found.append(f"the roofline assumes that products in {quantization} are as slow as those in bfloat16")
     if compiled.topology.accelerator != "tpu" and compiled.facts["on_host"]:
-        found.append("compiled for a CPU, whose memory is one: what would wait on the host counts as the chip's")
-    far = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])
-    if said := ", ".join(f"{axis} up to {hops}" for axis, hops in far.items() if hops > 1):
-        found.append(f"the estimate takes neighbours on a mesh axis to be one hop apart; here some are further: {said}")
+        found.append("compiled for a CPU, where arrays in the host's memory count as arrays of the chip")
+    hops = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])
+    if far := ", ".join(f"{axis} up to {number}" for axis, number in hops.items() if number > 1):
+        found.append(f"the estimate assumes that neighbors on a mesh axis are one hop apart; some are farther: {far}")
     return found
 
 
@@ -191,7 +191,7 @@ def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
 def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
     """Return collectives by kind, mesh axes, source line and whether they are asynchronous, the longest first."""
     return _summed(
-        ({"kind": c.kind, "axes": c.axes, "asynchronous": c.beside, "source": module.source(c.instruction)},
+        ({"kind": c.kind, "axes": c.axes, "asynchronous": c.asynchronous, "source": module.source(c.instruction)},
          {"count": round(c.count), "gib": c.bytes / GIB, "seconds": c.seconds, "exposed_seconds": c.waited_seconds})
         for c in costs
     )  # fmt: skip

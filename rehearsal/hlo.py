@@ -176,7 +176,7 @@ def _instruction(line: str, started: re.Match, computation: str) -> Instruction:
 def _shape(dtype: str, dims: str, order: str, tiling: str) -> Shape:
     sizes = tuple(int(d) for d in dims.split(",")) if dims else ()
     if dtype not in ITEM_BYTES:
-        raise ValueError(f"arrays of the type {dtype} are not known here, so their bytes cannot be counted")
+        raise ValueError(f"the array type {dtype} is unknown, so its bytes cannot be counted")
     item = ITEM_BYTES[dtype]
     padded = list(sizes)
     tile = re.search(r"T\(([\d,]+)\)", tiling)
@@ -218,14 +218,14 @@ def _counted(module: Module, loop: Instruction) -> int:
     compare = module.root(condition)
     if compare.opcode != "compare" or compare.attribute(r"direction=(\w+)") != "LT":
         raise ValueError(
-            f"the loop {loop.name} ends by {compare.opcode}, not by a counter; its trips cannot be counted"
+            f"the loop {loop.name} ends on {compare.opcode}, not on a counter; its iterations cannot be counted"
         )
     counter, limit = module.operands(compare)
     index = int(counter.attribute(r"index=(\d+)") or -1)
     start = _initial(module, loop, index)
     end = _initial(module, loop, int(limit.attribute(r"index=(\d+)"))) if limit.operands else limit
     if index < 0 or start.opcode != "constant" or end.opcode != "constant":
-        raise ValueError(f"the loop {loop.name} counts from or to what is no constant; its trips cannot be counted")
+        raise ValueError(f"the loop {loop.name} does not count between constants; its iterations cannot be counted")
     step = _step(module, loop, index)
     return max(0, math.ceil((_constant(end) - _constant(start)) / step))
 
@@ -245,7 +245,9 @@ def _step(module: Module, loop: Instruction, index: int) -> int:
         update = module.operands(update)[0]
     added = [_constant(i) for i in module.operands(update) if i.opcode == "constant"]
     if update.opcode != "add" or not added:
-        raise ValueError(f"the counter of the loop {loop.name} grows by {update.opcode}; its trips cannot be counted")
+        raise ValueError(
+            f"the counter of the loop {loop.name} changes by {update.opcode}; its iterations cannot be counted"
+        )
     return added[0]
 
 

@@ -15,7 +15,6 @@ from rehearsal import roofline
 from rehearsal.hlo import HOST, Instruction, Module
 from rehearsal.schedule import label
 
-GIB = 2**30
 SMALL = 2**20  # smaller buffers (in bytes) get no name
 ARGUMENTS = {
     "state.params": "parameters", "state.extra": "optimizer", "state.optimizer": "optimizer", "batch": "batch",

@@ -13,6 +13,7 @@ import re
 
 from rehearsal import sections
 from rehearsal.sections import COLOURS, SPENT, seconds_text
+from reporting import html_page
 
 INK, GRID = "#010203", "#040506"  # placeholders for matplotlib; the page replaces them by its light or dark colours
 STYLE = {
@@ -27,16 +28,9 @@ LABELLED_RANGE = 3000  # a logarithmic axis with a smaller ratio of its ends has
 WIDE = 10.6  # inches; the page is 1100 units wide
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # for a label
 CSS = """
-:root { color-scheme: light dark; --ink: #23272e; --soft: #646b75; --rule: #d9dce1; --paper: #fff;
-  --panel: #f6f7f9; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e6ea; --soft: #9aa2ad; --rule: #3a404a; --paper: #16191e;
-  --panel: #1e2228; --bad: #ff8a80; } }
-body { margin: 0 auto; max-width: 1100px; padding: 24px 16px 64px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; } h1 { font-size: 25px; line-height: 1.3; font-weight: 600; margin: 0 0 16px; }
-h2 { font-size: 18px; font-weight: 600; margin: 40px 0 8px; } h3 { font-size: 15px; margin: 20px 0 4px; }
-p, figcaption { color: var(--soft); margin: 4px 0; max-width: 85ch; } .bad { color: var(--bad); }
-figure { margin: 8px 0 0; padding: 8px 12px; background: var(--panel); border-radius: 6px; overflow-x: auto; }
-svg { display: block; width: 100%; height: auto; min-width: 700px; }
+:root { --bad: #b3261e; } @media (prefers-color-scheme: dark) { :root { --bad: #ff8a80; } }
+h3 { font-size: 15px; margin: 20px 0 4px; } .bad { color: var(--bad); }
+figure { margin: 8px 0 0; overflow-x: auto; } svg { width: 100%; min-width: 700px; }
 svg text { font-family: system-ui, sans-serif !important; }
 .wide { overflow-x: auto; } .bar i { display: inline-block; height: 11px; border-radius: 2px; margin-right: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; } th { text-align: left; font-weight: 600; }
@@ -53,37 +47,34 @@ def page(report: dict) -> str:
       report: the dictionary of `rehearse.py --json`; without a compiled program it has no times, and the page says so.
     """
     first, *others = [*sections.of_step(report), *sections.of_changes(report)]
-    title = html.escape(first.title)
-    head = '<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    head += f"<title>{title}</title>\n<style>{CSS}</style>"
-    body = f"<h1>{title}</h1>\n{_said(first.lines)}\n" + "\n".join(_section(section, report) for section in others)
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
+    body = "\n".join([_paragraphs(first.lines), *(_section(section, report) for section in others)])
+    return html_page.document(first.title, body, CSS)
 
 
 def _section(section: sections.Section, report: dict) -> str:
     bars = [
-        f'<tr class="bar"><td>{SPENT.get(name, name)}</td><td class="number">{said}</td><td class="number">'
+        f'<tr class="bar"><td>{SPENT.get(name, name)}</td><td class="number">{text}</td><td class="number">'
         f'{size / section.whole:.1%}</td><td><i style="width:{40 * size / section.whole:.1f}em;'
         f'background:{COLOURS[name]}"></i></td></tr>'
-        for name, size, said in section.bars
+        for name, size, text in section.bars
     ]  # fmt: skip
     return "\n".join([
         f'<h2 class="{"bad" if section.bad else ""}">{html.escape(section.title)}</h2>',
         f"<table>{''.join(bars)}</table>" if bars else "",
-        _said(section.lines),
+        _paragraphs(section.lines),
         *(PLOTS[name](report) for name in section.plots),
         *(_table(table, numbered="roofline" in section.plots) for table in section.tables),
     ])  # fmt: skip
 
 
-def _said(lines: list[str]) -> str:
+def _paragraphs(lines: list[str]) -> str:
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def _memory(report: dict) -> str:
-    said = """What lives when, on one chip, in one step. The dashed line is the compiler's total: what it needs beyond
-the buffers that can be told apart counts as temporaries above."""
-    return f"<figure>{_figure(_draw_memory, report, 'memory', 3.4)}</figure>{_said([said])}"
+    text = """The memory of one chip during one step. The dashed line is the compiler's total. Memory that belongs to no
+known buffer counts as temporaries above."""
+    return f"<figure>{_figure(_draw_memory, report, 'memory', 3.4)}</figure>{_paragraphs([text])}"
 
 
 def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
@@ -96,14 +87,14 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
     for number, ((name, values), area) in enumerate(zip(series.items(), areas, strict=True)):
         area.set(linewidth=0, gid=f"area{number}")
         tips[f"area{number}"] = f"{name}: at most {max(values):.3f} GiB"
-    for at, said, dashes, x, side in (
+    for at, text, dashes, x, side in (
         (capacity, f"capacity {_short(capacity)} GiB", "-", 0.995, "right"),
         (total, f"{_short(total)} GiB in all", "--", 0.005, "left"),
     ):
         axes.axhline(at, color=INK, linewidth=1.2, linestyle=dashes)
         largest = max(capacity, total)
         up = 1 if at == largest or at < 0.15 * largest else -1  # a label below a low line would cover the axis
-        axes.annotate(said, (x, at), (0, 3 * up), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+        axes.annotate(text, (x, at), (0, 3 * up), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                       ha=side, va="bottom" if up > 0 else "top")  # fmt: skip
     axes.set(xlim=(0.0, max(times) or 1.0), ylim=(0.0, 1.12 * max(total, capacity)), ylabel="GiB")
     axes.set(xlabel="seconds")
@@ -112,10 +103,10 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
 
 
 def _roofline(report: dict) -> str:
-    said = """Each disc is the operation of that number in the table, and its area is the share of the step. Operations
-without FLOPs have no disc. A disc above the roof reads less from main memory than the sizes of its operands, since they
-are on the chip already."""
-    return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure>{_said([said])}"
+    text = """A disc has the number of its operation in the table; its area is the operation's share of the step.
+Operations without FLOPs have no disc. A disc above the roof reads less from main memory than the sizes of its operands,
+because some operands are on the chip already."""
+    return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure>{_paragraphs([text])}"
 
 
 def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
@@ -128,8 +119,8 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
     axes.set(xscale="log", yscale="log", xlim=x, ylim=(lowest / 1.5e12, 1.4 * peak / 1e12))
     roof = [x[0], max(x[0], ridge), x[1]]
     axes.plot(roof, [min(peak, at * bandwidth) / 1e12 for at in roof], color=INK, linewidth=1.5)
-    said = f"{bandwidth / 1e9:,.0f} GB/s up to {ridge:,.0f} FLOP/byte, then " if ridge else ""
-    axes.text(0.99 * x[1], 1.04 * peak / 1e12, f"{said}{peak / 1e12:,.0f} TFLOP/s", ha="right")
+    slope = f"{bandwidth / 1e9:,.0f} GB/s up to {ridge:,.0f} FLOP/byte, then " if ridge else ""
+    axes.text(0.99 * x[1], 1.04 * peak / 1e12, f"{slope}{peak / 1e12:,.0f} TFLOP/s", ha="right")
     discs, to_points = [], axes.transData + axes.transAxes.inverted()
     size = axes.bbox.width * INCH / figure.dpi, axes.bbox.height * INCH / figure.dpi
     for number, o in points:
@@ -139,7 +130,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
         tips[f"disc{number}"] = f"{number}: {o['name']}, {o['source']}, {o['pass']}, {seconds_text(o['seconds'])}"
         discs.append((str(number), *(to_points.transform(at) * size), math.sqrt(area / math.pi)))
     roof_y = to_points.transform((x[1], peak / 1e12))[1] * size[1]
-    for text, place, label, far in _beside(discs, size, (0.0, roof_y - 1, size[0], roof_y + 12)):
+    for text, place, label, far in _label_places(discs, size, (0.0, roof_y - 1, size[0], roof_y + 12)):
         line = {"arrowstyle": "-", "linewidth": 0.5, "color": INK} if far else None
         axes.annotate(text, place, label, xycoords="axes points", textcoords="axes points", ha="center", va="center",
                       zorder=4, arrowprops=line)  # fmt: skip
@@ -151,7 +142,7 @@ def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
     axes.grid()
 
 
-def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
+def _label_places(discs: list[tuple], size: tuple[float, float], roof: tuple):
     """Yield (text, disc, position of the text, whether it is far); a text avoids discs, the roof and other texts."""
 
     def meet(a, b):
@@ -178,8 +169,10 @@ def _beside(discs: list[tuple], size: tuple[float, float], roof: tuple):
 
 
 def _layers(report: dict) -> str:
-    text = "<p>One turn of each loop over layers; point at a bar to read what it is. Where the core's lane is empty it"
-    text += " waits.</p>"
+    text = (
+        "<p>One iteration of each loop over layers. Point at a bar to read its name. The core waits where its lane is"
+    )
+    text += " empty.</p>"
     for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
         height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
         text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"

@@ -102,8 +102,8 @@ def figures(found: dict) -> dict[str, float]:
     return {name: value if isinstance(value, int) else float(f"{value:.5g}") for name, value in sorted(kept.items())}
 
 
-def beside(found: dict) -> dict[str, float]:
-    """Return further figures that are kept but not compared: they are small, or follow from the others."""
+def not_compared(found: dict) -> dict[str, float]:
+    """Return further figures that are recorded but not compared: they are small, or follow from the others."""
     memory = found["hbm_gib"]
     kept = {
         "exposed_communication_seconds": found["exposed_communication_seconds"],
@@ -135,5 +135,5 @@ def other_versions(recorded: dict, now: dict[str, str]) -> list[str]:
 def write(path: pathlib.Path, reason: str, found: dict, versions: dict[str, str]) -> None:
     """Record the figures of an estimate and the reason why they changed."""
     path.parent.mkdir(exist_ok=True)
-    content = {"reason": reason, "versions": versions, "figures": figures(found), "beside": beside(found)}
+    content = {"reason": reason, "versions": versions, "figures": figures(found), "not_compared": not_compared(found)}
     path.write_text(json.dumps(content, indent=1) + "\n")

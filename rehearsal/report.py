@@ -13,7 +13,7 @@ from rich.text import Text
 
 from configs import topologies
 from configs.errors import ConfigError
-from input_pipeline.cache import writing
+from files.atomic import write_atomically
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate
@@ -82,8 +82,7 @@ def write_file(name: str, text: str) -> None:
     """Write a file atomically; ConfigError if it cannot be written."""
     path = pathlib.Path(name).expanduser()
     try:
-        with writing(path) as file:
-            file.write(text.encode())
+        write_atomically(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from error
 

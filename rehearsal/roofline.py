@@ -46,7 +46,7 @@ def flops(module: Module, instruction: Instruction) -> float:
     if is_kernel(instruction):
         return kernel_flops(module, instruction)
     if instruction.opcode == "custom-call" and PRODUCTS.search(target(instruction)):
-        raise ValueError(f"the FLOPs of the custom call {instruction.name}, {target(instruction)}, are not known here")
+        raise ValueError(f"the FLOPs of the custom call {instruction.name}, {target(instruction)}, are unknown")
     inside = (called for names in instruction.called.values() for called in names)
     return sum(flops(module, i) for name in inside for i in module.computations[name])
 
@@ -65,8 +65,8 @@ def kernel_flops(module: Module, instruction: Instruction) -> float:
     declared = instruction.attribute(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
     if not declared:
         raise ValueError(
-            f"the kernel {instruction.name} tells neither FLOPs nor bytes (give its pallas_call a cost_estimate), "
-            f"so its time cannot be estimated"
+            f"the kernel {instruction.name} declares no FLOPs, so its time cannot be estimated; give its pallas_call a "
+            f"cost_estimate"
         )
     return float(declared)
 

@@ -30,13 +30,13 @@ class Cost:
     instruction: Instruction
     category: str  # matmul, attention kernel, kernel, collective, copy, element-wise
     seconds: float = 0.0  # from its start to its end
-    waited_seconds: float = 0.0  # the core stood still and waited for it
+    waited_seconds: float = 0.0  # in which the core waited for it
     count: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
     kind: str = ""  # for a collective, one of hlo.COLLECTIVES
     axes: str = ""  # mesh axes of a collective, "fsdp" or "data*fsdp"
-    beside: bool = False  # it runs asynchronously, while the core computes
+    asynchronous: bool = False  # it runs while the core computes
 
 
 class Event(NamedTuple):
@@ -218,7 +218,7 @@ class _Player:
             elif opcode.endswith(("-done", "-update")):
                 begun = instruction.operands[0]
                 if begun not in pending:
-                    raise ValueError(f"what {instruction.name} waits for did not start; it cannot be replayed")
+                    raise ValueError(f"{instruction.name} waits for an instruction that did not start")
                 pending[instruction.name] = pending[begun]
                 if opcode.endswith("-done"):
                     self._wait(*pending[instruction.name])
@@ -243,7 +243,7 @@ class _Player:
             whole = one in begun and one.mark != "AsyncCollectiveStart"
             if whole or one.mark == "AsyncCollectiveDone":
                 until, cost = self.chains.pop(one.channel)
-                cost.beside = cost.beside and not (whole and not computes)
+                cost.asynchronous = cost.asynchronous and not (whole and not computes)
                 self._wait(until, cost)
 
     def _work_of(self, instruction: Instruction) -> Instruction:
@@ -275,7 +275,7 @@ class _Player:
 
     def _start(self, instruction: Instruction) -> tuple[float, Cost]:
         cost, seconds = self._cost(instruction)
-        cost.beside = True
+        cost.asynchronous = True
         queue = self._queue(instruction)
         start = max(self.now, self.free_at[queue])
         self.free_at[queue] = start + seconds

@@ -182,8 +182,8 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
     fitting = sorted((c for c in tried if c.seconds < math.inf), key=lambda c: c.seconds)
     if not fitting:
         raise ConfigError(
-            f"no layout of {loaded.recipe} fits {topology.name}: {len(tried)} of {len(candidates)} were compiled, the "
-            f"others need more by arithmetic; take a larger slice, or a smaller batch or sequence"
+            f"no layout of {loaded.recipe} fits {topology.name}: {len(tried)} of {len(candidates)} were compiled, and "
+            f"the others are predicted to need more memory; use a larger slice, or a smaller batch or sequence"
         )
     efficient = [
         c for c in fitting
@@ -229,8 +229,8 @@ def largest_model(loaded, topology, display) -> dict:
         "title": f"the largest model like {loaded.recipe} on {topology.name}, batch and remat as in the recipe",
         "columns": ["Sequence", "size", "Layers", "Width", "Heads", "Parameters", "GiB", "A step", "MFU"],
         "rows": rows,
-        "notes": ["each fits by compilation, and is the largest that the prediction of memory gave in "
-                  f"{TRIES} tries; widths go in steps of one head and of {topology.chips} chips' share"],
+        "notes": [f"each was compiled and fits; it is the largest of at most {TRIES} tries; widths are multiples of a "
+                  f"head's width and of {topology.chips} chips"],
     }  # fmt: skip
 
 

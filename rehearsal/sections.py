@@ -46,7 +46,7 @@ def of_step(report: dict) -> list[Section]:
     """Return all sections except the suggested changes, the verdict first."""
     assumed = Table(("what the estimate assumes", "value", "source"), report["assumptions"])
     known = [_time(report), _operations(report)] if report["step_seconds"] is not None else []
-    cost = _cost(report) if known else Section("TIME: unknown, for it does not compile; so is its cost", [], bad=True)
+    cost = _cost(report) if known else Section("TIME AND COST: unknown, as the step does not compile", [], bad=True)
     return [_head(report), _memory(report), *known, cost._replace(tables=(assumed,))]
 
 
@@ -109,9 +109,9 @@ def _memory(report: dict) -> Section:
         title += "" if report["compiled"] else " (the compiler refuses it)"
     names = ("parameters", "optimizer", "batch", "gradients", "saved_activations", "temporaries")
     bars = tuple((name.replace("_", " "), hbm[name], f"{hbm[name]:.2f} GiB") for name in names if hbm[name] >= 0.005)
-    lines = [] if report["compiled"] else ["without a program, all that is not state counts as temporaries"]
+    lines = [] if report["compiled"] else ["without a compiled program, all memory except the state is temporaries"]
     if report["host_gib"]:
-        lines.append(f"beside these, in its host's memory: {report['host_gib']:.2f} GiB a chip")
+        lines.append(f"in addition, in the host's memory: {report['host_gib']:.2f} GiB a chip")
     rows = [(b["name"], b["class"], b["source"], f"{b['gib']:.3f}") for b in report["largest_buffers"]]
     tables = (Table(("largest buffers", "class", "line", "GiB"), rows),) if rows else ()
     plots = ("memory",) if report["memory_over_time"] else ()
@@ -128,7 +128,7 @@ def _time(report: dict) -> Section:
         *report["notes"],
     ]
     rows = [
-        (c["kind"], c["axes"] or "-", c["source"], "beside" if c["asynchronous"] else "alone", f"{c['count']:,}",
+        (c["kind"], c["axes"] or "-", c["source"], "async" if c["asynchronous"] else "sync", f"{c['count']:,}",
          f"{c['gib']:.2f}", seconds_text(c["seconds"]), seconds_text(c["exposed_seconds"]))
         for c in report["collectives"]
     ]  # fmt: skip

@@ -33,15 +33,16 @@ from typing import NamedTuple
 from configs.errors import ConfigError
 from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
+from rehearsal.compiler import GIB
 from rehearsal.sections import seconds_text
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 BFLOAT16, FLOAT32 = sizing.BFLOAT16, sizing.FLOAT32
 BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
-BROUGHT = {  # by role: when a device all-gathers the tensor, and the bytes of each number
-    "weights": ("brought forward and backward", 2 * BFLOAT16),
-    "gradients": ("brought after the update", FLOAT32),
-    "optimizer": ("brought after the update", FLOAT32),
+ALL_GATHERS = {  # by role: when a device all-gathers the tensor, and the bytes of each number
+    "weights": ("all-gather forward and backward", 2 * BFLOAT16),
+    "gradients": ("all-gather after the update", FLOAT32),
+    "optimizer": ("all-gather after the update", FLOAT32),
 }
 SHOWN_ROWS = 8
 
@@ -61,7 +62,7 @@ class Tensor:
     """A tensor and what a step does with it.
 
     Attributes:
-      role: a key of BROUGHT, or "activations".
+      role: a key of ALL_GATHERS, or "activations".
       dtype: a key of BYTES.
       tokens: of one device, which weights are multiplied with.
     """
@@ -130,11 +131,11 @@ def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
     split = tuple(axis for axes in spec for axis in axes if axis != "model")
     copies = tuple(axis for axis in mesh if axis not in (*split, "model"))
     columns = math.prod(tensor.shape) / (mesh["model"] if _splits(spec, "model") else 1)
-    what, each = BROUGHT[tensor.role]
+    what, each = ALL_GATHERS[tensor.role]
     return [
-        *_brought(what, each * columns, split, mesh),
-        *_brought("the gradient scattered", BFLOAT16 * columns, split, mesh),
-        *_brought("the gradient summed", 2 * FLOAT32 * columns / _size(split, mesh), copies, mesh),
+        *_ring(what, each * columns, split, mesh),
+        *_ring("reduce-scatter the gradient", BFLOAT16 * columns, split, mesh),
+        *_ring("all-reduce the gradient", 2 * FLOAT32 * columns / _size(split, mesh), copies, mesh),
         *(_of_product(tensor, spec, mesh) if tensor.role == "weights" and _splits(spec, "model") else []),
     ]
 
@@ -142,10 +143,10 @@ def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
 def _of_product(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
     """Return the all-reduce over `model` that a product with weights split over `model` needs."""
     if "model" in spec[0]:
-        what, width = "what comes out summed", math.prod(tensor.shape[1:])
+        what, width = "all-reduce the output", math.prod(tensor.shape[1:])
     else:
-        what, width = "the gradient of what goes in summed", tensor.shape[0]
-    return _brought(what, 2 * BFLOAT16 * tensor.tokens * width, ("model",), mesh)
+        what, width = "all-reduce the gradient of the input", tensor.shape[0]
+    return _ring(what, 2 * BFLOAT16 * tensor.tokens * width, ("model",), mesh)
 
 
 def _of_activations(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
@@ -154,13 +155,16 @@ def _of_activations(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Mo
     part = BFLOAT16 * math.prod(tensor.shape) / _size(own, mesh)
     across = tuple(axis for axis in mesh if axis == "model")
     return [
-        *_brought("brought whole, its gradient scattered", 2 * part, others, mesh),
-        *_brought("brought and scattered, as is its gradient", 4 * part, across, mesh),
+        *_ring("all-gather, and reduce-scatter the gradient", 2 * part, others, mesh),
+        *_ring("all-gather and reduce-scatter, also the gradient", 4 * part, across, mesh),
     ]
 
 
-def _brought(what: str, whole: float, axes: tuple[str, ...], mesh: dict[str, int]) -> list[Move]:
-    """Return the moves that all-gather `whole` bytes axis by axis, the slowest first, while the parts are small."""
+def _ring(what: str, whole: float, axes: tuple[str, ...], mesh: dict[str, int]) -> list[Move]:
+    """Return the moves of a collective over `whole` bytes: axis by axis, the slowest first, while the parts are small.
+
+    An all-gather and a reduce-scatter move the same bytes. An all-reduce moves twice as many, which `whole` includes.
+    """
     axes = tuple(axis for axis in mesh if axis in axes)
     part, moves = whole / _size(axes, mesh), []
     for axis in axes:
@@ -179,14 +183,14 @@ def _size(axes: tuple[str, ...], mesh: dict[str, int]) -> int:
 
 def why(option: Option) -> str:
     """Return as text the bytes that a device receives and the time of computation that other devices repeat."""
-    said: dict[str, list[Move]] = {}
+    by_collective: dict[str, list[Move]] = {}
     for move in option.moves:
-        said.setdefault(move.what, []).append(move)
+        by_collective.setdefault(move.what, []).append(move)
     parts = [
         f"{what} over {', '.join(move.axis for move in moves)}: {sum(move.bytes for move in moves) / MIB:,.3g} MiB"
-        for what, moves in said.items()
+        for what, moves in by_collective.items()
     ]
-    parts += [f"computed again over model: {seconds_text(option.repeated)}"] if option.repeated else []
+    parts += [f"computation repeated over model: {seconds_text(option.repeated)}"] if option.repeated else []
     return "; ".join(parts) or "nothing is sent"
 
 
@@ -231,19 +235,19 @@ def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
         "rows": rows,
         "best": text(best.spec) if best else None,
         "notes": [
-            *_verdict(best, found, times, topology), f"{len(found)} legal ways to give axes to dimensions", *illegal,
-            "times are of bytes at the rates of rehearse.py's table, nothing hidden behind computation",
+            *_verdict(best, found, times, topology), f"{len(found)} legal shardings", *illegal,
+            "times are bytes at the rates of rehearse.py's table; no communication is hidden behind computation",
         ],
     }  # fmt: skip
 
 
 def _check(config, topology, shape: tuple[int, ...], role: str) -> None:
     if topology.accelerator == "cpu":
-        raise ConfigError(f"--topology={topology.name}: nothing is known of a CPU's links; name TPUs or GPUs")
+        raise ConfigError(f"--topology={topology.name}: the speed of a CPU's links is unknown; name TPUs or GPUs")
     if config.model.name != "decoder_lm":
         raise ConfigError(f"--advise_sharding knows the step of a decoder_lm, not of model.name={config.model.name}")
     if role in ("weights", "activations") and len(shape) < 2:
-        raise ConfigError(f"--advise_sharding={shape[0]}: {role} have two dimensions or more, as in 1024,1024")
+        raise ConfigError(f"--advise_sharding={shape[0]}: {role} need two dimensions or more, such as 1024,1024")
 
 
 def _bytes_like_it(config, tensor: Tensor) -> float:
@@ -259,14 +263,15 @@ def _verdict(best: Option | None, found: list[Option], times: float, topology) -
     """Return why the first option is the best, and the options that are as good or that are quicker but do not fit."""
 
     def share(option: Option) -> str:
-        return f"{times * option.held / GIB:,.1f} of {topology.hbm_gib:g} GiB a chip if all of the recipe's lay so"
+        gib = times * option.held / GIB
+        return f"{gib:,.1f} of {topology.hbm_gib:g} GiB a chip if all such tensors are sharded like this"
 
     if best is None:
         least = min(found, key=lambda option: option.held)
-        return [f"none fits: {text(least.spec)} holds least, {share(least)}"]
+        return [f"none fits: {text(least.spec)} needs least, {share(least)}"]
     lines = [f"{text(best.spec)}: {seconds_text(best.seconds)} a step, {share(best)}; {why(best)}"]
     same = [text(other.spec) for other in found[1:] if other.rank == best.rank]
-    lines += [f"as good: {', '.join(same)}"] if same else []
+    lines += [f"equally good: {', '.join(same)}"] if same else []
     quicker = [option for option in found if option.seconds < best.seconds]
     lines += [f"{text(o.spec)} would be quicker, {seconds_text(o.seconds)}, but takes {share(o)}" for o in quicker[:1]]
     return lines

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -20,6 +21,12 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:,.0f} days"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines of text with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 class Display:

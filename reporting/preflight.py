@@ -29,16 +29,22 @@ def check_state_fits(run) -> None:
         )
 
 
-def compiled_gib(compiled) -> float:
+def compiled_bytes(compiled) -> int:
     """Return the memory of a compiled program per device: arguments, temporaries, and outputs that are not aliased.
 
-    If arguments are in host memory, this is the peak minus these arguments; see rehearsal/compiler.py.
+    If arguments are in host memory, this is the peak minus these arguments. Their copies add to the temporaries, so the
+    sum would exceed the compiler's limit for programs that it accepts.
     """
     memory = compiled.memory_analysis()
     if memory.host_argument_size_in_bytes:
-        return (memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes) / throughput.GIB
+        return memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes
     total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
-    return (total - memory.alias_size_in_bytes) / throughput.GIB
+    return total - memory.alias_size_in_bytes
+
+
+def compiled_gib(compiled) -> float:
+    """Return `compiled_bytes` in GiB."""
+    return compiled_bytes(compiled) / throughput.GIB
 
 
 def needed_gib(compile_step: Callable) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pod.py validate` runs on every host of a pod, as one process group, with train.py's own arguments.
+"""Check that this host can train: `pod.py validate` runs this script on all hosts, with train.py's own arguments.
 
-Prepares the corpus, trains three steps by train.py's loop on real batches, restores what that saved and trains a
-fourth; prints one line, CHECKED and a JSON object. The workdir is thrown away by who started it.
+Prepares the corpus, trains three steps with train.py's loop on real batches, restores the checkpoint and trains a
+fourth step. Prints one line: CHECKED and a JSON object. `pod.py validate` removes the workdir.
 """
 
 import pathlib
@@ -56,11 +56,11 @@ def main() -> dict:
         validation.validate(config, jax.device_count())
     corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
     config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)
-    for steps in (STEPS, STEPS + 1):  # the second resumes from the first's checkpoint
+    for steps in (STEPS, STEPS + 1):  # the second run resumes from the checkpoint of the first
         config.train.steps = steps
         batches = _batches(config, corpus, steps)
         train.train(config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology)
-    metrics = workdir / "metrics.jsonl"  # of a run in a bucket, here only in process 0
+    metrics = workdir / "metrics.jsonl"  # for a run in a bucket, only process 0 has it
     lines = read_lines(metrics.read_bytes(), str(metrics)) if metrics.exists() else []
     trained = [line for line in lines if line["kind"] == "train"]
     return {
@@ -84,7 +84,7 @@ def main() -> dict:
 
 
 def _batches(config, corpus, steps: int):
-    """Return the whole global batches of the steps that are left of `steps`, for `train`."""
+    """Return the global batches of the steps up to `steps` that are not trained yet."""
     done = STEPS if steps > STEPS else 0
     rows = range(config.train.global_batch)
     return pipeline.training_batches(

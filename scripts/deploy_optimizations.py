@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile the train step that the enabled switches make, on this host, run it three times, and report what it costs.
+"""Compile the train step with the enabled switches on this host, run it three times, and report its time and memory.
 
     python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--config=configs/large.py]
         [--model-size=medium] [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
 
-A JSON file holds switches, and sizes; it is data and runs nothing. A recipe is code, so it is typed.
+A JSON file contains switches and sizes; it is data. A recipe is code, so it can only be given as an argument.
 
-`pod.py setup_optimizations` runs it on all hosts of a pod as one process group. Each writes its
-optimization_deployment_report.json: the switches as given, and measured seconds, tokens/s and memory.
+`pod.py setup_optimizations` runs this script on all hosts of a pod as one process group. Each host writes its
+optimization_deployment_report.json: the given switches, and measured seconds, tokens/s and memory.
 """
 
 import json
@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from core import batch_fit
 from core import command_line
 from pods import deploy, records
-from pods.transports import PodError
+from pods.errors import PodError
 
 if __name__ == "__main__":
     try:
@@ -61,7 +61,7 @@ def measure(config) -> dict:
             losses.append(float(jax.block_until_ready(scalars["loss"])))
             seconds.append(time.perf_counter() - started)
     if not np.isfinite(losses).all():
-        raise NonFinite(f"the losses of {STEPS} steps on random tokens are {losses}; nothing is deployed")
+        raise NonFinite(f"the losses of {STEPS} steps on random tokens are {losses}; no report is written")
     step_seconds = sum(seconds[1:]) / (STEPS - 1)
     return {
         "compile_seconds": compiled,

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The pod script by its earlier name: passes everything on to pod.py, with that script's defaults for what is not set.
-# BUCKET is worth setting: several hosts need one folder for their run, which is then gs://BUCKET/runs/NAME/CKPT_OUT.
+# The earlier name of pod.py: passes all arguments to pod.py, with that script's defaults for variables that are not set.
+# Set BUCKET, because several hosts need one folder for their run; it is then gs://BUCKET/runs/NAME/CKPT_OUT.
 set -eu
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 

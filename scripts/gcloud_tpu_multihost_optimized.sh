@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The pod script of the optimized runs by its earlier name. It does what the other one does: both know every subcommand.
+# The earlier name of the pod script for optimized runs. It is the same as the other script.
 set -eu
 exec "$(dirname "${BASH_SOURCE[0]}")/gcloud_tpu_multihost.sh" "$@"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""List the runs below a folder, with their state, last step and losses: python scripts/list_runs.py [FOLDER]
+"""List the runs below a folder with their state, last step and losses: python scripts/list_runs.py [FOLDER]
 
-`make runs` does so for runs/.
+`make runs` lists the runs in runs/.
 """
 
 import fcntl
@@ -15,15 +15,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 try:
     from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
+    from reporting.display import aligned
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
 
-END_BYTES = 1 << 16  # of metrics.jsonl, in which the last lines stand
-DEEPEST = 3  # folders below FOLDER that are looked into
+END_BYTES = 1 << 16  # of metrics.jsonl, which are read for its last lines
+DEEPEST = 3  # levels of folders below FOLDER that are searched
 
 
 class Line(Object, total=False):
-    """What is read of a line of metrics.jsonl."""
+    """The keys that are read from a line of metrics.jsonl."""
 
     kind: str
     step: int
@@ -32,7 +33,7 @@ class Line(Object, total=False):
 
 
 class Run(NamedTuple):
-    """A row of the list; `command` is that of the last start."""
+    """A row of the list; `command` started the run last."""
 
     folder: str
     state: str
@@ -45,23 +46,22 @@ class Run(NamedTuple):
 def main(arguments: list[str]) -> None:
     """Print the list; a usage error ends with status 2."""
     if len(arguments) > 1 or (arguments and not pathlib.Path(arguments[0]).is_dir()):
-        print(f"error: {' '.join(arguments)}: not a folder; usage: list_runs.py [FOLDER]", file=sys.stderr)
+        print(f"error: {' '.join(arguments)} is not a folder; usage: list_runs.py [FOLDER]", file=sys.stderr)
         sys.exit(2)
     root = pathlib.Path(arguments[0] if arguments else "runs")
     runs = [look(folder) for folder in folders(root)]
     if not runs:
-        print(f"There are no runs below {root}. `make train` makes one.")
+        print(f"There are no runs below {root}. `make train` starts one.")
         return
     rows = [("run", "state", "step", "loss", "held out"), *(run[:-1] for run in runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-        if number and runs[number - 1].command:
-            print(f"    {runs[number - 1].command}")
+    heading, *lines = aligned(rows)
+    print(heading)
+    for run, line in zip(runs, lines, strict=True):
+        print(f"{line}\n    {run.command}" if run.command else line)
 
 
 def folders(root: pathlib.Path, depth: int = DEEPEST) -> list[pathlib.Path]:
-    """Return the folders of runs below a folder, in order of their names; those within a run are not looked for."""
+    """Return the folders of runs below a folder in order of their names; a run's folder is not searched further."""
     if is_run(root):
         return [root]
     below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() and depth else []
@@ -72,14 +72,14 @@ def is_run(folder: pathlib.Path) -> bool:
     """Return whether a folder has the configuration of a run; published models have a config.json too."""
     try:
         return "model.name" in read_json(folder / stored_config.CONFIG, Object)
-    except JsonError:  # that of a run, damaged
+    except JsonError:  # a damaged configuration of a run
         return True
     except OSError:
         return False
 
 
 def look(folder: pathlib.Path) -> Run:
-    """Return what there is to know about a run without opening its checkpoints."""
+    """Return the row of a run; its checkpoints are not opened."""
     lines = last_lines(folder)
     trained = next((line for line in reversed(lines) if line.get("kind") == "train"), {})
     evaluated = next((line for line in reversed(lines) if line.get("kind") == "eval"), {})
@@ -91,7 +91,7 @@ def look(folder: pathlib.Path) -> Run:
 
 
 def state(folder: pathlib.Path, step: int | None) -> str:
-    """Return whether a process trains in a folder now, or what has become of the run."""
+    """Return whether the run is running, finished, stopped, imported or not saved."""
     if is_held(folder / "lock"):
         return "running"
     if (folder / "summary.txt").is_file():
@@ -114,7 +114,7 @@ def is_held(lock: pathlib.Path) -> bool:
 
 
 def last_lines(folder: pathlib.Path) -> list[Line]:
-    """Return the last lines of a run's metrics.jsonl; none where there is none, without those that are damaged."""
+    """Return the last valid lines of a run's metrics.jsonl; [] if there is no such file."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - END_BYTES))
@@ -125,13 +125,13 @@ def last_lines(folder: pathlib.Path) -> list[Line]:
     for text in texts:
         try:
             found.append(parse_json(text, Line, "metrics.jsonl"))
-        except JsonError:  # the first line is cut, and the last one may be
+        except JsonError:  # the first line is cut, and the last one may be torn
             continue
     return found
 
 
 def command(folder: pathlib.Path) -> str:
-    """Return the command that started the run last; "" where it is not known."""
+    """Return the command that started the run last; "" if it is unknown."""
     try:
         return shlex.join(read_json(folder / stored_config.ORIGIN, stored_config.Origin).get("command", []))
     except (OSError, JsonError):

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Is the configuration that MODEL_SIZE, SEQ_LEN, ENABLE_* and flags make ready to train? Checked before there is a pod,
-# by `pod.py validate` on processes of this machine that stand for its hosts; leaves runs/READINESS.md.
+# Checks, before there is a pod, whether the configuration of MODEL_SIZE, SEQ_LEN, ENABLE_* and flags is ready to train.
+# Runs `pod.py validate` on processes of this machine in place of hosts, and writes runs/READINESS.md.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 python=.venv/bin/python
 [ -x $python ] || { echo "error: there is no .venv here; run \`make setup\`" >&2; exit 1; }
 unset WORKDIR CKPT_OUT BUCKET
 export TRANSPORT=local NAME=validation
-rm -f runs/READINESS.md # which would tell of another time
+rm -f runs/READINESS.md # of an earlier check
 POD_ROOT=$(mktemp -d) || exit 1
 export POD_ROOT
 trap '$python pod.py delete >/dev/null; mkdir -p runs; cp "$POD_ROOT/$NAME/READINESS.md" runs/ 2>/dev/null && echo "kept as runs/READINESS.md"; rm -rf "$POD_ROOT"' EXIT

@@ -52,7 +52,7 @@ def test_what_is_exported_is_what_was_imported_bit_for_bit(place):
     for wanted in (0, 2):  # the second time the file is there
         status, _, err = finish(command("convert.py", "export", *files, cache=place))
         assert status == wanted, err
-    assert "exists; name another file" in err and len(err.strip().splitlines()) == 1
+    assert "exists already; name another file" in err and len(err.strip().splitlines()) == 1
     assert (place / "ours.safetensors").read_bytes() == (place / "theirs.safetensors").read_bytes()
 
 
@@ -87,7 +87,10 @@ def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_eval
     ("arguments", "what"),
     [
         (["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--config.model.mlp_dim=96"], "but the model needs ["),
-        (["import", "--trm=PLACE/theirs.safetensors", "--config=configs/trm/sudoku_mini.py"], "set the model to what"),
+        (
+            ["import", "--trm=PLACE/theirs.safetensors", "--config=configs/trm/sudoku_mini.py"],
+            "use the configuration",
+        ),
         (
             ["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--workdir=PLACE/imported"],
             "has checkpoint 0 already",

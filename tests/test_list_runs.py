@@ -60,6 +60,6 @@ def test_each_run_has_its_state_step_losses_and_command(runs):
 
 
 def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path):
-    assert listed(tmp_path).stdout == f"There are no runs below {tmp_path}. `make train` makes one.\n"
+    assert listed(tmp_path).stdout == f"There are no runs below {tmp_path}. `make train` starts one.\n"
     done = listed(tmp_path / "none")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a folder" in done.stderr

@@ -213,7 +213,7 @@ def configuration(**keys):
     [
         ("raise SystemExit(print('Traceback:\\n  File x\\nValueError: broken kernel\\nmore') or 1)",
          "ended with status 1: ValueError: broken kernel"),
-        ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it said nothing"),
+        ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it printed nothing"),
     ],
 )  # fmt: skip
 def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch, tmp_path, script, says):

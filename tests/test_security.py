@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from cluster import identity, startup
+from cluster import identity
+from pods.settings import UNREAD
 from tests.support import ROOT
 from tests.test_architecture import imports, sources, tree
 from tests.test_train import arguments, command, finish
@@ -72,7 +73,7 @@ def test_a_run_keeps_no_secret(place, script, status):
 
 
 def test_hosts_compare_and_notes_show_no_variable_that_may_hold_a_secret():
-    shown = {*identity.VARIABLES, *startup.NOT_READ}
+    shown = {*identity.VARIABLES, *UNREAD}
     assert not [name for name in shown if re.search("TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL|AUTH", name)]
 
 

@@ -9,7 +9,9 @@ import types
 from unittest import mock
 
 from pods import deploy, gcloud, life, readiness, records, settings, switches, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
+from reporting.display import aligned
 from settings import loading
 from tests.fuzz.harness import reader
 
@@ -93,7 +95,7 @@ def read_worker(content: bytes, folder: pathlib.Path) -> None:
     worker = watch._worker(0, Result(0, 0, _text(content)), LAUNCH)
     assert watch.problems(typed, {"state": "READY"}, [worker]) is not None and len(worker.error) <= 200
     assert json.dumps(dataclasses.asdict(worker))
-    assert all(line.isprintable() for line in watch.aligned(watch._rows([worker])))
+    assert all(line.isprintable() for line in aligned(watch._rows([worker])))
     if not worker.reachable:
         raise Refusal("it is told as unreachable")
 
@@ -105,7 +107,7 @@ def read_launch(content: bytes, folder: pathlib.Path) -> None:
     typed.pod_folder.mkdir(parents=True)
     (typed.pod_folder / "launch.json").write_bytes(content)
     record = records.read(typed)
-    assert record.keys() >= records.KEYS and all(isinstance(word, str) for word in record["words"])
+    assert record.keys() >= LAUNCH.keys() and all(isinstance(word, str) for word in record["words"])
     assert watch._heading(typed, None, record)
 
 
@@ -134,7 +136,7 @@ def read_check(content: bytes, folder: pathlib.Path) -> None:
     found = readiness.Found(typed, pod, [], switches.resolve({}), "/runs/mine", outputs, checks)
     items = [readiness.judge(name, found) for name in readiness.ITEMS if name != "code"]  # which asks git
     assert readiness.markdown(typed, items)
-    if not found.told:
+    if not found.answers:
         raise Refusal("it did not get there")
 
 

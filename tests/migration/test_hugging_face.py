@@ -122,7 +122,7 @@ def test_a_key_that_transformers_does_not_compute_is_neither_written_nor_read(tm
     published = hugging_face.read_config(FOLDER / case)
     model = dict(base.get_config().model) | families.model_section(published) | ours
     assert families.config_json(model) is None
-    assert families.nearest(model) == f"nearest: {published['model_type']}, which has model.{says}"
+    assert families.nearest(model) == f"the nearest is {published['model_type']}, which has model.{says}"
     with pytest.raises(ConfigError, match=f"is not supported for {published['model_type']}, only None"):
         families.model_section(published | theirs)
     shutil.copytree(FOLDER / case, tmp_path / "theirs")
@@ -201,7 +201,8 @@ def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):
     config.mesh.fsdp = 1
     save_random(config, workdir, 1, biased=True)
     with pytest.raises(
-        ConfigError, match=r"mlp\.bias of step 1 is not 0, .*; begin the run with --config\.optimizer\.bias_step=0"
+        ConfigError,
+        match=r"mlp\.bias of step 1 is not 0, .*; train from the start with",
     ):
         cases.export(config, workdir, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -301,7 +302,7 @@ def test_the_commands_convert_and_say_so(tmp_path):
     for arguments, message in (
         (
             ["import", f"--hf={theirs}", *given],
-            f"{theirs} has no tokenizer; training and generating need --config.data.",
+            f"{theirs} has no tokenizer; train.py and generate.py need the model",
         ),
         (["logits", f"--tokens={tmp_path}/tokens.npy", f"--out={tmp_path}/logits.npy", *given], "logits of step 0 of"),
         (["export", f"--hf={tmp_path}/ours", *given], f"step 0 of {run} is in"),

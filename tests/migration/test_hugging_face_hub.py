@@ -98,8 +98,8 @@ def test_a_model_is_fetched_by_its_name_and_again_from_the_cache(tmp_path, conve
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("secret/model", "--hf=secret/model: there is no such folder; the hub has no such model, or not for you"),
-        ("gated/model", "its owners give it out on request"),
+        ("secret/model", "--hf=secret/model: there is no such folder; the hub has no such model, or it is private"),
+        ("gated/model", "the hub's model is gated"),
     ],
 )
 def test_what_the_hub_does_not_give_out_is_one_line(tmp_path, convert, name, message):

@@ -23,14 +23,14 @@ from tests.test_train import command, finish
 
 def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_path):
     config = loading.load("configs/moe_small.py", "", {}).config
-    with pytest.raises(ConfigError, match=r"^no family of .* nearest: mixtral, which has model\.shared_experts=0$"):
+    with pytest.raises(ConfigError, match=r"^none of the families .* is mixtral, which has model\.shared_experts=0$"):
         hugging_face.as_published(config, tmp_path, {})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type=gpt2 is none that can be converted: llama, "),
+        ({"model_type": "gpt2"}, "model_type=gpt2 cannot be converted; supported: llama, "),
         ({"attention_bias": True}, "attention_bias=True is not supported for llama, only False"),
         ({"hidden_act": "relu"}, "hidden_act=relu is not supported, only silu, gelu_pytorch_tanh"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -109,10 +109,10 @@ def spoiled(folder: pathlib.Path, how: str) -> None:
     [
         ("missing", "lacks model.layers.2.mlp.up_proj.weight"),
         ("unknown", "has model.layers.3.mlp.up_proj.weight, for which the model has no place"),
-        ("shape", "model.layers.2.mlp.up_proj.weight is [39, 24], but by config.json it is [40, 24]"),
-        ("type", "model.layers.2.mlp.up_proj.weight is of type I32; these are read: F32, F16, BF16"),
-        ("cut", "ends before its tensors do"),
-        ("text", "is no safetensors file; in a clone, `git lfs pull`"),
+        ("shape", "model.layers.2.mlp.up_proj.weight has shape [39, 24], but config.json means [40, 24]"),
+        ("type", "model.layers.2.mlp.up_proj.weight has type I32; supported types: F32, F16, BF16"),
+        ("cut", "truncated, or its header is wrong"),
+        ("text", "not a safetensors file; in a git clone, run `git lfs pull`"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, how, message):
@@ -127,17 +127,17 @@ def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, ho
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ([], "model.safetensors.index.json: has no weight_map from tensors to files beside it"),
+        ([], "model.safetensors.index.json has no weight_map from tensors to files of its folder"),
         (
             {"weight_map": {"lm_head.weight": "../elsewhere.safetensors"}},
-            "has no weight_map from tensors to files beside",
+            "has no weight_map from tensors to files",
         ),
         ({"weight_map": {"lm_head.weight": "gone.safetensors"}}, "gone.safetensors: No such file or directory"),
         (
             {"weight_map": {"of.nobody": "model-00001-of-00002.safetensors"}},
             "lacks of.nobody, which model.safetensors.i",
         ),
-        ({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}, "does not say is there"),
+        ({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}, "does not list for it"),
     ],
     ids=str,
 )
@@ -167,10 +167,10 @@ def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (np.zeros((2, 3), np.int64), r"holds int64 \[2, 3\]; it must be int32 \[batch, length\]"),
+        (np.zeros((2, 3), np.int64), r"contains int64 \[2, 3\]; it must be int32 \[batch, length\]"),
         (np.zeros(3, np.int32), r"holds int32 \[3\]"),
-        (np.full((1, 2), 61, np.int32), "has 61; ids must be 0 or greater and less than 61"),
-        (np.full((1, 2), -1, np.int32), "has -1; ids must be"),
+        (np.full((1, 2), 61, np.int32), "contains the id 61; ids must be from 0 to 60"),
+        (np.full((1, 2), -1, np.int32), "contains the id -1; ids must be"),
         (np.zeros((1, 129), np.int32), "rows of 129 tokens are longer than model.max_length=128"),
         (None, "No such file"),
     ],

@@ -63,7 +63,7 @@ def test_a_file_without_a_header_is_refused(tmp_path, content):
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(WeightsError, match="is no file; name a folder of safetensors files"):
+    with pytest.raises(WeightsError, match="not a file; name a folder of safetensors files"):
         safetensors_files.find(tmp_path)
 
 
@@ -82,5 +82,5 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_told(tmp_path):
     stored = safetensors_files.find(written(tmp_path, TWO))["b"]
     with stored.file.open("r+b") as file:
         file.truncate(stored.start + 4)
-    with pytest.raises(WeightsError, match="ends before its tensors do"):
+    with pytest.raises(WeightsError, match="truncated"):
         stored.rows(0, 2)

@@ -138,14 +138,14 @@ def test_bfloat16_is_read_as_the_same_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t.pop("inner.H_init"), "lacks inner.H_init; set the model to what it was trained as"),
+        (lambda t: t.pop("inner.H_init"), "lacks inner.H_init; use the configuration that they were trained with"),
         (lambda t: t.update({"inner.L_level.layers.2.x": t["inner.H_init"], "inner.y": t["inner.H_init"]}),
          "has inner.L_level.layers.2.x and 1 more, for which the model has no place"),
         (lambda t: t.update({"inner.lm_head.weight": t["inner.lm_head.weight"].T.copy()}),
-         r"inner.lm_head.weight is \[64, 11\], but the model needs \[11, 64\]; set the model's sizes"),
+         r"inner.lm_head.weight has shape \[64, 11\], but the model needs \[11, 64\]; use the sizes"),
         (lambda t: t.update({"inner.puzzle_emb.weights": t["inner.puzzle_emb.weights"][:3, :9].copy()}),
-         r"inner.puzzle_emb.weights is \[5, 9\], but the model needs \[5, 64\]"),
-        (lambda t: t.clear() or t.update(other=np.ones(2, np.float32)), "has no tensor of a Tiny Recursive Model"),
+         r"inner.puzzle_emb.weights has shape \[5, 9\], but the model needs \[5, 64\]"),
+        (lambda t: t.clear() or t.update(other=np.ones(2, np.float32)), "no tensor of a Tiny Recursive Model"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_a_line_with_its_name(tmp_path, change, said):
@@ -172,7 +172,7 @@ def test_a_weight_that_the_reference_has_not_is_named(tmp_path):
 def test_what_is_no_such_file_is_a_line(tmp_path):
     like = tree(published("att_p0")[1])
     (tmp_path / "pickle").write_bytes(json.dumps({"a": 1}).encode())
-    with pytest.raises(WeightsError, match=r"pickle: is no safetensors file .*torch.save_file\(torch.load"):
+    with pytest.raises(WeightsError, match=r"pickle: not a safetensors file .*torch.save_file\(torch.load"):
         load(tmp_path / "pickle", like)
     with pytest.raises(WeightsError, match=r"absent: .*; name a safetensors file"):
         load(tmp_path / "absent", like)

@@ -63,9 +63,12 @@ def test_the_configuration_of_the_guide_is_the_7b_model_and_nothing_of_it_is_all
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"use_flash_attention": False}, "use_flash_attention=False is not to be had: on a TPU the kernel attends"),
-        ({"use_s5": True}, "use_s5=True is not to be had: Torus has no state-space layers"),
-        ({"attention_dropout": 0.1}, "attention_dropout=0.1 is not to be had"),
+        (
+            {"use_flash_attention": False},
+            "use_flash_attention=False is not supported: on a TPU",
+        ),
+        ({"use_s5": True}, "use_s5=True is not supported: Torus has no state-space layers"),
+        ({"attention_dropout": 0.1}, "attention_dropout=0.1 is not supported"),
         ({"num_heads": 7}, "model.embed_dim=48 is not a multiple of model.num_heads=7"),
         ({"dropout_rate": 1.5}, "model.dropout=1.5 must"),
     ],
@@ -81,7 +84,7 @@ def test_what_cannot_be_configured_is_told_in_one_line(arguments, message):
     [
         ({"model": object()}, "model=object is made from the configuration here; give its name"),
         ({"optimizer": "adam"}, "did you mean adamw"),
-        ({"use_3d_mesh": False}, "the mesh alone says how many axes there are"),
+        ({"use_3d_mesh": False}, "the mesh determines the number of axes"),
     ],
 )
 def test_a_step_is_made_of_names(mesh, arguments, message):

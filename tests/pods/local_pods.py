@@ -26,6 +26,10 @@ SMALL = {
     "optimizer.name": "sgd", "optimizer.schedule": "constant", "optimizer.warmup_steps": 2, "optimizer.clip_norm": 0.0,
     "data.tokenizer": "byte", "data.holdout_fraction": 0.2, "logging.tensorboard": "false",
 }  # fmt: skip
+LAUNCH = {  # a record of pods/records.py
+    "subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None,
+    "switches": None, "recipe": "configs/tiny.py", "accelerator": "v4-8", "commit": "", "changed": [], "time": 0.0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -14,7 +14,8 @@ import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
-from pods.transports import PodError, check_worker, selected
+from pods.errors import PodError
+from pods.settings import check_worker, worker_numbers
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
 from tests.support import ROOT
 
@@ -279,7 +280,7 @@ def test_only_what_passes_is_tried_again_and_the_last_line_is_gclouds_own(gcloud
     failure = {"verb": "tpu-vm describe", "status": status, "stderr": stderr}
     done = gcloud.run("describe", FAKE_FAILURES=json.dumps([failure | {"times": 2}]))
     assert (done.status, len(done.calls)) == ((0, 3) if passes else (1, 3 - 2)), done.stderr
-    assert ("again in" in done.stderr) is passes
+    assert ("; retry 1 of" in done.stderr) is passes
     for_ever = gcloud.run("describe", FAKE_FAILURES=json.dumps([failure]), RETRIES="2")
     assert (for_ever.status, len(for_ever.calls)) == (1, 3 if passes else 1)
     said = " ".join(stderr.partition("ERROR: ")[2].rpartition("describe) ")[2].split())
@@ -314,7 +315,7 @@ def test_create_and_delete_again_say_so_and_succeed(gcloud):
     failure = {"verb": "tpu-vm create", "status": 1, "stderr": exists}
     done = gcloud.run("create", FAKE_FAILURES=json.dumps([failure]), ACCEL="v4-8")
     assert done.status == 0 and "torus exists already" in done.stdout
-    assert "READY, HEALTHY, v4-32, 4 workers" in done.stdout and "warning: it is a v4-32" in done.stdout
+    assert "READY, HEALTHY, v4-32, 4 workers" in done.stdout and "warning: the existing pod is a v4-32" in done.stdout
     for words in (["delete"], ["delete", "--queued"]):
         done = gcloud.run(*words, FAKE_HOSTS="0")
         assert done.status == 0 and "does not exist; nothing to delete" in done.stdout, done.stderr
@@ -377,9 +378,13 @@ def test_workers_are_numbers(worker):
 
 
 def test_workers_are_selected():
-    assert selected("all", 3) == [0, 1, 2] and selected("2", 3) == [2] and selected("0-1,3", 4) == [0, 1, 3]
+    assert (
+        worker_numbers("all", 3) == [0, 1, 2]
+        and worker_numbers("2", 3) == [2]
+        and worker_numbers("0-1,3", 4) == [0, 1, 3]
+    )
     with pytest.raises(PodError, match="workers 0 to 3"):
-        selected("4", 4)
+        worker_numbers("4", 4)
 
 
 def test_the_group_is_named_only_where_it_was_asked_for():
@@ -399,7 +404,7 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
         said = process.stderr.readlines()  # of what ssh says no more is waited for
-        assert said[-1] == "interrupted; what was launched goes on\n" and len(said) <= 2
+        assert said[-1] == "interrupted; launched programs keep running\n" and len(said) <= 2
 
 
 @pytest.mark.parametrize("path", ["~/a$(touch x)", "~/a`touch x`", "/a;touch x", "/a'b", "/a\nb"])

@@ -131,7 +131,7 @@ def test_launching_the_same_again_says_so_and_another_is_refused(host):
     again = host.launch("bash", "-c", SAVES)
     assert (again.returncode, again.stdout) == (0, f"worker 3: runs already, process group {pid}\n")
     other = host.launch("true")
-    assert other.returncode == 1 and "another run is under way" in other.stderr
+    assert other.returncode == 1 and "another program runs" in other.stderr
     assert host.status()["pid"] == pid
 
 
@@ -139,7 +139,7 @@ def test_launching_the_same_again_says_so_and_another_is_refused(host):
 def test_where_nothing_can_be_written_nothing_is_launched(host, shell):
     (host.code / "logs").write_text("a file where the folder should be")
     done = host.run(hosts.launch(host.settings, ["sleep", "600"]), shell)
-    assert done.returncode == 1 and "worker 3: nothing can be written in" in done.stderr and not done.stdout
+    assert done.returncode == 1 and "worker 3: cannot write to" in done.stderr and not done.stdout
     assert not (host.code / "run.pid").exists()
 
 
@@ -215,7 +215,7 @@ def test_tail_shows_the_newest_log(host):
 def test_without_the_code_it_is_told(host):
     host.code.rmdir()
     done = host.launch("true")
-    assert (done.returncode, done.stderr) == (1, "worker 3: there is no ~/torus here; pod.py setup makes it\n")
+    assert (done.returncode, done.stderr) == (1, "worker 3: there is no ~/torus here; `pod.py setup` creates it\n")
 
 
 def git(folder: pathlib.Path, *words: str) -> str:

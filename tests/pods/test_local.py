@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from pods import launch, records
-from tests.pods.local_pods import LocalPod, alive, wait_until
+from pods import launch
+from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
 
 WAITS = "import os, time; print(os.environ['JAX_PROCESS_INDEX'], flush=True); time.sleep(600)"
 SAVES = """
@@ -65,7 +65,7 @@ def test_what_a_broken_create_left_is_deleted(tmp_path):
 def test_a_damaged_file_of_ours_is_one_line(tmp_path, name, content):
     pod = LocalPod(tmp_path, ACCEL="v4-16")
     pod.folder.mkdir(parents=True)
-    (pod.folder / "launch.json").write_text(json.dumps(dict.fromkeys(records.KEYS)))
+    (pod.folder / "launch.json").write_text(json.dumps(LAUNCH))
     (pod.folder / name).write_bytes(content.encode("latin-1"))
     done = pod.run("supervise" if name == "created.json" else "status")
     assert (done.status, len(done.stderr.splitlines())) == (1, 1) and f"{name} is damaged" in done.last_line
@@ -74,7 +74,7 @@ def test_a_damaged_file_of_ours_is_one_line(tmp_path, name, content):
 
 def test_checkpoints_outlive_the_pod(two):
     (two.folder / "shared" / "tiny").mkdir()
-    assert f"{two.folder}/shared stays" in two.run("delete").stdout
+    assert f"{two.folder}/shared remains" in two.run("delete").stdout
     assert sorted(path.name for path in two.folder.iterdir()) == ["shared"]
 
 
@@ -130,7 +130,7 @@ def test_restart_runs_the_same_again_and_a_part_of_a_group_is_not_launched(two):
     ready(two)
     os.killpg(two.groups()[1], signal.SIGKILL)
     part = two.run("launch", "--", "python", "-c", SAVES)
-    assert part.status == 1 and part.last_line.startswith("error: workers 1 do not run, the others do")
+    assert part.status == 1 and part.last_line.startswith("error: workers 1 run nothing, but the others do")
     before = two.groups()
     assert two.run("restart").status == 0
     assert all(map(alive, two.groups())) and not set(two.groups()) & set(before) and not any(map(alive, before))
@@ -230,10 +230,10 @@ def test_what_is_typed_wins_over_variables_and_switches(tmp_path):
     ("words", "variables", "message"),
     [
         (["create", "--workers=3"], {}, "--workers=3 does not divide the 16 chips of v4-32"),
-        (["create"], {"REPO_DIR": "/torus"}, "REPO_DIR=/torus is not below a local worker's home; write ~/torus"),
+        (["create"], {"REPO_DIR": "/torus"}, "REPO_DIR=/torus is outside a local worker's home; use ~/torus"),
         (["launch_optimized"], {"ENABLE_CAUSAL": "maybe"}, "ENABLE_CAUSAL=maybe is neither true nor false"),
         (["launch_pretrain_hf"], {"DATASET2": "a/b", "MIX_P2": "1.5"}, "MIX_P2=1.5 must lie between 0 and 1"),
-        (["launch_pretrain_hf"], {"DATASET2": "a/b", "CONFIG2": "de"}, "one configuration is read of both"),
+        (["launch_pretrain_hf"], {"DATASET2": "a/b", "CONFIG2": "de"}, "CONFIG2=de differs from CONFIG="),
         (["launch", "--config.model.remta=full"], {}, "--config.model.remta is not a configuration key; did you mean"),
         (["launch"], {"BATCH_SIZE": "7"}, "train.global_batch=7 is not a multiple"),
         (["launch_optimized"], {"OPTIMIZATION_CONFIG": "/nowhere.json"}, "/nowhere.json: No such file"),

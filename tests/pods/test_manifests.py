@@ -15,7 +15,7 @@ import yaml
 
 from configs import topologies
 from pods import manifests, settings
-from pods.transports import PodError
+from pods.errors import PodError
 
 SCHEMA = json.loads(pathlib.Path(__file__).with_name("jobset_schema.json").read_text())
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
@@ -170,9 +170,9 @@ def test_a_batch_job_lets_the_run_save_and_is_queued_again_on_75(manifest, tmp_p
     [
         ("", "one of --gke and --slurm"),
         ("--gke --slurm", "one of --gke and --slurm"),
-        ("--gke --bucket=b", "--image=... is not set"),
+        ("--gke --bucket=b", "--image is not set"),
         ("--gke --image=i", "BUCKET=my-bucket"),
-        ("--gke --bucket=b --image=i --accel=h100-8", "h100-8 is no TPU"),
+        ("--gke --bucket=b --image=i --accel=h100-8", "h100-8 is not a TPU of GKE"),
         ("--slurm --accel=v9-8", "ACCEL=v9-8"),
     ],
 )

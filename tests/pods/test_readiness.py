@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from pods import deploy, readiness, records, settings, switches
-from pods.transports import PodError, Result, connect
+from pods.connection import connect
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod, committed_clone, small_run
 from tests.support import ROOT
@@ -26,7 +28,7 @@ def test_a_switch_without_a_mechanism_is_never_on():
     assert resolved.given == SWITCHES
     assert resolved.on == ["ENABLE_TPU_OPT"]
     assert resolved.not_yet == ["ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"]
-    assert resolved.lines()[1] == "ENABLE_CAUSAL=true: not in Torus yet; the run goes without it"
+    assert resolved.lines()[1] == "ENABLE_CAUSAL=true: not in Torus yet; the run does without it"
     off = switches.resolve({"ENABLE_OPTIMIZATIONS": "no", "ENABLE_EVOLUTION": "on"})
     assert (off.on, off.not_yet, off.given["ENABLE_EVOLUTION"], off.keys) == ([], [], True, {})
 
@@ -119,7 +121,7 @@ def pair(tmp_path_factory):
 def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches(pair, tmp_path):
     done = pair.run("setup_optimizations", *small_run(tmp_path))
     assert done.status == 0, done.stderr
-    assert "ENABLE_EVOLUTION=true: not in Torus yet; the run goes without it" in done.stdout
+    assert "ENABLE_EVOLUTION=true: not in Torus yet; the run does without it" in done.stdout
     for worker in (0, 1):
         report = json.loads((pair.code_of(worker) / "optimization_deployment_report.json").read_text())
         assert report["switches"]["given"] == SWITCHES | {"ENABLE_CAUSAL": False, "ENABLE_EVOLUTION": True}
@@ -144,7 +146,7 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     assert done.returncode == 0, done.stdout + done.stderr
     page = (pair.code / "runs" / "READINESS.md").read_text()
     assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
-    assert "2 processes, each sees 4 devices" in page and "restored, went on to step 4" in page
+    assert "2 processes, each sees 4 devices" in page and "restored, continued to step 4" in page
     assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
     with (pair.code_of(1) / "core/assembly.py").open("a") as file:
         file.write("# changed\n")
@@ -188,15 +190,15 @@ def found(workdir: str = "gs://bucket/run", second: dict | None = None, **change
         ("hardware", {"pod": {"state": "PREEMPTED"}}, "the pod is PREEMPTED"),
         ("processes", {"second": {"num_processes": 1, "num_devices": 8}}, "worker 1 sees 1 processes, 8 devices"),
         ("processes", {"checks": [CHECK, None]}, "worker 1: out of memory"),
-        ("versions", {"second": {"versions": {"jax": "2"}}}, "worker 1 has other versions than worker 0"),
+        ("versions", {"second": {"versions": {"jax": "2"}}}, "versions of worker 1 differs from worker 0"),
         ("versions", {"second": {"not_as_locked": ["jax 2 (locked: 1)"]}}, "worker 1: jax 2 (locked: 1)"),
         ("code", {"workers": [Worker(0, commit="d" * 40)]}, f"worker 0 has commit {'d' * 12}, this clone"),
         ("code", {"workers": [Worker(0, commit=COMMIT, changed=2)]}, "worker 0 has 2 changed files"),
-        ("mesh", {"second": {"mesh": {"data": 16}}}, "worker 1 has other mesh than worker 0"),
-        ("data", {"second": {"corpus": "xyz"}}, "worker 1 has other corpus than worker 0"),
+        ("mesh", {"second": {"mesh": {"data": 16}}}, "mesh of worker 1 differs from worker 0"),
+        ("data", {"second": {"corpus": "xyz"}}, "corpus of worker 1 differs from worker 0"),
         ("3-step run", {"checks": [CHECK | {"trained": [{"loss": None}]}]}, "losses [None]"),
         ("checkpoint", {"checks": [CHECK | {"starts": [0, 0]}]}, "starts [0, 0]"),
-        ("metrics and logs", {"second": {"log": False}}, "worker 1 keeps no log"),
+        ("metrics and logs", {"second": {"log": False}}, "worker 1 writes no log"),
         ("monitoring and recovery", {"second": {"heartbeat": False}}, "worker 1 wrote no heartbeat"),
     ],
 )  # fmt: skip
@@ -211,7 +213,7 @@ def test_each_item_can_fail_and_says_where(monkeypatch, item, changes, evidence)
 def test_code_that_git_tells_nothing_of_is_not_ready(monkeypatch):
     monkeypatch.setattr(records, "code_state", lambda: ("", []))
     item = readiness.judge("code", found(workers=[Worker(0, commit="")]))
-    assert not item.ready and item.evidence == "git does not tell the commit of the code here"
+    assert not item.ready and item.evidence == "the code here is not a git clone with a commit"
 
 
 def test_a_status_that_git_does_not_give_is_no_clean_one(monkeypatch):
@@ -223,7 +225,7 @@ def test_a_status_that_git_does_not_give_is_no_clean_one(monkeypatch):
 
 def test_uncommitted_changes_here_are_not_ready(monkeypatch):
     monkeypatch.setattr(records, "code_state", lambda: (COMMIT, ["train.py"]))
-    assert readiness.judge("code", found()).evidence == "1 uncommitted changes here, as train.py"
+    assert readiness.judge("code", found()).evidence == "1 uncommitted changes here, such as train.py"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_an_answer_that_is_no_json_is_one_line(gcloud):
     for words in (["describe"], ["status"]):
         done = gcloud.run(*words, FAKE_FAILURES=json.dumps([failure]))
         assert (done.status, len(done.stderr.strip().splitlines())) == (1, 1), done.stderr
-        assert "tpu-vm describe: answered no JSON object" in done.last_line
+        assert "tpu-vm describe: the output is not a JSON description" in done.last_line
 
 
 def test_what_is_launched_is_known_before_and_forgotten_with_the_pod(gcloud):
@@ -44,7 +44,7 @@ def test_what_could_not_be_stopped_is_not_said_to_have_been_started_again(gcloud
     assert gcloud.run("launch", "--", "sleep", "600", **variables).status == 0
     away = {"verb": "kill -s TERM", "status": 1, "stderr": "ERROR: (gcloud.x) worker 0 is away"}
     done = gcloud.run("restart", FAKE_FAILURES=json.dumps([away]), **variables)
-    assert done.status == 1 and "what was launched before still runs" in done.last_line
+    assert done.status == 1 and "the previous program still runs" in done.last_line
     assert gcloud.run("stop", **variables).status == 0
 
 
@@ -55,10 +55,10 @@ def test_a_dry_run_of_launch_shows_the_secrets_way_and_of_setup_its_warning_as_a
     monkeypatch.setattr(records, "code_state", lambda: ("c" * 40, ["pod.py"]))
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
     assert setup.status == 0, setup.stderr
-    assert "# warning: there are uncommitted changes" in setup.stdout.splitlines()[0]
+    assert "# warning: the hosts get the commit without the uncommitted changes" in setup.stdout.splitlines()[0]
     monkeypatch.setattr(records, "code_state", lambda: ("", []))  # git refuses: the hosts would stay where they are
     setup = gcloud.run("setup", "--dry-run", "--repo_url=https://example.com/torus", MODEL_SIZE="tiny")
-    assert setup.status == 2 and "git does not tell the commit of" in setup.last_line
+    assert setup.status == 2 and "is not a git clone with a commit" in setup.last_line
 
 
 def test_a_dry_run_of_validate_prints_a_call_for_each_worker(gcloud):

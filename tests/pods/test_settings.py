@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from pods import hosts, recipes, settings
-from pods.transports import PodError
+from pods.errors import PodError
+from settings.environment import unread_lines
 
 EARLIER = [
     "PROJECT", "ZONE", "NAME", "VERSION", "ACCEL", "PORT", "REPO_URL", "REPO_DIR", "PYTHON_BIN", "VENV_ACTIVATE",
@@ -54,11 +55,11 @@ MISTAKES = [
     ("--config=configs/larg.py", {}, "no recipe configs/larg.py; did you mean large"),
     ("--transport=ssh", {}, "TRANSPORT=ssh is not gcloud or local"),
     ("", {"DTYPE": "fp8"}, "DTYPE=fp8 is not bf16 or f32"),
-    ("", {"NAME": "My Pod"}, "NAME=My Pod: use small letters"),
-    ("--tags=a,B", {}, "--tags=B: use small letters"),
-    ("--type=v4", {}, "--type=v4 and --topology=2x2x4 go together"),
-    ("--slices=2", {}, "--slices=2: 1, or more with --queued"),
-    ("", {"REPO_DIR": "~me/x"}, "begins with ~/"),
+    ("", {"NAME": "My Pod"}, "NAME=My Pod: use lowercase letters"),
+    ("--tags=a,B", {}, "--tags=B: use lowercase letters"),
+    ("--type=v4", {}, "--type and --topology must be given together"),
+    ("--slices=2", {}, "--slices=2 must be 1, or greater with --queued"),
+    ("", {"REPO_DIR": "~me/x"}, "as ~/FOLDER"),
     ("--config.train.steps", {}, "has no value"),
 ]
 
@@ -113,9 +114,9 @@ def test_the_table_shows_each_value_and_where_it_is_from():
     assert any("ACCEL" in line and "v4-32  (default)" in line for line in lines)
 
 
-def test_variables_that_nothing_reads_are_answered():
-    [line] = settings.answers({"PJRT_DEVICE": "TPU", "ZONE": "z"})
-    assert line.startswith("PJRT_DEVICE is not read: ")
+def test_variables_that_nothing_reads_are_reported():
+    [line] = unread_lines({"PJRT_DEVICE": "TPU", "ZONE": "z"}, settings.UNREAD)
+    assert line.startswith("PJRT_DEVICE=TPU is not read: ")
 
 
 COMMANDS = {

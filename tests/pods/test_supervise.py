@@ -11,12 +11,12 @@ import time
 import pytest
 
 from pods import launch, records, settings, supervise, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
-from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
+from tests.pods.local_pods import LAUNCH, LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
 
-RECORD = {"subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None}
 BEAT = {"step": 7, "phase": "training", "code": "abc", "time": 0.0}
 BUILDS = BEAT | {"phase": "building"}
 
@@ -58,7 +58,7 @@ def looks(monkeypatch):
 
 def supervisor(*flags: str) -> supervise.Supervisor:
     asked, _ = settings.read(["--transport=local", "--poll_seconds=0", "--name=mine", *flags], {})
-    return supervise.Supervisor(asked, Pod(), RECORD)
+    return supervise.Supervisor(asked, Pod(), LAUNCH)
 
 
 def workers(**second) -> list[Worker]:
@@ -123,7 +123,7 @@ def test_who_cannot_look_says_so_once_while_it_lasts(looks, capfd):
     one.transport.describe = fail
     assert [one.look() for _ in range(5)] == [supervise.Verdict()] * 5
     (alert,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ALERT")]
-    assert alert == "ALERT: mine: nobody looks after the run, as gcloud fails: gcloud: reauthentication needed"
+    assert alert == "ALERT: mine: the run is unsupervised, because gcloud fails: gcloud: reauthentication needed"
 
 
 def test_a_death_stops_the_rest_and_starts_all_again(looks, capfd):
@@ -156,7 +156,7 @@ def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
     found += [workers(**ended(1))]
     one = supervisor("--max_restarts=3")
     assert one.run() == 1 and len(launched) == 3
-    assert "given up after 3 restarts without progress" in capfd.readouterr().err
+    assert "supervise gives up after 3 restarts without progress" in capfd.readouterr().err
     found[:] = [workers(**ended(1))] * 2 + [workers(heartbeat=BEAT | {"step": 90})] + [workers(**ended(1))] * 9
     launched.clear()
     assert supervisor("--max_restarts=3").run() == 1 and len(launched) == 2 + 3
@@ -180,11 +180,11 @@ def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
     options = "--network=n --internal_ips --labels=a=b --metadata=c=d --data_disk=source=d --valid_until_duration=6h"
     made = gcloud.run("create", "--queued", "--spot", "--queued_resource=q", *options.split(), "--accel=v4-16")
     assert made.status == 0, made.stderr
-    record = dict.fromkeys(records.KEYS) | RECORD | {"accelerator": "v4-16"}
+    record = LAUNCH | {"accelerator": "v4-16"}
     (tmp_path / "pods" / "torus" / "launch.json").write_text(json.dumps(record))
     words = ("supervise", "--max_restarts=1", "--labels=e=f", "--repo_url=https://example.com/torus")
     done = gcloud.run(*words, FAKE_NODE_STATE="PREEMPTED", FAKE_HOSTS="2")
-    assert done.status == 1 and "the pod is PREEMPTED; given up after 1 restarts" in done.stderr
+    assert done.status == 1 and "the pod is PREEMPTED; supervise gives up after 1 restarts" in done.stderr
     again = [argv for argv in done.argvs if argv[2:4] == ["queued-resources", "create"]]
     before = [word.replace("a=b", "e=f") for word in made.argvs[0]]
     assert [argv[:-1] for argv in again] == [before[:-1]] and "--spot" in again[0]
@@ -203,7 +203,10 @@ def test_a_restart_that_fails_is_tried_again(looks, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("found_first", "says"),
-    [(workers(), "the run goes on, `stop` ends it"), (workers(**ended(1)), "amid a restart; `restart` starts")],
+    [
+        (workers(), "the run continues, `stop` ends it"),
+        (workers(**ended(1)), "a restart was interrupted, `restart` starts"),
+    ],
 )
 def test_who_ends_it_is_told_whether_anything_runs(found_first, says, looks, monkeypatch, capfd):
     def interrupted(*unused):
@@ -212,7 +215,7 @@ def test_who_ends_it_is_told_whether_anything_runs(found_first, says, looks, mon
     looks[0].append(found_first)
     monkeypatch.setattr(time, "sleep", interrupted)  # between two looks, or before a restart
     monkeypatch.setattr(supervise, "connect", lambda _: Pod())
-    monkeypatch.setattr(records, "read", lambda _: RECORD | {"accelerator": "v4-8"})
+    monkeypatch.setattr(records, "read", lambda _: LAUNCH | {"accelerator": "v4-8"})
     assert supervise.supervise(supervisor().settings, Pod(), []) == 130
     assert says in capfd.readouterr().err
 
@@ -263,7 +266,7 @@ def end_in_the_pause(pod: LocalPod, supervising: subprocess.Popen, restart: int,
     groups = pod.groups()
     assert pod.run(word).status == 0
     rest, _ = supervising.communicate(timeout=60)
-    assert supervising.returncode == 75 and f"by `{word}`; not started again" in rest, rest
+    assert supervising.returncode == 75 and f"by `{word}`; it is not restarted" in rest, rest
     assert pod.groups() == [] and not any(map(alive, groups))
     return "".join(said)
 

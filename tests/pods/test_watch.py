@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 
 from pods import launch, records, settings, watch
-from pods.transports import PodError, Result
+from pods.errors import PodError
+from pods.transports import Result
 from pods.watch import Worker
 from tests.pods.local_pods import LocalPod
 
@@ -94,7 +95,7 @@ def with_changed(number: int, **changes) -> list[Worker]:
         (
             POD, with_changed(1, alive=False, status=137),
             ["worker 1 ended with status 137 (signal 9)",
-             "workers differ in what their process does: 0: True, 1: False, 2: True"],
+             "workers differ in whether their process runs: 0: True, 1: False, 2: True"],
         ),
         (POD, with_changed(2, reachable=False, error="timed out"), ["worker 2 is unreachable: timed out"]),
         (POD, with_changed(2, age=700.0), ["worker 2 hangs: step 7 was 700 s ago"]),
@@ -119,7 +120,7 @@ def test_a_worker_that_knows_nothing_of_the_launch_is_a_problem():
     asked, idle = settings.read([], {})[0], [Worker(0), Worker(1, status=0, launched=True)]
     assert watch.problems(asked, {"state": "READY"}, idle) == []
     assert watch.problems(asked, {"state": "READY"}, idle, launched=True) == [
-        "worker 0 has nothing of what was launched; `restart` launches it again"
+        "worker 0 does not have the launched program; `restart` launches it"
     ]
 
 
@@ -267,9 +268,9 @@ def test_a_run_without_a_step_yet_has_a_phase_and_its_metrics_say_so(tmp_path):
     for said, line in (
         (
             "cat: /runs/x/metrics.jsonl: No such file or directory",
-            "/runs/x has no metrics.jsonl yet: the run",
+            "/runs/x has no metrics.jsonl before the first logged step",
         ),
-        ("ERROR: (gcloud.storage.cat) The following URLs matched no objects", "/runs/x has no metrics.jsonl yet"),
+        ("ERROR: (gcloud.storage.cat) The following URLs matched no objects", "/runs/x has no metrics.jsonl before"),
         ("ssh: connection refused", "/runs/x/metrics.jsonl: ssh: connection refused"),
     ):
         transport = types.SimpleNamespace(run=lambda *_, said=said, **__: [Result(0, 1, said)])

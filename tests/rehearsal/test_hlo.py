@@ -67,7 +67,7 @@ def test_a_loop_is_counted_by_its_start_its_limit_and_its_step():
 
 def test_a_loop_without_a_counter_is_named():
     found = module("GT")
-    with pytest.raises(ValueError, match="the loop loop ends by compare"):
+    with pytest.raises(ValueError, match="the loop loop ends on compare"):
         found.trip_count(found.instructions["main"]["loop"])
 
 

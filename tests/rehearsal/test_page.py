@@ -141,7 +141,13 @@ def test_page_draws_memory_a_layer_and_the_roofline():
 def test_page_of_a_step_that_does_not_fit_says_what_is_unknown_and_what_would_fit():
     text = page.page(too_large())
     assert '<h2 class="bad">DOES NOT FIT: 44.2 GiB' in text and '<h2 class="bad">' not in page.page(fitting())
-    for figure in ("(the compiler refuses it)", "TIME: unknown", "WOULD FIT", "recomputes all", "not compiled"):
+    for figure in (
+        "(the compiler refuses it)",
+        "TIME AND COST: unknown",
+        "WOULD FIT",
+        "recomputes all",
+        "not compiled",
+    ):
         assert figure in Reader(text).text
     assert not plots(text)
 
@@ -202,7 +208,7 @@ def test_numbers_in_the_roofline_lie_on_no_disc_and_no_other_number():
     discs = [(str(n), 100.0 + 7 * n, 100.0 + 3 * (n % 3), 6.0) for n in range(9)]
     roof = (0.0, 120.0, 400.0, 132.0)
     taken = [roof, *((x - r, y - r, x + r, y + r) for _, x, y, r in discs)]
-    placed = list(page._beside(discs, (400.0, 200.0), roof))
+    placed = list(page._label_places(discs, (400.0, 200.0), roof))
     assert len(placed) == len(discs)
     for text, _, (x, y), _ in placed:
         wide = 2.8 * len(text)

@@ -54,7 +54,7 @@ def test_what_is_the_same_is_not_a_change():
     assert record.changes({}, {"b: count": 4}) == ["b: count: 0 -> 4"]
 
 
-def test_what_a_plan_needs_is_kept_beside_the_figures(tmp_path):
+def test_what_a_plan_needs_is_recorded_with_the_figures(tmp_path):
     """A chip's state wherever it waits, moments on the host included."""
     found = {
         "step_seconds": 0.5, "flops_model": 1e12, "flops_hardware": 2e12, "collectives": [], "host_gib": 0.5,
@@ -62,7 +62,7 @@ def test_what_a_plan_needs_is_kept_beside_the_figures(tmp_path):
     }  # fmt: skip
     record.write(tmp_path / "step.json", "new recipe", found, {})
     kept = json.loads((tmp_path / "step.json").read_text())
-    assert kept["beside"] == {"exposed_communication_seconds": 0.125, "state_gib": 3.5}
+    assert kept["not_compared"] == {"exposed_communication_seconds": 0.125, "state_gib": 3.5}
     assert kept["figures"] == record.figures(found) and kept["reason"] == "new recipe"
 
 

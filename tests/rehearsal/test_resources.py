@@ -37,9 +37,9 @@ def test_a_row_has_what_a_run_and_a_host_need(resources, tmp_path, monkeypatch):
     case = record.Case("made_up", "large", "v4-32", {"train.steps": 10_000})
     recorded = {
         "figures": {"step_seconds": 0.5, "hbm_gib": 5.0, "flops_model": 275e12 / 8},
-        "beside": {"exposed_communication_seconds": 0.0125, "state_gib": 3.0},
+        "not_compared": {"exposed_communication_seconds": 0.0125, "state_gib": 3.0},
     }
     monkeypatch.setattr(record, "FOLDER", tmp_path)
     case.path.write_text(json.dumps(recorded))
-    told = "500.0 ms", "262,144", "0.250", "5.0", "12.0", "12.5 ms", "1,311 M", "83 min"
-    assert resources.cells(case) == ("large", "v4-32", "128 × 1024", *told)
+    row = "500.0 ms", "262,144", "0.250", "5.0", "12.0", "12.5 ms", "1,311 M", "83 min"
+    assert resources.cells(case) == ("large", "v4-32", "128 × 1024", *row)

@@ -123,7 +123,7 @@ def test_a_collective_within_a_fusion_is_not_overlooked(emitter, kind, seconds):
     config = f', backend_config={{"emitter":"{emitter and "SingleInputAllReduceScatterFusion"}"}}'
     found = replay(f"  %f = f32[125] fusion(%a), kind=kCustom, calls=%scatter{config}\n", SCATTER)
     assert found.seconds * 1e6 == US(seconds)
-    assert [(c.kind, c.axes, c.beside) for c in found.costs] == [(kind, "data", False)]
+    assert [(c.kind, c.axes, c.asynchronous) for c in found.costs] == [(kind, "data", False)]
 
 
 CHAIN = """%first (i: f32[250]) -> (f32[250], f32[1000]) {
@@ -160,11 +160,11 @@ def test_a_collective_that_goes_on_over_several_fusions_is_one(cycles, seconds, 
     assert found.seconds * 1e6 == US(seconds)
     assert found.exposed_seconds * 1e6 == US(exposed)
     [gather] = [c for c in found.costs if c.category == "collective"]
-    assert (gather.count, gather.kind, gather.beside) == (1, "all-gather", True)
+    assert (gather.count, gather.kind, gather.asynchronous) == (1, "all-gather", True)
 
 
 def test_what_never_started_is_named():
-    with pytest.raises(ValueError, match="what d waits for did not start"):
+    with pytest.raises(ValueError, match="d waits for an instruction that did not start"):
         replay("  %d = f32[1000] all-gather-done(%a)\n")
 
 
@@ -244,7 +244,7 @@ def test_other_kernels_go_by_what_they_declare_or_stop_the_replay():
     declared = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"1000000"}}}'
     text = KERNEL.replace("splash_{name}", "grouped")
     assert replay(text.format(more=declared)).flops == 1_000_000
-    with pytest.raises(ValueError, match=r"the kernel grouped\.1 tells neither FLOPs nor bytes"):
+    with pytest.raises(ValueError, match=r"the kernel grouped\.1 declares no FLOPs"):
         replay(text.format(more=""))
 
 

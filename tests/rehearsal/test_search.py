@@ -204,7 +204,7 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     compiled = display.compile(loaded.config, loaded.topology)
     rows = advice.Study(compiled, {"fits": False}, display, until=math.inf).remedies()
     assert [row["what"].partition(",")[0] for row in rows] == [
-        "smaller microbatches", "keeping less for the backward pass", "moments in the hosts' memory",
+        "smaller microbatches", "fewer activations saved for the backward pass", "moments in the hosts' memory",
         "shorter sequences",
     ]  # fmt: skip
     keys = rows[0]["keys"]

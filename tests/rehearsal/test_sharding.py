@@ -34,14 +34,14 @@ def bytes_of(option) -> dict[str, float]:
     return {f"{move.what}, {move.axis}": move.bytes for move in option.moves}
 
 
-def test_weights_over_tokens_are_brought_twice_and_their_gradient_scattered_or_summed():
+def test_weights_over_tokens_are_gathered_twice_and_their_gradient_is_reduced():
     """96 numbers, of which each of four is sent three quarters: in bfloat16 three times, or in float32 twice."""
     options = found((8, 12), "weights", fsdp=4, context=1)
     assert list(options) == ["P('fsdp', None)", "P(None, 'fsdp')", "P()"]
     split, whole = options["P('fsdp', None)"], options["P()"]
     assert (split.held, whole.held) == (96, 384)
-    assert bytes_of(split) == {"brought forward and backward, fsdp": 288, "the gradient scattered, fsdp": 144}
-    assert bytes_of(whole) == {"the gradient summed, fsdp": 576}
+    assert bytes_of(split) == {"all-gather forward and backward, fsdp": 288, "reduce-scatter the gradient, fsdp": 144}
+    assert bytes_of(whole) == {"all-reduce the gradient, fsdp": 576}
     assert (split.seconds, whole.seconds) == (432, 576)
 
 
@@ -49,12 +49,12 @@ def test_weights_over_model_have_their_activations_summed_or_their_products_comp
     """Ten tokens of 8 numbers in and 12 out; a product takes 6 * 10 * 96 FLOPs, at one a second."""
     options = found((8, 12), "weights", tokens=10, fsdp=2, model=2)
     assert bytes_of(options["P('fsdp', 'model')"]) == {
-        "brought forward and backward, fsdp": 96, "the gradient scattered, fsdp": 48,
-        "the gradient of what goes in summed, model": 160,
+        "all-gather forward and backward, fsdp": 96, "reduce-scatter the gradient, fsdp": 48,
+        "all-reduce the gradient of the input, model": 160,
     }  # fmt: skip
     assert bytes_of(options["P('model', None)"]) == {
-        "the gradient summed, fsdp": 192,
-        "what comes out summed, model": 240,
+        "all-reduce the gradient, fsdp": 192,
+        "all-reduce the output, model": 240,
     }
     again = options["P('fsdp', None)"]
     assert again.repeated == 6 * 10 * 96 / 2 and again.seconds == again.moved + again.repeated
@@ -63,19 +63,19 @@ def test_weights_over_model_have_their_activations_summed_or_their_products_comp
 def test_the_network_between_slices_is_crossed_while_parts_are_small():
     """Of 384 bytes in 8 parts: one to the other slice, at half the speed, then three times two over fsdp."""
     option = found((8, 12), "weights", dcn_data=2, fsdp=4)["P(('dcn_data', 'fsdp'), None)"]
-    brought = {axis: size for axis, size in bytes_of(option).items() if "brought" in axis}
-    assert brought == {"brought forward and backward, dcn_data": 48, "brought forward and backward, fsdp": 288}
+    gathered = {axis: size for axis, size in bytes_of(option).items() if "all-gather" in axis}
+    assert gathered == {"all-gather forward and backward, dcn_data": 48, "all-gather forward and backward, fsdp": 288}
     assert option.seconds == 1.5 * (2 * 48 + 288)
 
 
 @pytest.mark.parametrize("role", ["gradients", "optimizer"])
-def test_what_an_update_needs_is_scattered_and_brought_back_or_summed(role):
+def test_what_an_update_needs_is_reduce_scattered_and_gathered_or_all_reduced(role):
     options = found((8, 12), role, fsdp=4, model=2)
     assert len(next(iter(options.values())).moves) == 2 and options["P('fsdp', 'model')"].held == 48
     assert bytes_of(options["P('fsdp', None)"]) == {
-        "brought after the update, fsdp": 288, "the gradient scattered, fsdp": 144,
+        "all-gather after the update, fsdp": 288, "reduce-scatter the gradient, fsdp": 144,
     }  # fmt: skip
-    assert bytes_of(options["P(None, 'model')"]) == {"the gradient summed, fsdp": 288}
+    assert bytes_of(options["P(None, 'model')"]) == {"all-reduce the gradient, fsdp": 288}
 
 
 def test_activations_stay_where_their_tokens_are():
@@ -83,9 +83,9 @@ def test_activations_stay_where_their_tokens_are():
     options = found((4, 8, 16), "activations", data=4)
     assert options["P('data', None, None)"].moves == options["P(None, 'data', None)"].moves == ()
     for spec in ("P()", "P(None, None, 'data')"):
-        assert bytes_of(options[spec]) == {"brought whole, its gradient scattered, data": 1536}
+        assert bytes_of(options[spec]) == {"all-gather, and reduce-scatter the gradient, data": 1536}
     for option in found((4, 8, 16), "activations", model=2).values():
-        assert bytes_of(option) == {"brought and scattered, as is its gradient, model": 2048}
+        assert bytes_of(option) == {"all-gather and reduce-scatter, also the gradient, model": 2048}
 
 
 @pytest.mark.parametrize("role", ["weights", "optimizer", "activations"])
@@ -133,7 +133,7 @@ def by_the_rules(loaded) -> dict[str, bool]:
         axes = [(of,) if isinstance(of, str) else of or () for _, of in dims]
         ours = sharding.text(tuple(tuple(axis for axis in of if mesh[axis] > 1) for of in axes))
         table = sharding.advise(loaded.config, loaded.topology, tuple(size for size, _ in dims), "weights")
-        as_good = [note.removeprefix("as good: ") for note in table["notes"] if note.startswith("as good: ")]
+        as_good = [note.removeprefix("equally good: ") for note in table["notes"] if note.startswith("equally good: ")]
         agreed[".".join(map(str, path))] = ours == table["best"] or any(ours in said for said in as_good)
     return agreed
 
@@ -160,16 +160,16 @@ def test_what_does_not_fit_comes_after_what_does_and_is_told():
     assert [(row["spec"], row["verdict"]) for row in table["rows"]][-1] == ("P()", "does not fit")
     indivisible = sharding.advise(loaded.config, loaded.topology, (4095, 11007), "weights")
     assert indivisible["best"] is None
-    assert indivisible["notes"][0].startswith("none fits: P() holds least, 100.4 of 32 GiB a chip")
+    assert indivisible["notes"][0].startswith("none fits: P() needs least, 100.4 of 32 GiB a chip")
     assert "dimension 0 of 4095 is not a multiple of fsdp=16" in indivisible["notes"]
 
 
 @pytest.mark.parametrize(
     ("topology", "name", "shape", "message"),
     [
-        ("cpu-8", "decoder_lm", (8, 8), "nothing is known of a CPU's links"),
+        ("cpu-8", "decoder_lm", (8, 8), "the speed of a CPU's links is unknown"),
         ("v4-32", "trm", (8, 8), "not of model.name=trm"),
-        ("v4-32", "decoder_lm", (8,), "weights have two dimensions or more"),
+        ("v4-32", "decoder_lm", (8,), "weights need two dimensions or more"),
     ],
 )
 def test_what_cannot_be_advised_is_told_in_one_line(topology, name, shape, message):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said before step 1 of settings that are allowed and seldom meant."""
 
+import types
+
 import pytest
 
 from configs import base
@@ -32,3 +34,11 @@ def test_a_loss_that_depends_on_the_microbatches_is_noted():
     balance, capacity = preflight.notes(config, num_microbatches=4)
     assert "train.balance_loss=0.01 looks at one of the 4 microbatches at a time" in balance
     assert "model.expert_capacity=1.5 looks at one of the 4 microbatches" in capacity
+
+
+@pytest.mark.parametrize(("on_host", "needed"), [(0, 10), (1, 8)])
+def test_donated_arrays_count_once_and_arrays_in_host_memory_do_not_count(on_host, needed):
+    sizes = {"argument": 5, "temp": 3, "output": 4, "alias": 2, "host_argument": on_host}
+    memory = {f"{name}_size_in_bytes": size for name, size in sizes.items()} | {"peak_memory_in_bytes": 9}
+    compiled = types.SimpleNamespace(memory_analysis=lambda: types.SimpleNamespace(**memory))
+    assert preflight.compiled_bytes(compiled) == needed
