@@ -16,9 +16,9 @@ from configs.topologies import Topology
 
 NOT_READ = {
     "XLA_TENSOR_ALLOCATOR_MAXSIZE": "XLA plans the memory when it compiles",
-    "TPU_NUM_DEVICES": "jax finds the devices of each host, on a v4 one a chip, four a host",
+    "TPU_NUM_DEVICES": "jax finds the devices of each host; on a v4, one per chip and four per host",
     "PJRT_DEVICE": "JAX_PLATFORMS chooses the platform",
-    "LOCAL_RANK": "there is one process a host",
+    "LOCAL_RANK": "there is one process per host",
 }
 GOOGLE_PCI_VENDOR = "0x1ae0"
 # TensorFlow only reads data and writes events. It imports faster without its own Keras, which is not used.
@@ -51,7 +51,7 @@ def attached_accelerator() -> str:
     if asked == "cpu" or not asked:
         return asked or found
     if asked not in ("tpu", "gpu"):
-        raise ConfigError(f"JAX_PLATFORMS={asked} is none of cpu, gpu, cuda, tpu; unset it to use the {found}")
+        raise ConfigError(f"JAX_PLATFORMS={asked} is not one of cpu, gpu, cuda, tpu; unset it to use the {found}")
     if asked != found:
         raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
     return found
@@ -72,7 +72,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     elif topology and topology.accelerator != accelerator:
         raise ConfigError(
             f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
-            f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
+            f"omit --topology, or set JAX_PLATFORMS=cpu to simulate it"
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
@@ -92,7 +92,9 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     of processes, or if one process would simulate too many.
     """
     if num_devices % num_processes:
-        raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
+        raise ConfigError(
+            f"{num_processes} processes cannot simulate {num_devices} devices in equal parts; change a number"
+        )
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
     if not re.fullmatch("0{0,9}[1-9][0-9]{0,9}", number):
@@ -100,9 +102,7 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
         raise ConfigError(f"JAX_NUM_CPU_DEVICES={asked} is not a whole number greater than 0; unset it, or correct it")
     local = num_devices // num_processes or int(number)
     if local > MOST_SIMULATED:
-        raise ConfigError(
-            f"{local:,} devices cannot be simulated by one process, at most {MOST_SIMULATED:,}; take a smaller mesh"
-        )
+        raise ConfigError(f"one process cannot simulate {local:,} devices, only {MOST_SIMULATED:,}; use a smaller mesh")
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}
@@ -129,9 +129,9 @@ def check_platform(accelerator: str) -> None:
 
     if jax.default_backend() != accelerator:
         raise ConfigError(
-            f"a {accelerator} is attached, but jax computes on the {jax.default_backend()}: another process has it, or "
-            f"its packages are not installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to have "
-            "the CPU instead"
+            f"a {accelerator} is attached, but jax uses the {jax.default_backend()}: another process uses the "
+            f"{accelerator}, or its packages are not installed (`make setup ACCELERATOR={accelerator}`); set "
+            "JAX_PLATFORMS=cpu to use the CPU"
         )
 
 
@@ -143,5 +143,5 @@ def notes(environment: Mapping[str, str], dtype: str) -> list[str]:
     if environment.get("XLA_USE_BF16") == "1" and dtype == "float32":
         raise ConfigError("XLA_USE_BF16=1 and model.dtype=float32 contradict each other; unset one")
     return [
-        f"Note: {name}={environment[name]} is not read: {why}" for name, why in NOT_READ.items() if name in environment
+        f"Note: {name}={environment[name]} is ignored: {why}" for name, why in NOT_READ.items() if name in environment
     ]

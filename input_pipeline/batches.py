@@ -183,7 +183,7 @@ def _batches(
 
 def _known(batches: Iterator[Batch], ahead: int, on_lost: OnLost) -> Iterator[Batch]:
     """Yield each batch once the next `ahead` batches are known to be readable or lost."""
-    known: deque[Batch | DataError | None] = deque()  # None: there is no other
+    known: deque[Batch | DataError | None] = deque()  # None: the batches have ended
     while True:
         while len(known) <= ahead and (not known or isinstance(known[-1], dict)):
             known.append(_next(batches, on_lost))
@@ -206,7 +206,7 @@ def _next(batches: Iterator[Batch], on_lost: OnLost) -> Batch | DataError | None
 @cache
 def _tensorflow():
     tf = tensorflow()
-    atexit.register(_close_unfinished)  # after TensorFlow's own, so that it comes before them
+    atexit.register(_close_unfinished)  # registered after TensorFlow's own exit functions, so that it runs before them
     return tf
 
 

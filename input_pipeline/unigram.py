@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of a unigram model: what one gets who knows only how frequent each token is."""
+"""The loss of a unigram model, which knows only the frequency of each token."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from input_pipeline.shards import TokenWindows
 
-MOST_TOKENS = 1 << 24  # that are counted of a split, spread over its shards
+MOST_TOKENS = 1 << 24  # tokens of a split that are counted, spread over its shards
 
 
 def unigram_bits_per_byte(train: Sequence[TokenWindows], heldout: TokenWindows, vocab_size: int) -> float:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from configs import topologies
 from configs.errors import ConfigError
-from input_pipeline.cache import writing
+from files.atomic import writing
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate

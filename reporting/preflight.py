@@ -24,8 +24,8 @@ def check_state_fits(run) -> None:
     if jax.default_backend() == "cpu" and needed > available:
         raise ConfigError(
             f"{run.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
-            f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
-            f"(--topology=v4-32), or take a smaller recipe"
+            f"{run.config.optimizer.name}, but this machine has {available:.0f} GiB; simulate the run scaled down "
+            f"(--topology=v4-32), or use a smaller recipe"
         )
 
 
@@ -69,7 +69,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
         raise ConfigError(
-            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; "
+            f"the step needs {needed:.1f} GiB, but this machine has {available:.0f}; "
             f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
         )
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
@@ -103,18 +103,18 @@ def notes(config, num_microbatches: int) -> list[str]:
         )
     late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
     if late:
-        lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
+        lines.append(f"Note: the {steps} steps end before the change of layout.changes after step {late[0]}")
     initial = optimizer.ema_decay**steps
     if optimizer.ema_decay and initial > LARGE_INITIAL_PART:
         lines.append(
-            f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
-            f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
+            f"Note: {initial:.0%} of the averaged parameters, which are evaluated, will still be their initial values "
+            f"after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
     for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():
         section, name = key.split(".")
         if value := config[section][name]:
             lines.append(
-                f"Note: {key}={value} looks at one of the {num_microbatches} microbatches at a time, so the result "
+                f"Note: {key}={value} applies to each of the {num_microbatches} microbatches separately, so the result "
                 "depends on train.gradient_accumulation"
             )
     return lines

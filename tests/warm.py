@@ -27,8 +27,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # read as it is imported
 LIBRARIES = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
 WORKSPACE = (  # what commands import, but for command_line, which notes when its process began
-    "assembly", "evaluation", "inspection", "job", "input_pipeline.corpus", "migration.hugging_face",
-    "migration.logits", "migration.peft", "migration.trm_reference", "puzzles.pictures", "inference.sampling",
+    "core.assembly", "core.evaluation", "core.inspection", "core.job", "input_pipeline.corpus",
+    "migration.hugging_face", "migration.logits", "migration.peft", "migration.trm_reference", "puzzles.pictures",
+    "inference.sampling",
     "puzzles.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search", "pods.transports",
     "models.decoder_lm", "models.trm", "objectives.language_modeling", "objectives.recursive",
 )  # fmt: skip

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from input_pipeline.cache import digest
 from input_pipeline.chat import messages as chat_messages
-from input_pipeline.chat.messages import ASSISTANT, Message, Piece
+from input_pipeline.chat.messages import ASSISTANT, REJECTED, Message, Piece
 from input_pipeline.chat.renderer import BAD, MADE, Died, ask
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.reading.records import TOO_LARGE, UNREADABLE
 
 TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
-MOST_DEATHS = 10  # lines that end the process; then the template is given up
+MOST_DEATHS = 10  # lines that end the process before the template is rejected
 
 Held = bytes | bytearray | BadDocument | object  # a line or a document, or why there is none: an error, TOO_LARGE
 Line = Made = tuple[int, Held]  # the number of a line, and the line, or what it becomes; a BadDocument has no name
@@ -61,7 +61,7 @@ class Template:
 
     Args:
         source: the template.
-        tokens: texts of special tokens by the names that it has for them: bos_token, eos_token and so on.
+        tokens: {name of a special token in the template (bos_token, eos_token, ...): its text}.
 
     Raises:
         ValueError: it is not a valid template, or takes too long to parse.
@@ -82,7 +82,7 @@ class Template:
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
-        """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
+        """Return the pieces of a conversation that the assistant is to continue. Raises ValueError as `pieces`."""
         return [tuple(piece) for piece in self._ask("prompt", messages)]
 
     def after_answer(self) -> str:
@@ -123,10 +123,12 @@ class Template:
         try:
             (answer,) = self._begin(kind, [line])()
         except Died as error:
-            bad = BadDocument("", "not what the chat template takes", f" ({error})")
+            bad = BadDocument("", REJECTED, f" ({error})")
             self._deadly[digest(line)] = bad
             if len(self._deadly) == MOST_DEATHS:
-                raise DataError(f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines") from None
+                raise DataError(
+                    f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines; fix it"
+                ) from None
             return bad
         return _document(answer)
 
@@ -149,9 +151,7 @@ def _document(answer: bytes) -> bytes | BadDocument:
     content = answer[1:]
     if answer[:1] == MADE:
         return content
-    kind, details = (
-        json.loads(content) if answer[:1] == BAD else ("not what the chat template takes", f" ({json.loads(content)})")
-    )
+    kind, details = json.loads(content) if answer[:1] == BAD else (REJECTED, f" ({json.loads(content)})")
     return BadDocument("", kind, details)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples of a puzzle data set as window sources: a window is an example, by its number on disk."""
+"""Window sources of a puzzle data set: a window is an example, with its index on disk as its number."""
 
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from input_pipeline.puzzles.arc import TaskInFile
 from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
 
-IGNORED = -100  # a label that does not count
+IGNORED = -100  # a label with weight 0
 KEPT_EPOCHS = 16  # epochs whose layout is cached; a batch spans fewer
 
 
@@ -49,7 +49,9 @@ class PuzzleWindows(Windows):
         path = self.folder / "identifiers.json"
         names = read_json(path, list[str])
         if len(names) < self.num_identifiers:
-            raise DataError(f"{path}: has {len(names):,} names, not the {self.num_identifiers:,} of the data set")
+            raise DataError(
+                f"{path}: has {len(names):,} names for {self.num_identifiers:,} identifiers; build it again"
+            )
         return names
 
     @cached_property
@@ -72,7 +74,7 @@ class PuzzleWindows(Windows):
         return self._pass_examples()
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return examples: int32 `inputs` and `labels` [n, seq_len], labels IGNORED where they do not count, and
+        """Return examples: int32 `inputs` and `labels` [n, seq_len], with IGNORED labels where there is none, and
         `puzzle_identifiers` [n].
 
         Raises:
@@ -82,7 +84,7 @@ class PuzzleWindows(Windows):
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
         highest = max(inputs.max(initial=0), labels.max(initial=0))
         if highest >= self.vocab_size:
-            raise DataError(f"{self.folder}: has token {highest}, though its vocab_size is {self.vocab_size}")
+            raise DataError(f"{self.folder}: has the token {highest}, but vocab_size={self.vocab_size}; build it again")
         ignored = split.metadata["ignore_label_id"]
         if ignored is not None:
             labels[labels == ignored] = IGNORED
@@ -90,7 +92,7 @@ class PuzzleWindows(Windows):
         return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        """Return the example itself, which is a document of its own."""
+        """Return the example, which is a document of its own."""
         return [Piece(document=index, segment=1, first=0, count=self.seq_len, offset=0)]
 
     def document_name(self, document: int) -> str:

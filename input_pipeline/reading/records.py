@@ -94,7 +94,9 @@ class Reader:
         while self._number < number and self._advance():
             pass
         if self._number != number:
-            raise DataError(f"{file.name(number)}: gone since it was first read; run again when the file is still")
+            raise DataError(
+                f"{file.name(number)}: missing since it was first read; run again when nothing writes to it"
+            )
         if self._text is None:
             self._text = self._made(file, number)
         return self._text
@@ -106,7 +108,7 @@ class Reader:
         try:
             text = file.text(number, self._value)
         except MemoryError as error:
-            raise BadDocument(file.name(number), "larger than the memory that is free") from error
+            raise BadDocument(file.name(number), "larger than the free memory") from error
         if len(text) > file.most_bytes:
             raise file.too_large(number)
         return text
@@ -123,7 +125,7 @@ class Reader:
             raise
         except UNREADABLE as error:
             where = f"after {self._file.name(self._number)}" if self._number else "from its beginning on"
-            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; mend or remove it") from error
+            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
         if following is not None:
             (self._number, self._value), self._text = following, None
         return following is not None
