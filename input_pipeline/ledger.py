@@ -10,9 +10,10 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NotRequired
+from typing import Annotated, NamedTuple, NotRequired
 
 import numpy as np
+import pydantic
 
 from files.json_reader import Count, JsonError, Object, parse_json
 from input_pipeline.corpus import Corpus
@@ -20,7 +21,6 @@ from input_pipeline.errors import DataError
 
 NAME = "ledger.jsonl"
 MOST_BYTES = 256 << 20  # of the file; a line has a few hundred
-MOST_ROWS, MOST_TOKENS = 1 << 20, 1 << 24  # rows of a step's batch, tokens of a row
 
 
 class Section(Object):
@@ -28,8 +28,8 @@ class Section(Object):
 
     step: Count
     examples: Count
-    global_batch: Count
-    sequence_length: Count
+    global_batch: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]  # rows
+    sequence_length: Annotated[int, pydantic.Field(ge=1, le=1 << 24)]  # tokens
     seed: int
     corpus: str
     mixture: list[tuple[Count, list[str]]]
@@ -209,10 +209,6 @@ def _finished(content: bytes) -> int:
 
 def _parsed(line: bytes, where: str) -> Section:
     try:
-        section = parse_json(line, Section, where)
+        return parse_json(line, Section, where)
     except JsonError as error:
         raise DataError(f"{error}; fix the line, or remove it") from None
-    for key, most in (("global_batch", MOST_ROWS), ("sequence_length", MOST_TOKENS)):
-        if not 1 <= section[key] <= most:
-            raise DataError(f"{where}: {key} is {section[key]}, not 1 to {most:,}; fix the line, or remove it")
-    return section

@@ -3,23 +3,21 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import pydantic
 
 from files.json_reader import Count, JsonError, Object, read_json
 from input_pipeline.errors import DataLost
-
-NAMES = re.compile(r"(train|heldout)-\d{5,}")  # of shards
 
 
 class Record(Object):
     """The content of a shard's NAME.json."""
 
-    name: str
+    name: Annotated[str, pydantic.Field(pattern="^(train|heldout)-[0-9]{5,}$")]
     documents: Count
     bytes: Count  # of text
     tokens: Count
@@ -136,10 +134,8 @@ def read_record(folder: Path, name: str) -> Record | None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder; None if it is missing, incomplete or has names that are not shards."""
-    manifest = _read(folder / "manifest.json", Manifest)
-    shards = [shard for split in manifest["splits"].values() for shard in split] if manifest else []
-    return manifest if all(NAMES.fullmatch(shard["name"]) for shard in shards) else None
+    """Return the manifest of a folder; None if it is missing or invalid."""
+    return _read(folder / "manifest.json", Manifest)
 
 
 def _read(path: Path, schema):

@@ -105,7 +105,7 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     table = hugging_face.load(
         name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
     )
-    return Reader().records([table])
+    return Reader().records(table)
 
 
 @source
@@ -184,7 +184,7 @@ def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordF
     reader = Reader()
     for file in files:
         if kind := format_of(file):
-            yield from reader.records([kind(file, data.field, data.max_document_mib << 20)])
+            yield from reader.records(kind(file, data.field, data.max_document_mib << 20))
         else:
             yield TextFile(str(file))
 

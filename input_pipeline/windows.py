@@ -13,9 +13,9 @@ from input_pipeline.packing import KEYS, Piece
 class Windows:
     """The base of window sources, from which mixtures and batches take examples.
 
-    A subclass adds `num_examples(sequence_length)`, the number of examples in an epoch, `read(indices,
-    sequence_length)`, which returns int32 arrays [len(indices), ...] by name, and `pieces(index, sequence_length)`, the
-    content of a window.
+    A subclass adds `num_examples(sequence_length)`, the number of examples in an epoch, and `read(indices,
+    sequence_length)`, which returns int32 arrays [len(indices), ...] by name. If a window is not a document of its own,
+    the subclass overrides `pieces`.
 
     Attributes:
         fills: {array that `read` returns: its value in rows of padding}, in order.
@@ -38,7 +38,8 @@ class Windows:
         raise NotImplementedError
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        raise NotImplementedError
+        """Return the parts of documents in a window."""
+        return [Piece(document=index, segment=1, first=0, count=sequence_length, offset=0)]
 
     def order(self, indices: np.ndarray, sequence_length: int, seed: int) -> np.ndarray:
         """Return the window of each example in `indices`: int64 of the same shape, a pure function of the arguments."""

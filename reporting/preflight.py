@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report before step 1 the memory and the expected time of a run; refuse a run that cannot fit."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from reporting.display import duration
 from settings import layouts
 
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
+_measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
@@ -59,7 +61,7 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     if topology and topology.peak_flops and not on_cpu:
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
     whose = "this CPU's" if on_cpu else "the"
-    return throughput.measured_matmul_peak() * num_devices, f"{whose} measured matmul peak"
+    return _measured_peak() * num_devices, f"{whose} measured matmul peak"
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
-from input_pipeline.packing import Piece
 from input_pipeline.puzzles.arc import TaskInFile
 from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
@@ -90,10 +89,6 @@ class PuzzleWindows(Windows):
             labels[labels == ignored] = IGNORED
         identifiers = split.identifiers[self._puzzles(indices)].astype(np.int32)
         return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
-
-    def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        """Return the example, which is a document of its own."""
-        return [Piece(document=index, segment=1, first=0, count=self.seq_len, offset=0)]
 
     def document_name(self, document: int) -> str:
         """Return a window's group, puzzle in the group and example in the puzzle, and the puzzle's name."""

@@ -10,7 +10,7 @@ import csv
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -78,14 +78,13 @@ class Reader:
         self._values: Iterator[tuple[int, object]] = iter(())
         self._number, self._value, self._text = 0, None, None
 
-    def records(self, files: Iterable[RecordFile]) -> Iterator[Record]:
-        """Yield the documents of the files in order; a document that is opened before the next needs no search."""
-        for file in files:
-            self._begin(file)
-            while self._advance():
-                number = self._number
-                yield Record(self, file, number)
-                assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
+    def records(self, file: RecordFile) -> Iterator[Record]:
+        """Yield the documents of a file in order; a document that is opened before the next needs no search."""
+        self._begin(file)
+        while self._advance():
+            number = self._number
+            yield Record(self, file, number)
+            assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
 
     def text(self, file: RecordFile, number: int) -> bytes:
         """Return the document `number` of a file; DataError if the file no longer has it."""
@@ -124,7 +123,7 @@ class Reader:
         except DataError:
             raise
         except UNREADABLE as error:
-            where = f"after {self._file.name(self._number)}" if self._number else "from its beginning on"
+            where = f"after {self._file.name(self._number)}" if self._number else "from its start on"
             raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
         if following is not None:
             (self._number, self._value), self._text = following, None

@@ -174,7 +174,7 @@ def test_memory_that_runs_out_is_a_line(read, tmp_path, monkeypatch):
         read(tmp_path / "a.jsonl")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(DataError, match=r"a.jsonl: cannot be read .*: MemoryError; mend"),
+        pytest.raises(DataError, match=r"a.jsonl: cannot be read .*: MemoryError; fix"),
     ):
         patch.setattr("input_pipeline.reading.formats.read_lines", no_memory)
         read(tmp_path / "a.jsonl")

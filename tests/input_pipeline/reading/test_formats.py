@@ -344,7 +344,7 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         (
             "2.parquet",
             table.getvalue(),
-            "2.parquet: column 'text' holds int64, not text; name another with --config.",
+            "2.parquet: column 'text' has the type int64, not text; choose another with --config.",
         ),
         ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from its beginning on: "),
         (
