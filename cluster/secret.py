@@ -69,7 +69,7 @@ class RunSecret:
         return Secret(FROM_FOLDER, b"")
 
     def withdraw(self) -> None:
-        """Remove the file, and the folder if it was made for it, since nobody joins any more; idempotent."""
+        """Remove the file, and the folder if it was made for it, since no process joins any more; idempotent."""
         if self.written:
             self.written = None
             with contextlib.suppress(OSError):

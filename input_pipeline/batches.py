@@ -46,8 +46,8 @@ def training_batches(
     Args:
         rows: int array, which of range(global_batch) to read.
         first_example: how many the run has taken; those that the mixture skips are not counted.
-        readers: threads; 0: as many as there are cores, up to a limit.
-        prefetch: batches made ahead; 0: as many as a memory limit allows, up to a few.
+        readers: number of threads; 0: the number of cores, up to MOST_READERS.
+        prefetch: number of batches read ahead; 0: 2 to 8, within PREFETCHED_BYTES.
         ahead: how many later batches have been read when a batch is yielded.
         on_lost: called if one of these cannot be read, with the error that is raised when that batch is requested.
 
@@ -80,7 +80,7 @@ def evaluation_batches(
     prefetch: int = 0,
     on_lost: OnLost | None = None,
 ) -> Iterator[Batch]:
-    """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
+    """Return windows in stored order, each once: all of them, or enough for num_batches, evenly spread.
 
     The last batch is padded with the window source's fill values; those of tokens are zero, also for segments (the loss
     weight). With `on_lost`, a batch that cannot be read is padding too, and `on_lost` is called with the error. All

@@ -346,7 +346,7 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
 def train(spans: list[Span], vocab_size: int) -> bytes:
     """Return a SentencePiece model trained on an even sample of the documents, the same each time.
 
-    It has vocab_size pieces, or fewer if the text does not give as many.
+    It has vocab_size pieces, or fewer if the text gives fewer.
 
     Raises:
         DataError: there is no text to learn a piece from.

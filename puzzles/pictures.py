@@ -54,7 +54,7 @@ class Board(NamedTuple):
 
     Attributes:
         kind: sudoku, maze or arc.
-        size: (height, width) of the canvas; every board below has so many cells, in any shape.
+        size: (height, width) of the canvas; every board below has height * width cells, in any shape.
         given: tokens of the puzzle.
         steps: tokens predicted after each step.
         halts: probability of halting after each step.

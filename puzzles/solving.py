@@ -64,7 +64,7 @@ def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.nd
       objective: of the run; its mesh is in context.
       graph: the model without its parameters.
       params: the parameters to use.
-      tokens: int of any shape, as many as the model has cells.
+      tokens: int of any shape, one for each cell of the model.
     """
     cells = np.asarray(tokens, np.int32).reshape(1, -1)
     batch = {

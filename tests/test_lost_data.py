@@ -74,7 +74,7 @@ def test_a_run_whose_shards_vanish_goes_on_to_the_same_bits(calm, own, after, ca
     assert_same(*saved_states(calm[0], (calm[1], 10), (own / "run", 10)))
     said = capsys.readouterr().out
     assert len(re.findall(r"train-\d+.bin: is missing; rebuilding it from its documents", said)) == 1
-    assert "tokenized 40 documents" in said[said.index("it is built again") :]
+    assert "tokenized 40 documents" in said[said.index("rebuilding it") :]
 
 
 def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_documents_are_back(calm, own, after):

@@ -21,8 +21,8 @@ from input_pipeline.reading.records import TOO_LARGE, UNREADABLE
 TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
 MOST_DEATHS = 10  # lines that end the process before the template is rejected
 
-Held = bytes | bytearray | BadDocument | object  # a line or a document, or why there is none: an error, TOO_LARGE
-Line = Made = tuple[int, Held]  # the number of a line, and the line, or what it becomes; a BadDocument has no name
+Held = bytes | bytearray | BadDocument | object  # a line or a document, or in place of one an error or TOO_LARGE
+Line = Made = tuple[int, Held]  # the number of a line, and the line or its result; a BadDocument here has no name
 
 
 class PlainFormat:

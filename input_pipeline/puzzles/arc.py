@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts ARC grids to tokens and back, draws and names versions of tasks, and reads the tasks of a folder.
 
-A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequence is a canvas of 30 x 30 tokens: 0 pads,
-1 borders a grid below and to its right, and colours begin at 2. A version of a task has its colours renamed, black (0)
-excepted, and its grids then turned or reflected, all alike; its name says how.
+A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequence is a canvas of 30 x 30 tokens: 0 is
+padding, 1 the border below a grid and to its right, and colours begin at 2. A version of a task has its colours
+permuted, except black (0), and then all its grids rotated or reflected in the same way; its name says how.
 """
 
 import re
@@ -94,7 +94,7 @@ def crop(sequence: np.ndarray) -> np.ndarray:
 
 
 def augment(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
-    """Return a grid with its colours renamed, then turned or reflected."""
+    """Return a grid with its colours permuted, then rotated or reflected."""
     return dihedral(colours[grid], turn)
 
 

@@ -25,7 +25,7 @@ from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.threads import in_threads
 
 FORMAT = 1  # version of the data sets; another number gives another folder
-DRAWING = 2  # version of drawing rows from tables; likewise
+DRAWING = 2  # version of the way in which rows are drawn from tables; another number gives another folder
 SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of puzzles in files
 TOGETHER = 4096  # held-out boards per write
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")

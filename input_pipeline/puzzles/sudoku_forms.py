@@ -18,7 +18,7 @@ import numpy as np
 from input_pipeline.order import mix
 from input_pipeline.puzzles.sudoku_solver import BOXES, layout
 
-ROUNDS = 4  # of hashing; after so many, every cell's hash depends on all others
+ROUNDS = 4  # of hashing; after these, every cell's hash depends on all others
 LARGEST_EXACT = 6  # side
 
 

@@ -77,7 +77,7 @@ def codes(table: Table, characters: str, tokens: dict[str, str]) -> tuple[np.nda
     places[np.frombuffer(characters.encode(), np.uint8)] = np.arange(len(characters))
     for column, values in (("question", table.questions), ("answer", table.answers)):
         known = np.isin(np.arange(256), np.frombuffer(tokens[column].encode(), np.uint8))[values]
-        table.reject(~known.all(axis=1), f"{column} has a character that is none of {tokens[column]!r}")
+        table.reject(~known.all(axis=1), f"{column} has a character that is not one of {tokens[column]!r}")
     return places[table.questions], places[table.answers]
 
 

@@ -110,9 +110,9 @@ class PuzzleWindows(Windows):
 class PuzzleEpochs(PuzzleWindows):
     """Training examples: an epoch visits every group once, and each epoch has its own order.
 
-    One puzzle of each group is drawn, and its examples come in order, as many as the largest puzzle of the group has; a
-    smaller puzzle repeats its first examples. The example with a given number is a pure function of the seed and that
-    number.
+    One puzzle of each group is drawn, and its examples come in order. Their number is that of the largest puzzle of the
+    group; a smaller puzzle repeats its first examples. The example with a given number is a pure function of the seed
+    and that number.
     """
 
     def __init__(self, split: Split, digest: str):

@@ -115,9 +115,9 @@ def swapped(rows):
     [
         (changed(17, 1, "." * 80), "train.csv:17: question has 80 characters, not 81"),
         (changed(9, 2, "1" * 82), "train.csv:9: answer has 82 characters, not 81"),
-        (changed(4, 1, "." * 80 + "x"), "train.csv:4: question has a character that is none of '.123456789'"),
-        (changed(4, 2, "0" * 81), "train.csv:4: answer has a character that is none of '123456789'"),
-        (changed(4, 1, "é" * 81), "train.csv:4: question has a character that is none of"),
+        (changed(4, 1, "." * 80 + "x"), "train.csv:4: question has a character that is not one of '.123456789'"),
+        (changed(4, 2, "0" * 81), "train.csv:4: answer has a character that is not one of '123456789'"),
+        (changed(4, 1, "é" * 81), "train.csv:4: question has a character that is not one of"),
         (changed(6, 2, "1" * 81), "train.csv:6: question contradicts its answer"),
         (swapped, "train.csv:5: answer is not a solved Sudoku"),
         (
@@ -203,7 +203,7 @@ def test_tables_of_mazes(maze_table, section):
         (lambda question, answer: (question.replace("S", " "), answer), "question needs exactly one S"),
         (lambda question, answer: (question.replace("G", "S"), answer), "question needs exactly one S"),
         (lambda question, answer: (question, answer.replace(" ", "#")), "question contradicts its answer"),
-        (lambda question, answer: (answer, answer), "question has a character that is none of '# SG'"),
+        (lambda question, answer: (answer, answer), "question has a character that is not one of '# SG'"),
     ],
 )
 def test_a_malformed_maze_is_named(maze_table, section, change, message):
