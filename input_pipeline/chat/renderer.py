@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,16 +41,13 @@ class Renderer:
         """Whether the process is running."""
         return self._process.poll() is None
 
-    def ask(self, request: dict, lines: Sequence[bytes]) -> None:
-        """Send a request about lines, which have no line ends."""
+    def ask(self, request: dict, lines: Sequence[bytes]) -> list[bytes]:
+        """Send a request about lines, which have no line ends; return an answer for each. Raises Died."""
         header = json.dumps(request | {"count": len(lines), "seconds": SECONDS}).encode()
-        with contextlib.suppress(BrokenPipeError):  # the process has died, and `answers` reports why
+        with contextlib.suppress(BrokenPipeError):  # the process has died, which is reported below
             self._process.stdin.write(b"\n".join([header, *lines, b""]))
             self._process.stdin.flush()
-
-    def answers(self, count: int) -> list[bytes]:
-        """Return the answers, one for each line. Raises Died."""
-        found = [self._process.stdout.readline() for _ in range(count)]
+        found = [self._process.stdout.readline() for _ in lines]
         if all(answer.endswith(b"\n") for answer in found):
             return [answer[:-1] for answer in found]
         status = self._process.wait()
@@ -65,16 +62,11 @@ class Renderer:
         self._process.wait()
 
 
-def ask(request: dict, lines: Sequence[bytes]) -> Callable[[], list[bytes]]:
-    """Start a request about lines in a process; return a function that waits for the answers, or raises Died."""
+def ask(request: dict, lines: Sequence[bytes]) -> list[bytes]:
+    """Return the answers of an idle or a new process to a request about lines. Raises Died."""
     renderer = next((idle for idle in iter(_take, None) if idle.lives), None) or Renderer()
-    renderer.ask(request, lines)
-
-    def answers() -> list[bytes]:
-        found = renderer.answers(len(lines))
-        _idle.append(renderer)
-        return found
-
+    answers = renderer.ask(request, lines)
+    _idle.append(renderer)
     return answers
 
 

@@ -123,7 +123,7 @@ class Reader:
         except DataError:
             raise
         except UNREADABLE as error:
-            where = f"after {self._file.name(self._number)}" if self._number else "from its start on"
+            where = f"after {self._file.name(self._number)}" if self._number else "from the start"
             raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
         if following is not None:
             (self._number, self._value), self._text = following, None

@@ -159,7 +159,7 @@ def test_a_record_that_says_it_is_huge_is_not_made_room_for(read, tmp_path):
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     path = tmp_path / "a.tfrecord"
     path.write_bytes(length + masked.to_bytes(4, "little") + b"short")
-    with pytest.raises(DataError, match=r"a.tfrecord: cannot be read from its beginning on: it ends within a record"):
+    with pytest.raises(DataError, match=r"a.tfrecord: cannot be read from the start: it ends within a record"):
         read(path)
 
 
@@ -184,7 +184,7 @@ def test_a_dictionary_of_xz_that_takes_too_much_memory_is_refused(read, tmp_path
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(b'{"text": "x"}\n', filters=filters))
     with pytest.raises(
-        DataError, match=r"a.jsonl.xz: cannot be read from its beginning on: Memory usage limit exceeded"
+        DataError, match=r"a.jsonl.xz: cannot be read from the start: Memory usage limit exceeded"
     ):
         read(tmp_path / "a.jsonl.xz")
 

@@ -106,7 +106,7 @@ def test_a_process_that_was_killed_is_replaced(write_tokenizer):
     renderer._idle[-1]._process.wait()
     assert form.prompt(talk("Hi"))[0][0].startswith("<|im_start|>user\nHi")
     answers = renderer.ask({"template": CHATML, "tokens": {}, "task": "prompt"}, [b"[]"] * 3)
-    assert answers() == [b'M[["<|im_start|>assistant\\n", false]]'] * 3
+    assert answers == [b'M[["<|im_start|>assistant\\n", false]]'] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes there")

@@ -335,18 +335,18 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         ),
         ("2.csv", b'id,text\n1,good\n2,"open\n', "2.csv: a quote is never closed; fix the file"),
         ("1.jsonl.gz", gzip.compress(lines)[:-900], "1.jsonl.gz: cannot be read after PATH:"),
-        ("2.jsonl.gz", b"plain", "2.jsonl.gz: cannot be read from its beginning on: Not a gzipped file (b'pl')"),
-        ("3.jsonl.bz2", b"plain", "3.jsonl.bz2: cannot be read from its beginning on: Invalid data stream"),
-        ("4.jsonl.xz", b"plain", "4.jsonl.xz: cannot be read from its beginning on: Input format not supported"),
-        ("5.jsonl.zst", b"plain", "5.jsonl.zst: cannot be read from its beginning on: "),
-        ("6.jsonl.bz2", b"", "6.jsonl.bz2: cannot be read from its beginning on: it ends within a compressed stream"),
-        ("1.parquet", b"plain", "1.parquet: cannot be read from its beginning on: "),
+        ("2.jsonl.gz", b"plain", "2.jsonl.gz: cannot be read from the start: Not a gzipped file (b'pl')"),
+        ("3.jsonl.bz2", b"plain", "3.jsonl.bz2: cannot be read from the start: Invalid data stream"),
+        ("4.jsonl.xz", b"plain", "4.jsonl.xz: cannot be read from the start: Input format not supported"),
+        ("5.jsonl.zst", b"plain", "5.jsonl.zst: cannot be read from the start: "),
+        ("6.jsonl.bz2", b"", "6.jsonl.bz2: cannot be read from the start: it ends within a compressed stream"),
+        ("1.parquet", b"plain", "1.parquet: cannot be read from the start: "),
         (
             "2.parquet",
             table.getvalue(),
             "2.parquet: column 'text' has the type int64, not text; choose another with --config.",
         ),
-        ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from its beginning on: "),
+        ("1.tfrecord", b"plain text" * 9, "1.tfrecord: cannot be read from the start: "),
         (
             "2.tfrecord",
             records.read_bytes()[:-20],
@@ -360,7 +360,7 @@ def test_what_is_wrong_with_a_whole_file_is_always_an_error(read, tmp_path, bad_
         (
             "4.tfrecord",
             b"5678",
-            "4.tfrecord: cannot be read from its beginning on: it ends within the length of a record",
+            "4.tfrecord: cannot be read from the start: it ends within the length of a record",
         ),
     ]:
         path = damaged(tmp_path / name, content)
