@@ -183,9 +183,7 @@ def test_memory_that_runs_out_is_a_line(read, tmp_path, monkeypatch):
 def test_a_dictionary_of_xz_that_takes_too_much_memory_is_refused(read, tmp_path):
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(b'{"text": "x"}\n', filters=filters))
-    with pytest.raises(
-        DataError, match=r"a.jsonl.xz: cannot be read from the start: Memory usage limit exceeded"
-    ):
+    with pytest.raises(DataError, match=r"a.jsonl.xz: cannot be read from the start: Memory usage limit exceeded"):
         read(tmp_path / "a.jsonl.xz")
 
 
