@@ -42,7 +42,7 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
 def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
     """Return the tokenizer of a run; ConfigError if it was not trained on text."""
     if config.data.source == "synthetic":
-        raise ConfigError(f"{address} was not trained on text, so there is no tokenizer to write with")
+        raise ConfigError(f"{address} was not trained on text, so it has no tokenizer")
     return tokenization.open_tokenizer(config.data.tokenizer)
 
 

@@ -242,19 +242,20 @@ def flip_a_bit_of_the_newest(workdir: pathlib.Path) -> None:
 
 
 def hang(phase: str, process: int = 2, count: int = 4) -> Case:
-    """Return the case of a process that hangs forever in a phase."""
-    named = rf"no step ended for {HANG_SECONDS} s: process {process} \({HOST}\) is in {phase} of step \d+ for [\d.]+ s"
+    """Return the case of a process that stops for good in a phase."""
+    where = rf"process {process} \({HOST}\) has been in {phase} of step \d+ for [\d.]+ s"
+    named = rf"no step ended within {HANG_SECONDS} s: {where}"
     return Case(f"hang_{phase}_of_{count}", f"hang:{phase}:{process}@{STRIKE}", "no step ended", named, count=count)
 
 
 PHASES = ("data", "step", "evaluation", "save")
 # Where it was is what its last sign said, of up to a second and many of these steps ago.
-SILENT = rf"process 2 \({HOST}\) gives no sign of life for [\d.]+ s; it was in \w+ of step \d+"
+SILENT = rf"process 2 \({HOST}\) has sent no heartbeat for [\d.]+ s; it was in \w+ of step \d+"
 CASES = [
     Case("kill", f"kill@{STRIKE}"),
     Case("sigterm", f"sigterm@{STRIKE}", "saved at step", status=75),
     Case("sigint", "", "saved at step", status=75, act=interrupt),
-    Case("nan", f"nan@{STRIKE}", rf"step {STRIKE}: update not taken", status=0, exact=False,
+    Case("nan", f"nan@{STRIKE}", rf"step {STRIKE}: update skipped", status=0, exact=False,
          events={"update_not_taken": 1, "roll_back": 0}),
     Case("nan_going_back", f"nan@{STRIKE}", rf"back to step \d+, leaving out {ROWS} examples", status=0, exact=False,
          events={"update_not_taken": 1, "roll_back": 1}, changes={"train__bad_steps": 1}),

@@ -43,7 +43,7 @@ def listen(address: str | None, port: int) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         why = error.strerror.partition(" (while")[0]  # Python adds this part, which repeats the port
-        raise RunError(f"port {port} on this machine: {why}; take another coordinator port") from None
+        raise RunError(f"port {port} on this machine: {why}; use another coordinator port") from None
 
 
 def check_free(address: str | None, port: int) -> None:

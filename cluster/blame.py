@@ -156,7 +156,7 @@ class Judge:
             return None
         if not self._is_new("stuck", found.first.number, found.waited):
             return None
-        waits = "" if found.why == "together" else f"; the others wait for {_text(found.waited)} s"
+        waits = "" if found.why == "together" else f"; the others have waited {_text(found.waited)} s"
         return found._replace(text=found.text + waits)
 
     def _steady(self, beats: Sequence[Heartbeat]) -> Blame | None:
@@ -197,10 +197,10 @@ def _found(why: str, whose: Sequence[Heartbeat], beats: Sequence[Heartbeat], sec
     more = f" and {len(whose) - NAMED} more" if len(whose) > NAMED else ""
     names = f"process{'es' * several} {', '.join(beat.name for beat in whose[:NAMED])}{more}"
     if why == "silent":
-        verb, was = ("give", "the first was") if several else ("gives", "it was")
-        text = f"{names} {verb} no sign of life for {_text(seconds)} s; {was} in {first.where}"
+        verb, was = ("have", "the first was") if several else ("has", "it was")
+        text = f"{names} {verb} sent no heartbeat for {_text(seconds)} s; {was} in {first.where}"
     else:
-        text = f"{names} {'are' if several else 'is'} in {first.where} for {_text(seconds)} s"
+        text = f"{names} {'have' if several else 'has'} been in {first.where} for {_text(seconds)} s"
         text += f" ({first.doing})" if first.doing else ""
     idle = min(beat.idle for beat in whose)
     return Blame(why, tuple(beat.process for beat in whose), first, seconds, min([seconds, *others]), text, idle)
@@ -210,8 +210,8 @@ def _found_slow(
     beat: Heartbeat, phase: str, spent: Mapping[str, float], elapsed: float, steps: int, excess: float
 ) -> Blame:
     beat = dataclasses.replace(beat, phase=phase)
-    a_step = f"{_text(spent[phase] / steps)} of {_text(elapsed / steps)} s a step in {beat.word}"
-    text = f"process {beat.name} is slow: it spends {a_step}; the others wait for it {excess:.0%} of the time"
+    a_step = f"{_text(spent[phase] / steps)} of {_text(elapsed / steps)} s per step in {beat.word}"
+    text = f"process {beat.name} is slow: it spends {a_step}; the others wait {excess:.0%} of the time for it"
     return Blame("slow", (beat.process,), beat, elapsed, excess * elapsed, text)
 
 

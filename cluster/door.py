@@ -64,18 +64,22 @@ class Door:
                 connection, address = self.listener.accept()
             except OSError:
                 self.over.wait(PAUSE_SECONDS)
-                continue
-            with self.lock:
-                if len(self.waiting) == MOST_STRANGERS:
-                    oldest = next(iter(self.waiting))
-                    del self.waiting[oldest]
-                    with contextlib.suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)  # its thread fails the handshake and closes it
-                self.waiting[connection] = None
-            try:
-                threading.Thread(target=self._examine, args=[connection, address[0]], daemon=True).start()
-            except RuntimeError:  # no more threads can be started
-                self._refuse(connection, address[0])
+            else:
+                self._begin(connection, address[0])
+
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        """Examine a connection in its own thread; if too many are being examined, close the oldest of them."""
+        with self.lock:
+            if len(self.waiting) == MOST_STRANGERS:
+                oldest = next(iter(self.waiting))
+                del self.waiting[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread fails the handshake and closes it
+            self.waiting[connection] = None
+        try:
+            threading.Thread(target=self._examine, args=[connection, address], daemon=True).start()
+        except RuntimeError:  # no more threads can be started
+            self._refuse(connection, address)
 
     def _examine(self, connection: socket.socket, address: str) -> None:
         """Authenticate a connection and serve it, or close and count it."""
@@ -125,7 +129,7 @@ def prove(connection: socket.socket, find_secret: Callable[[], Secret], seconds:
     deadline, nonce = time.monotonic() + seconds, secrets.token_bytes(NONCE_BYTES)
     greeting = _receive(connection, GREETING_BYTES, deadline)
     if not greeting.startswith(MAGIC):
-        raise Refused("what listens there is no process of a run")
+        raise Refused("the program that listens there is not a process of a run")
     secret = find_secret()
     nonces = greeting[-NONCE_BYTES:] + nonce
     try:
@@ -139,12 +143,10 @@ def prove(connection: socket.socket, find_secret: Callable[[], Secret], seconds:
 
 def _why(secret: Secret, source: int) -> str:
     """Return the reason why the hub's secret differs; `source` is the index in SOURCES of the hub's own source."""
-    theirs = SOURCES[source] if source < len(SOURCES) else "somewhere else"
+    theirs = SOURCES[source] if source < len(SOURCES) else "an unknown source"
     in_folder = theirs == secret.source == FROM_FOLDER
     remedy = "let all processes see the same folder" if in_folder else "give all processes the same secret"
-    return (
-        f"the hub has its secret of the run from {theirs}, this process from {secret.source}, and they differ; {remedy}"
-    )
+    return f"the hub has the secret of the run from {theirs}, this process from {secret.source}; they differ; {remedy}"
 
 
 def _proof(secret: Secret, role: bytes, nonces: bytes) -> bytes:
@@ -158,10 +160,10 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
     while len(received) < size:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("it says nothing")
+            raise TimeoutError("it does not answer")
         connection.settimeout(left)
         part = connection.recv(size - len(received))
         if not part:
-            raise ConnectionError("it hung up")
+            raise ConnectionError("it closed the connection")
         received += part
     return received

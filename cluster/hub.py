@@ -77,14 +77,12 @@ class Hub:
         with connection.makefile("rb") as lines:
             try:
                 index = self._join(lines, connection)
-                while index is not None and (message := messages.read(lines, messages.TO_HUB)):
-                    with self.changed:
-                        self._take(index, message, connection)
-                        self.changed.notify_all()
+                if index is not None:
+                    self._take_all(index, lines, connection)
             except OSError:  # a connection that breaks counts as a death
                 pass
             except JsonError as error:
-                why = f"sent what no process of a run sends: {error}"
+                why = f"sent an invalid message: {error}"
         with self.changed:
             if index is not None and index not in self.left:
                 self._end(f"process {index} of {self.count} ({self.hosts[index]}) {why}", 1)
@@ -102,14 +100,17 @@ class Hub:
         index, host = message["index"], _one_line(message["host"], LONGEST_HOST)
         with self.changed:
             if len(self.hosts) == self.count:  # a second start must not end this run
-                line = f"process {index} ({host}) is one too many: all {self.count} processes of the run are there"
-                remedy = "wait until that run has ended, or take another coordinator port"
+                line = f"process {index} ({host}) is one too many: all {self.count} processes of the run have joined"
+                remedy = "wait until that run has ended, or use another coordinator port"
                 send(connection, {"kind": "end", "line": f"{line}; {remedy}", "status": 1})
             elif message["count"] != self.count or not 0 <= index < self.count:
-                says = f"process {index} ({host}) was told of {message['count']} processes, process 0 of {self.count}"
-                self._end(f"{says}; give all the same number", 2, also=connection)
+                what = f"process {index} of {message['count']} ({host}) does not fit this run of {self.count} processes"
+                self._end(
+                    f"{what}; give all the same count, and indices from 0 to {self.count - 1}", 2, also=connection
+                )
             elif index in self.hosts:
-                self._end(f"two processes are number {index}: on {self.hosts[index]} and on {host}", 2, also=connection)
+                hosts = f"one on {self.hosts[index]}, one on {host}"
+                self._end(f"two processes have the index {index}, {hosts}; give each its own", 2, also=connection)
             else:
                 self._joined(index, host, connection)
                 return index
@@ -123,6 +124,12 @@ class Hub:
             send(connection, self.end)
         elif len(self.hosts) == self.count:
             self._tell({"kind": "joined", "hosts": [self.hosts[i] for i in range(self.count)]})
+
+    def _take_all(self, index: int, lines, connection: socket.socket) -> None:
+        while message := messages.read(lines, messages.TO_HUB):
+            with self.changed:
+                self._take(index, message, connection)
+                self.changed.notify_all()
 
     def _take(self, index: int, message: dict, connection: socket.socket) -> None:
         match message["kind"]:
@@ -148,7 +155,7 @@ class Hub:
         """Describe the process that blocks the run; "" if it made progress within the last `allowed` seconds."""
         heartbeats = self.heartbeats()
         if not heartbeats:
-            return "no process says any more where it is"
+            return "no process sends heartbeats any more"
         found = to_blame(heartbeats)
         return found.text if found.idle > allowed else ""
 
@@ -179,7 +186,7 @@ class Hub:
                 came = ", ".join(f"{i} on {host}" for i, host in sorted(self.hosts.items()))
                 strangers = f"; closed {self.door.strangers()}" if self.door.refused else ""
                 which = f"process {', '.join(missing)} of {self.count}"
-                self._end(f"{which} did not come up within {seconds:g} s (there are: {came}){strangers}", 1)
+                self._end(f"{which} did not join within {seconds:g} s (joined: {came}){strangers}", 1)
 
     def _end(self, line: str, status: int, also: socket.socket | None = None) -> None:
         if self.end is None:  # report the first cause only, not its consequences

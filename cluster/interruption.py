@@ -22,8 +22,8 @@ class Interrupted(Exception):
     exit_status = 75
 
     def __init__(self, step: int):
-        where = f"saved at step {step}" if step else "stopped before the end of step 1, nothing to save"
-        super().__init__(f"{where}; run the same command to go on")
+        where = f"saved at step {step}" if step else "stopped before the end of step 1, with nothing to save"
+        super().__init__(f"{where}; run the same command to continue")
 
 
 class Interruption:

@@ -151,7 +151,7 @@ class Line:
                 while message := messages.read(lines, messages.FROM_HUB, self.count * messages.LONGEST_MESSAGE):
                     self._hear(message)
             except JsonError as error:
-                why = f"sent what no hub sends: {error}"
+                why = f"sent an invalid message: {error}"
         self.connection.close()
         if not self.leaving:
             self.on_end(f"process 0 of {self.count} ({self.hosts[0] if self.hosts else 'the coordinator'}) {why}", 1)
@@ -188,7 +188,7 @@ def _reach(host: str, port: int, find_secret: Callable[[], Secret], deadline: fl
             reason = error.strerror or error
             pause = REFUSED_SECONDS if isinstance(error, Refused) else RETRY_SECONDS
         if time.monotonic() + pause > deadline:
-            raise RunError(f"process 0 did not come up at {host}:{port} within {seconds:g} s ({reason})")
+            raise RunError(f"process 0 could not be reached at {host}:{port} within {seconds:g} s ({reason})")
         time.sleep(pause)
 
 
@@ -197,8 +197,8 @@ def _connect(host: str, port: int, find_secret: Callable[[], Secret], deadline: 
     connection = socket.create_connection((host, port), timeout=seconds)
     try:
         if connection.getsockname() == connection.getpeername():
-            # Nobody listens yet, and the kernel chose the target port for this end: TCP connected it to itself.
-            raise ConnectionError("nobody listens there")
+            # No process listens yet, and the kernel chose the target port for this end: TCP connected it to itself.
+            raise ConnectionError("no process listens there")
         prove(connection, find_secret, min(seconds, PROOF_SECONDS))
     except OSError:
         connection.close()

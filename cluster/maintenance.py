@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches for the notice of Google Compute Engine that this machine is about to be preempted or terminated."""
+"""Watches for Google Compute Engine's notice that this machine is about to be preempted or terminated."""
 
 import contextlib
 import threading

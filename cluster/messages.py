@@ -120,7 +120,7 @@ def read(lines: BinaryIO, schemas: Mapping[str, type], longest: int = LONGEST_ME
         return None
     kind = parse_json(line, Message, "a message", max_bytes=longest + 1)["kind"]
     if kind not in schemas:
-        raise JsonError(f"a message of the kind {kind[:40]!r} is none of {', '.join(schemas)}")
+        raise JsonError(f"a message of the kind {kind[:40]!r} is not one of {', '.join(schemas)}")
     return parse_json(line, schemas[kind], f"a message of the kind {kind!r}", max_bytes=longest + 1)
 
 

@@ -25,7 +25,7 @@ LAST_PORT = 65535
 MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # cluster types that jax detects
 ANNOUNCED = {  # a value greater than this means that other processes exist; a remedy if jax does not find them
     "OMPI_COMM_WORLD_SIZE": ("1", ""),
-    "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, by which jax asks for them, or "),
+    "JOB_COMPLETION_INDEX": ("0", "install the Python package kubernetes, with which jax looks for them, or "),
 }
 SETTLE_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
@@ -87,7 +87,7 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
     for name, (alone, remedy) in ANNOUNCED.items():
         if group is None and accelerator != "tpu" and _number(name, environment.get(name) or alone) > int(alone):
             raise ConfigError(
-                f"{name}={environment[name]} says that there are other processes, and jax does not find them; "
+                f"{name}={environment[name]} says that there are other processes, but jax does not find them; "
                 f"{remedy}set {', '.join(names[0] for names in FAMILIES[0])}"
             )
     return group
@@ -104,7 +104,7 @@ def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None
     for names in family:
         values = {name: environment[name] for name in names if environment.get(name)}
         if len(set(values.values())) > 1:
-            raise ConfigError(f"{_text(values)} contradict each other; unset one")
+            raise ConfigError(f"{_text(values)} contradict each other; unset all but one")
     host, port = _address(given[0], environment)
     index, count = (_number(name, environment[name]) for name in given[1:])
     if not 0 <= index < count:
@@ -117,7 +117,7 @@ def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None
 def _address(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
     address = ADDRESS.fullmatch(environment[name])
     if not address:
-        raise ConfigError(f"{name}={environment[name]} is no address; write HOST:PORT, or [IPV6]:PORT")
+        raise ConfigError(f"{name}={environment[name]} is not an address; write HOST:PORT or [IPV6]:PORT")
     port = address["port"] or (environment.get("MASTER_PORT", "") if name == "MASTER_ADDR" else "") or DEFAULT_PORT
     number = _number(f"the port of {name}", port)
     if not 1 < number <= LAST_PORT:
@@ -136,7 +136,9 @@ def _check_same(one: Group, other: Group) -> None:
     ours, theirs = dataclasses.asdict(one), dataclasses.asdict(other)
     for what in ("count", "index", "host", "port"):
         if ours[what] != theirs[what]:
-            raise ConfigError(f"{one.source} and {other.source} contradict each other in the {what}; unset one set")
+            raise ConfigError(
+                f"{one.source} and {other.source} contradict each other in the {what}; unset one group of variables"
+            )
 
 
 def _text(values: Mapping[str, str]) -> str:
@@ -209,7 +211,7 @@ def _join(
         found = run_secret.find()
         if found.source == secret.NOWHERE:
             _warn(
-                f"no secret protects this run: whoever reaches port {group.hub_port} of {group.host} can end it; "
+                f"no secret protects this run: anyone who can reach port {group.hub_port} of {group.host} can end it; "
                 f"set {secret.VARIABLE} to the same secret in all processes"
             )
         _hub = Hub(listener, group.count, join_seconds, found)
@@ -227,8 +229,8 @@ def _listening_address(group: Group) -> str | None:
     address = addresses.own_address(group.host)
     if address is None:
         _warn(
-            f"{group.host} is no address of this machine that others can use, so ports {group.port} and "
-            f"{group.hub_port} are open on all its addresses; {LISTENING}=ADDRESS:{group.port} names one"
+            f"{group.host} is not an address of this machine that others can use, so ports {group.port} and "
+            f"{group.hub_port} are open on all addresses; to open one, set {LISTENING}=ADDRESS:{group.port}"
         )
     return address
 
@@ -278,8 +280,8 @@ def check_same(values: Mapping[str, object], what: str) -> None:
         for item in sorted(first.keys() | theirs.keys()):
             if first.get(item) != theirs.get(item):
                 raise ConfigError(
-                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on the one, "
-                    f"{first.get(item)} on the other; make them equal"
+                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on the first, "
+                    f"{first.get(item)} on the second; make them equal"
                 )
 
 

@@ -69,7 +69,7 @@ class RunSecret:
         return Secret(FROM_FOLDER, b"")
 
     def withdraw(self) -> None:
-        """Remove the file, and the folder if it was made for it, since nobody joins any more; idempotent."""
+        """Remove the file, and the folder if it was made for it, since no process joins any more; idempotent."""
         if self.written:
             self.written = None
             with contextlib.suppress(OSError):
@@ -103,10 +103,10 @@ def _given(environment: Mapping[str, str]) -> Secret | None:
         path, what = pathlib.Path(name).expanduser(), f"{FILE_VARIABLE}={name}"
         try:
             if path.stat().st_mode & READABLE_BY_OTHERS:
-                raise ConfigError(f"{what} can be read by other users; chmod 600 {name}")
+                raise ConfigError(f"{what} can be read by other users; run chmod 600 {name}")
             return _checked(FILE_VARIABLE, _read(path), what)
         except OSError as error:
-            raise ConfigError(f"{what}: {error.strerror}") from None
+            raise ConfigError(f"{what}: {error.strerror}; name a file that can be read") from None
     if value := from_metadata():
         return _checked(FROM_METADATA, value.encode(), FROM_METADATA)
     return None
@@ -130,8 +130,8 @@ def _checked(source: str, value: bytes, what: str) -> Secret:
     value = value.strip()
     if len(value) < FEWEST_CHARACTERS:
         raise ConfigError(
-            f"{what} has fewer than {FEWEST_CHARACTERS} characters, which can be guessed; `openssl rand -hex 32` makes "
-            "a good one"
+            f"{what} has fewer than {FEWEST_CHARACTERS} characters, so it can be guessed; make one with "
+            "`openssl rand -hex 32`"
         )
     return Secret(source, value)
 

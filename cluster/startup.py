@@ -46,7 +46,7 @@ def attached_accelerator() -> str:
     if asked == "cpu" or not asked:
         return asked or found
     if asked not in ("tpu", "gpu"):
-        raise ConfigError(f"JAX_PLATFORMS={asked} is none of cpu, gpu, cuda, tpu; unset it to use the {found}")
+        raise ConfigError(f"JAX_PLATFORMS={asked} is not one of cpu, gpu, cuda, tpu; unset it to use the {found}")
     if asked != found:
         raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
     return found
@@ -67,7 +67,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     elif topology and topology.accelerator != accelerator:
         raise ConfigError(
             f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
-            f"leave --topology out, or set JAX_PLATFORMS=cpu to simulate it"
+            f"omit --topology, or set JAX_PLATFORMS=cpu to simulate it"
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
@@ -87,7 +87,9 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     of processes, or if one process would simulate too many.
     """
     if num_devices % num_processes:
-        raise ConfigError(f"{num_devices} devices cannot be simulated by {num_processes} processes alike")
+        raise ConfigError(
+            f"{num_processes} processes cannot simulate {num_devices} devices in equal parts; change a number"
+        )
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
     if not re.fullmatch("0{0,9}[1-9][0-9]{0,9}", number):
@@ -95,9 +97,7 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
         raise ConfigError(f"JAX_NUM_CPU_DEVICES={asked} is not a whole number greater than 0; unset it, or correct it")
     local = num_devices // num_processes or int(number)
     if local > MOST_SIMULATED:
-        raise ConfigError(
-            f"{local:,} devices cannot be simulated by one process, at most {MOST_SIMULATED:,}; take a smaller mesh"
-        )
+        raise ConfigError(f"one process cannot simulate {local:,} devices, only {MOST_SIMULATED:,}; use a smaller mesh")
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if "xla_force_host_platform_device_count" not in f]
     given = {f.lstrip("-").split("=")[0] for f in flags}
@@ -124,9 +124,9 @@ def check_platform(accelerator: str) -> None:
 
     if jax.default_backend() != accelerator:
         raise ConfigError(
-            f"a {accelerator} is attached, but jax computes on the {jax.default_backend()}: another process has it, or "
-            f"its packages are not installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to have "
-            "the CPU instead"
+            f"a {accelerator} is attached, but jax uses the {jax.default_backend()}: another process uses the "
+            f"{accelerator}, or its packages are not installed (`make setup ACCELERATOR={accelerator}`); set "
+            "JAX_PLATFORMS=cpu to use the CPU"
         )
 
 

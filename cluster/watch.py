@@ -46,7 +46,7 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
         if seconds and own.idle > allowed and (to_blame := processes.blame(own, allowed)):
             _keep_stacks(log)
-            raise RunError(f"no step ended for {allowed:g} s: {to_blame}; where every thread was is in {log}")
+            raise RunError(f"no step ended within {allowed:g} s: {to_blame}; {log} has the stacks of all threads")
 
     thread = Repeated("watchdog", look, INTERVAL_SECONDS)
     try:

@@ -51,12 +51,14 @@ BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice
 flags.DEFINE_string(
     "config",
     "configs/tiny.py",
-    "recipe: a Python file with get_config(), here or in the workspace, or a run's folder; default: what the run in "
-    "--workdir has, else the run of train.init_from",
+    "recipe: a Python file with get_config(), here or in the workspace, or a run's folder; default: the configuration "
+    "of the run in --workdir, else of train.init_from",
 )
 flags.DEFINE_string("topology", "", f"hardware preset: {', '.join(topologies.SLICES)}; default: what is attached")
-flags.DEFINE_bool("print_config", False, "print every key, its value and where it is from, and do nothing else")
-flags.DEFINE_string("workdir", "", "folder of the run, from the present folder; default: runs/<recipe>[-<topology>]")
+flags.DEFINE_bool("print_config", False, "print every key with its value and its origin, and exit")
+flags.DEFINE_string(
+    "workdir", "", "folder of the run, relative to the current folder; default: runs/<recipe>[-<topology>]"
+)
 flags.DEFINE_integer(
     "join_seconds", 300, "how long the processes of a run wait for each other at its start", 1, 1_000_000
 )
@@ -108,7 +110,7 @@ class Command:
         return [
             *notes,
             f"SIMULATION: no accelerator here, so {what} is {self.num_devices} simulated CPU devices, with the same",
-            f"mesh and {sizes}; the speed says nothing about a TPU.",
+            f"mesh and {sizes}; the speed does not predict that of a TPU.",
             *changes,
         ]
 
@@ -133,7 +135,7 @@ def parse_flags(description: str) -> dict[str, str]:
     if stray:
         raise ConfigError(stray_argument(stray[0]))
     if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
-        raise ConfigError(f"--{empty[0]}= has no value; give it one, or leave it out")
+        raise ConfigError(f"--{empty[0]}= has no value; add one, or omit the flag")
     return overrides
 
 
@@ -149,9 +151,11 @@ def parse(
     """
     loaded = parse_configuration(description, use=use)
     if one_device and FLAGS["topology"].present:
-        raise ConfigError("--topology is not read here, where one device is used; leave it out")
+        raise ConfigError("--topology is not used by this command, which runs on one device; omit it")
     if "train.init_from" in loaded.typed and not (FLAGS.workdir or FLAGS["config"].present):
-        raise ConfigError(f"train.init_from={loaded.config.train.init_from} begins a new run; name a --workdir for it")
+        raise ConfigError(
+            f"train.init_from={loaded.config.train.init_from} begins a new run; give it a folder with --workdir"
+        )
     accelerator = startup.attached_accelerator()
     startup.choose_platform(loaded.topology, accelerator, cache_path(loaded.config.data.cache_dir))
     group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
@@ -253,7 +257,7 @@ def check_file_to_write(flag: str) -> None:
     """Raise ConfigError if the file that a flag names cannot be written; call this before its content is computed."""
     path = pathlib.Path(FLAGS[flag].value).expanduser()
     if FLAGS[flag].value and not path.parent.is_dir():
-        raise ConfigError(f"--{flag}={path}: there is no folder {path.parent}")
+        raise ConfigError(f"--{flag}={path}: the folder {path.parent} does not exist; create it, or name another")
     if FLAGS[flag].value and path.is_dir():
         raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
 
@@ -273,7 +277,7 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     if bucket := open_bucket(FLAGS.workdir, cache_path("")):
         return bucket.folder, bucket
     if "://" in FLAGS.workdir:
-        raise ConfigError(f"--workdir={FLAGS.workdir}: runs are kept in local folders and in gs:// buckets")
+        raise ConfigError(f"--workdir={FLAGS.workdir}: a run can be in a local folder or in a gs:// bucket; name one")
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
     name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
     try:
@@ -294,7 +298,9 @@ def recipe(overrides: dict[str, str]) -> str:
     if source.endswith(".py"):
         return source
     if "://" in source:
-        raise ConfigError(f"train.init_from={source}: give --config too, which is read from local folders alone")
+        raise ConfigError(
+            f"train.init_from={source}: add --config, because the configuration is read from local folders only"
+        )
     return str(stored_config.run_folder("train.init_from", source))
 
 
@@ -324,14 +330,14 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     message = " ".join(str(error).split()) or kind.__name__
     match error:
         case KeyboardInterrupt():
-            line, status = "interrupted; run the same command to go on", INTERRUPTED
+            line, status = "interrupted; run the same command to continue", INTERRUPTED
         case BaseException(exit_status=status):
             line = message if status == INTERRUPTED else f"error: {message}"
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
             line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
-            LOG.error("ended by", exc_info=(kind, error, trace))
+            LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):
                 time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
     if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
@@ -354,7 +360,7 @@ def _end_with_the_others(line: str, status: int) -> None:
     with contextlib.suppress(OSError):  # a full disk
         for file in _log_files():
             with file.open("a") as log:
-                log.write(f"{line}; this process was here:\n")
+                log.write(f"{line}; the stacks of this process:\n")
                 log.flush()
                 faulthandler.dump_traceback(log, all_threads=True)
     _end(line if status == INTERRUPTED else f"error: {line.removeprefix('error: ')}", status)

@@ -30,7 +30,7 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
     reasons = retention.reasons(good, losses)
     lines = []
     for step, found in problems.items():
-        fate = f"kept: {reasons[step]}" if step in reasons else "the next save would delete it"
+        fate = f"kept: {reasons[step]}" if step in reasons else "the next save deletes it"
         lines.append(f"checkpoint {step}: " + (f"DAMAGED: {'; '.join(found)}" if found else f"good  ({fate})"))
     lines += [f"{name}: {what}" for name, what in others.items()]
     lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
@@ -58,7 +58,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
         with mesh_context(run.mesh):
             params = restore_eval_params(checkpoints, newest, run.abstract_state.params)
             losses = document_losses(run, params, corpus, section, step, examples)
-    return [f"loss in nats a token, under checkpoint {newest}", *ledger.table(examples, losses)]
+    return [f"loss in nats per token, under checkpoint {newest}", *ledger.table(examples, losses)]
 
 
 def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:

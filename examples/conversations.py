@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make up conversations and preferences, to see fine-tuning work: python examples/conversations.py FOLDER
+"""Write invented conversations and preferences, to try fine-tuning: python examples/conversations.py FOLDER
 
-Somebody asks what comes after a number, and is told politely as often as not; preferred is the polite answer.
+The user asks for the number after another. Half of the answers are polite; the preferred answer is the polite one.
 """
 
 import argparse

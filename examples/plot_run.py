@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw a run from its metrics: python examples/plot_run.py WORKDIR FILE.png
+"""Plot the metrics of a run: python examples/plot_run.py WORKDIR FILE.png
 
 It plots training loss, held-out loss and tokens a second. A resumed run has one history: the last line of each step
 counts.
@@ -18,10 +18,10 @@ from reporting.metrics import read_steps
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:
-    """Return the last line of each step of a kind, in order."""
+    """Return the last line of each step of a kind, in order of the steps."""
     path = workdir / "metrics.jsonl"
     if not path.is_file():
-        raise ValueError(f"{workdir} holds no run: there is no {path.absolute()}")
+        raise ValueError(f"{workdir} is not the folder of a run: there is no {path.absolute()}")
     return read_steps(path, kind)
 
 
@@ -31,7 +31,7 @@ def values(lines: list[dict], name: str) -> list[float]:
 
 
 def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
-    """Write the picture; its suffix decides the format."""
+    """Write the plot; the suffix of the file selects the format."""
     trained, evaluated = lines_of(workdir, "train"), lines_of(workdir, "eval")
     figure = matplotlib.figure.Figure(figsize=(10, 3.2), layout="constrained")
     loss, speed = figure.subplots(1, 2)

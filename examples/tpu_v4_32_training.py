@@ -3,13 +3,13 @@
 
     python -m examples.tpu_v4_32_training --synthetic --steps=5
 
-On all hosts of a pod, whose run needs one folder for all:
+On all hosts of a pod, with one folder that all hosts share:
 
     python pod.py launch -- python -m examples.tpu_v4_32_training --synthetic --workdir=gs://BUCKET/example
 
-Where there is no TPU the mesh is simulated, and the model shrunken. Another mesh: TPU_MESH_CONFIG="4,4,2", which is for
-the 32 chips of a v4-64. --synthetic trains on one batch again and again, so that its loss has to fall; without it the
-corpus of --config.data is read. All flags of train.py are known here too.
+Without a TPU the mesh is simulated, and the model is scaled down. TPU_MESH_CONFIG="4,4,2" selects another mesh, for the
+32 chips of a v4-64. --synthetic trains on one batch repeatedly, so that its loss must fall; without it the corpus of
+--config.data is read. All flags of train.py work here too.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import os
 
 from core import command_line
 
-command_line.flags.DEFINE_bool("synthetic", False, "train on one generated batch, in place of a corpus")
+command_line.flags.DEFINE_bool("synthetic", False, "train on one generated batch instead of a corpus")
 command_line.flags.DEFINE_integer("steps", 100, "optimizer updates", 1)
 if __name__ == "__main__":
     if not os.environ.get("TPU_MESH_CONFIG"):
@@ -45,13 +45,13 @@ def repeated_batch(config):
 
 
 def main(command: command_line.Command) -> None:
-    """Join the other hosts, train by the one loop, and print what it measured."""
+    """Join the other hosts, train, and print the measurements."""
     config, flags = command.config, command_line.FLAGS
     config.train.update(steps=flags.steps, tokens=0, epochs=0.0, log_every=1, eval_every=0)
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, flags.steps // 10)
     command_line.join(command)
     command_line.log_to(command.workdir)
-    if command.num_devices is None:  # only now, with all hosts there, the chips can be counted
+    if command.num_devices is None:  # the chips can be counted only when all hosts have joined
         validation.validate(config, jax.device_count(), command.loaded)
     first = processes.index() == 0
     print("\n".join([*(command.banner() if first else []), *train.device_lines(config)]), flush=True)

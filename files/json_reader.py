@@ -47,7 +47,7 @@ def read_json(path: pathlib.Path, schema: type[Schema], *, max_bytes: int = MAX_
 def parse_json(content: bytes | str, schema: type[Schema], source: str, *, max_bytes: int = MAX_BYTES) -> Schema:
     """Return JSON text as `schema` describes it; see `read_json`. Messages call the text `source`."""
     if len(content) > max_bytes:
-        raise JsonError(f"{source}: is larger than {max_bytes:,} bytes, the limit for such a file")
+        raise JsonError(f"{source}: is larger than {max_bytes:,} bytes, the limit for this file")
     if isinstance(content, bytes):
         content = content.removeprefix(codecs.BOM_UTF8)
     try:

@@ -46,8 +46,8 @@ def training_batches(
     Args:
         rows: int array, which of range(global_batch) to read.
         first_example: how many the run has taken; those that the mixture skips are not counted.
-        readers: threads; 0: as many as there are cores, up to a limit.
-        prefetch: batches made ahead; 0: as many as a memory limit allows, up to a few.
+        readers: number of threads; 0: the number of cores, up to MOST_READERS.
+        prefetch: number of batches read ahead; 0: 2 to 8, within PREFETCHED_BYTES.
         ahead: how many later batches have been read when a batch is yielded.
         on_lost: called if one of these cannot be read, with the error that is raised when that batch is requested.
 
@@ -80,7 +80,7 @@ def evaluation_batches(
     prefetch: int = 0,
     on_lost: OnLost | None = None,
 ) -> Iterator[Batch]:
-    """Return windows in stored order, each once: all of them, or as many as fill num_batches, evenly spread.
+    """Return windows in stored order, each once: all of them, or enough for num_batches, evenly spread.
 
     The last batch is padded with the window source's fill values; those of tokens are zero, also for segments (the loss
     weight). With `on_lost`, a batch that cannot be read is padding too, and `on_lost` is called with the error. All
@@ -183,7 +183,7 @@ def _batches(
 
 def _known(batches: Iterator[Batch], ahead: int, on_lost: OnLost) -> Iterator[Batch]:
     """Yield each batch once the next `ahead` batches are known to be readable or lost."""
-    known: deque[Batch | DataError | None] = deque()  # None: there is no other
+    known: deque[Batch | DataError | None] = deque()  # None: the batches have ended
     while True:
         while len(known) <= ahead and (not known or isinstance(known[-1], dict)):
             known.append(_next(batches, on_lost))
@@ -206,7 +206,7 @@ def _next(batches: Iterator[Batch], on_lost: OnLost) -> Batch | DataError | None
 @cache
 def _tensorflow():
     tf = tensorflow()
-    atexit.register(_close_unfinished)  # after TensorFlow's own, so that it comes before them
+    atexit.register(_close_unfinished)  # registered after TensorFlow's own exit functions, so that it runs before them
     return tf
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files kept between runs: their location, atomic writes, and locks between processes."""
+"""Keeps files between runs: their folder, digests that name them, and locks between processes."""
 
 import fcntl
 import hashlib
@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
+from files.atomic import writing
 from input_pipeline.errors import DataError
 
 
@@ -43,21 +43,8 @@ def cache_folder(cache_dir: str) -> Path:
             f"data.cache_dir={folder}: {error.strerror}; name a writable folder with --config.data.cache_dir"
         ) from error
     if not os.access(folder, os.W_OK):
-        raise DataError(
-            f"data.cache_dir={folder}: cannot be written; name a writable folder with --config.data.cache_dir"
-        )
+        raise DataError(f"data.cache_dir={folder} is not writable; name a writable folder with --config.data.cache_dir")
     return folder
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears at `path` only when it is complete and on disk."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 def write_json(path: Path, value) -> None:
@@ -74,6 +61,6 @@ def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            announce(f"waiting for another process that prepares {path.with_suffix('')}")
+            announce(f"waiting for another process, which is preparing {path.with_suffix('')}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

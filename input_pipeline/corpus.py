@@ -17,7 +17,7 @@ from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_token
 from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows
 
-say = partial(print, flush=True)  # into a file, too, as it happens
+say = partial(print, flush=True)  # so that lines appear at once if the output is a file
 WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; others have TokenWindows
 FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, for a corpus's digest
 
@@ -39,6 +39,11 @@ class Corpus:
     def is_of_conversations(self) -> bool:
         """Whether the training data are conversations, so that a model should not continue plain text."""
         return isinstance(self.heldout, ConversationWindows)
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the data are documents of text; otherwise they are conversations, puzzles or random tokens."""
+        return type(self.heldout) is TokenWindows
 
     def resume(self, record: dict) -> "Corpus":
         """Return this corpus for a resumed run: its parts continue at their positions, with the present weights.
@@ -122,11 +127,11 @@ def _read(data, paths: list[str], announce: Announce, *, vocab_size: int, seed: 
 
 def _corpus(tokenizer, train: Mixture, stores: list[Store], kind: type[TokenWindows]) -> Corpus:
     heldout = open_windows([store for store in stores if "heldout" in store.manifest["splits"]], "heldout", kind)
-    unigram = None
-    if train.parts and kind is TokenWindows:
-        unigram = unigram_bits_per_byte(train.parts, heldout, tokenizer.vocab_size)
     facts = [{key: store.manifest[key] for key in FACTS} for store in stores]
-    return Corpus(tokenizer, train, heldout, digest_of_json(facts), unigram, stores=tuple(stores))
+    corpus = Corpus(tokenizer, train, heldout, digest_of_json(facts), stores=tuple(stores))
+    if not (train.parts and corpus.is_plain_text):
+        return corpus
+    return replace(corpus, unigram_bits_per_byte=unigram_bits_per_byte(train.parts, heldout, tokenizer.vocab_size))
 
 
 def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
@@ -157,7 +162,7 @@ def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: A
     if len(kept) == len(part["train"]):
         return
     if not kept:
-        raise DataError(f"data path {path!r}: every document is held out elsewhere, and none is left to train on")
+        raise DataError(f"data path {path!r}: all documents are held out elsewhere; add others to train on")
     announce(f"{path}: not trained on {len(part['train']) - len(kept):,} documents that are held out elsewhere")
     part["train"] = kept
 
@@ -169,7 +174,7 @@ def _split(path: str, documents, data, announce: Announce) -> Splits:
         return {"train": spans}
     if data.source in WINDOWS and len({span.digest for span in spans}) == 1:
         raise DataError(
-            f"data path {path!r}: one line, of which no part can be held out; use --config.data.validation_path"
+            f"data path {path!r}: a single line cannot be split; name held-out data with --config.data.validation_path"
         )
     train, heldout = hold_out(spans, data.holdout_fraction)
     return {"train": train, "heldout": heldout}
@@ -178,7 +183,7 @@ def _split(path: str, documents, data, announce: Announce) -> Splits:
 def _scan(path: str, documents, data, announce: Announce) -> list[Span]:
     spans = scan(documents, data.bad_documents, announce)
     if not spans:
-        raise DataError(f"data path {path!r} (data.source={data.source}): no document with any text in it")
+        raise DataError(f"data path {path!r} (data.source={data.source}): there is no text; name files with text")
     return spans
 
 
@@ -187,10 +192,10 @@ def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: boo
     spans = [span for part in parts for span in part.get("train", ())]
     tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache_folder(data.cache_dir), announce)
     if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
-        few = f"the documents have {tokenizer.vocab_size:,} pieces in them, not model.vocab_size={vocab_size}"
+        few = f"the documents give only {tokenizer.vocab_size:,} pieces, not model.vocab_size={vocab_size}"
         if vocab_size_typed:
             raise DataError(f"{few}; use --config.model.vocab_size={tokenizer.vocab_size}, or more text")
-        announce(f"{few}; going on with {tokenizer.vocab_size:,}")
+        announce(f"{few}; using {tokenizer.vocab_size:,}")
     return tokenizer
 
 

@@ -10,9 +10,10 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NotRequired
+from typing import Annotated, NamedTuple, NotRequired
 
 import numpy as np
+import pydantic
 
 from files.json_reader import Count, JsonError, Object, parse_json
 from input_pipeline.corpus import Corpus
@@ -20,7 +21,6 @@ from input_pipeline.errors import DataError
 
 NAME = "ledger.jsonl"
 MOST_BYTES = 256 << 20  # of the file; a line has a few hundred
-MOST_ROWS, MOST_TOKENS = 1 << 20, 1 << 24  # rows of a step's batch, tokens of a row
 
 
 class Section(Object):
@@ -28,8 +28,8 @@ class Section(Object):
 
     step: Count
     examples: Count
-    global_batch: Count
-    sequence_length: Count
+    global_batch: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]  # rows
+    sequence_length: Annotated[int, pydantic.Field(ge=1, le=1 << 24)]  # tokens
     seed: int
     corpus: str
     mixture: list[tuple[Count, list[str]]]
@@ -94,7 +94,7 @@ def append(folder: Path, section: Section) -> None:
             file.truncate(_finished(file.read()))
             file.write(json.dumps(section).encode() + b"\n")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; it has to be writable, with room for a line") from error
+        raise DataError(f"{path}: {error.strerror}; it must be writable, on a disk with free space") from error
 
 
 def sections(folder: Path) -> list[Section]:
@@ -112,7 +112,7 @@ def sections(folder: Path) -> list[Section]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from error
     if len(content) > MOST_BYTES:
-        raise DataError(f"{path}: is larger than {MOST_BYTES:,} bytes, and so no ledger of a run")
+        raise DataError(f"{path} is larger than {MOST_BYTES:,} bytes, too large for the ledger of a run")
     lines = content[: _finished(content)].splitlines()
     return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
@@ -133,11 +133,11 @@ def section_of(folder: Path, step: int, last_step: int) -> Section:
     """
     written = sections(folder)
     if not written:
-        raise DataError(f"{folder / NAME}: no such file, or empty; a run keeps one from its first start on")
+        raise DataError(f"{folder / NAME} is missing or empty; every run writes it from its first start on")
     first_step = 1 + min(section["step"] for section in written)
     if not first_step <= step <= last_step:
         known = f"steps {first_step} to {last_step}" if first_step <= last_step else "no step yet"
-        raise DataError(f"{folder / NAME} knows {known}, and not step {step}")
+        raise DataError(f"{folder / NAME} covers {known}, not step {step}")
     return next(section for section in reversed(written) if section["step"] < step)
 
 
@@ -161,7 +161,7 @@ def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
         trained_on = section["corpus"].encode("unicode_escape").decode()[:40]
         raise DataError(
             f"step {step} was trained on another corpus ({trained_on}, now {corpus.digest}); "
-            "bring its documents, tokenizer and split back as they were"
+            "restore its documents, tokenizer and split"
         )
     mixture, length = corpus.train.recorded(section["mixture"], section["skips"]), section["sequence_length"]
     examples = mixture.examples(taken(section, step))
@@ -187,9 +187,9 @@ def table(examples: list[Example], losses: dict[tuple[int, int], float] | None =
         lines.append((str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"))
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
-        told = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
+        texts = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
         order = np.argsort(-np.array(of_each), kind="stable")  # nan comes last
-        lines = [("loss", *lines[0]), *((told[number], *lines[1 + number]) for number in order)]
+        lines = [("loss", *lines[0]), *((texts[number], *lines[1 + number]) for number in order)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
@@ -209,10 +209,6 @@ def _finished(content: bytes) -> int:
 
 def _parsed(line: bytes, where: str) -> Section:
     try:
-        section = parse_json(line, Section, where)
+        return parse_json(line, Section, where)
     except JsonError as error:
-        raise DataError(f"{error}; mend the line, or remove it") from None
-    for key, most in (("global_batch", MOST_ROWS), ("sequence_length", MOST_TOKENS)):
-        if not 1 <= section[key] <= most:
-            raise DataError(f"{where}: {key} is {section[key]}, not 1 to {most:,}; mend the line, or remove it")
-    return section
+        raise DataError(f"{error}; fix the line, or remove it") from None

@@ -44,13 +44,13 @@ def parse(text: str) -> tuple[list[str], Weights]:
         paths.append(path)
         weights.append(weight)
     if not sum(weights):
-        raise DataError(f"data.mixture={text!r} gives no part a weight; write for instance {EXAMPLE!r}")
+        raise DataError(f"data.mixture={text!r} gives no part a weight; write, for example, {EXAMPLE!r}")
     scaled = tuple(weight / sum(weights) for weight in weights)
     period = _period(scaled)
     if period > LONGEST_PERIOD:
         raise DataError(
-            f"data.mixture={text!r} has weights that repeat only after more than {LONGEST_PERIOD:,} examples; "
-            "write fewer digits"
+            f"data.mixture={text!r}: the order of parts repeats only after more than {LONGEST_PERIOD:,} examples; "
+            "use weights with fewer digits"
         )
     return paths, scaled
 
@@ -62,7 +62,7 @@ def _parse_part(part: str) -> tuple[Fraction, str]:
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(-1)
     if fraction < 0 or not path or SEVERAL.search(path):
-        raise DataError(f"data.mixture: {part!r} is no weight and path; write for instance {EXAMPLE!r}")
+        raise DataError(f"data.mixture: {part!r} is not a weight and a path; write, for example, {EXAMPLE!r}")
     return fraction, path.strip()
 
 
@@ -194,9 +194,9 @@ class Mixture:
         firsts = [first for first, _ in history]
         for _, weights in history:
             if len(weights) != len(self.parts) or sum(weights) != 1 or _period(weights) > LONGEST_PERIOD:
-                raise DataError(f"the record of a mixture has the weights {weights!s:.80} for {len(self.parts)} parts")
+                raise DataError(f"the stored mixture has invalid weights for {len(self.parts)} parts: {weights!s:.80}")
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
-            raise DataError(f"the record of a mixture has sections that begin at {firsts!s:.80}, not from 0 on")
+            raise DataError(f"the stored mixture has sections that begin at {firsts!s:.80}; they must ascend from 0")
         return replace(self, history=history, skips=tuple((first, count) for first, count in skips))
 
     def skip(self, first: int, last: int) -> "Mixture":
@@ -208,7 +208,7 @@ class Mixture:
             first: the first number to skip; the run rolls back to where it had taken at most this many.
             last: the first number that is not skipped, taken in place of `first`; at least `first`.
         """
-        assert first <= last, f"nothing to leave out from {first} to {last}"
+        assert first <= last, f"cannot skip from {first} to {last}"
         begin, end = self.examples([first, last]).tolist()
         before = [skip for skip in self.skips if skip[0] <= first]
         after = [(taken - (last - first), count) for taken, count in self.skips if taken > last]
@@ -226,7 +226,7 @@ def mixture_of_one(windows) -> Mixture:
 
 def _stored_weight(text: str) -> Fraction:
     if not re.fullmatch(r"\d{1,6}(/[1-9]\d{0,5})?", text):
-        raise DataError(f"the record of a mixture has the weight {text!r:.80}, which is no fraction")
+        raise DataError(f"the stored mixture has the weight {text!r:.80}, which is not a fraction")
     return Fraction(text)
 
 

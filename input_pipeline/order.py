@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of examples: a keyed permutation that gives any index in O(1).
 
-A Feistel network permutes the smallest power of two that is not below the size; an image outside the
-size is sent through again until it falls inside (cycle walking; Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains", 2002, section 4: fewer than two rounds through on average). So resuming at
-example k costs nothing, and no table of the order is ever made.
+A Feistel network permutes the smallest power of two that is at least the size. An image outside the size is permuted
+again until it falls inside (cycle walking; Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, section 4:
+fewer than two permutations on average). So resuming at example k costs nothing, and no table of the order is needed.
 """
 
 import numpy as np
@@ -14,11 +13,11 @@ ROUNDS = 8
 
 
 def permute(index, size: int, key):
-    """Return the place of `index` in the order that `key` gives to range(size).
+    """Return the image of `index` under the permutation of range(size) that `key` selects.
 
     Args:
         index: int or integer array, 0 <= index < size.
-        size: how many examples there are.
+        size: number of examples.
         key: int of 64 bits, or a uint64 array of the shape of `index`.
 
     Returns:
@@ -46,11 +45,11 @@ def mix(values) -> np.ndarray:
 
 
 def example_windows(examples: np.ndarray, num_windows: int, seed: int) -> np.ndarray:
-    """Return the window of each example of the run: every pass over the windows has an order of its own.
+    """Return the window of each example of the run: int64 of the same shape. Every epoch has its own order.
 
     Args:
         examples: int64 array, counted from the start of the run.
-        num_windows: windows in a pass (an epoch).
+        num_windows: windows in an epoch.
         seed: any int.
     """
     examples = np.asarray(examples, np.int64)
@@ -59,7 +58,7 @@ def example_windows(examples: np.ndarray, num_windows: int, seed: int) -> np.nda
 
 
 def _feistel(values: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
-    """Permute uint64 values below the power of two that covers `size`, halves taking turns."""
+    """Permute uint64 values below the power of two that covers `size`; the rounds change both halves in turn."""
     bits = (size - 1).bit_length()
     low_bits = np.uint64(bits // 2)
     low_mask, high_mask = (np.uint64((1 << width) - 1) for width in (bits // 2, bits - bits // 2))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: documents end to end, cut in windows, with segments and positions; no token lost, none twice.
+"""Packs documents end to end and cuts them into windows, with segments and positions.
 
-The stored stream is document 1, end of document (EOD), document 2, EOD, ... . An EOD before the first
-token makes each stored token a target exactly once: window i reads as inputs positions iT to iT+T-1 of
-the stream with that EOD in front, and as targets the T stored tokens iT to iT+T-1. The EOD in front of a
-document is its first input.
+The stored stream is document 1, end of document (EOD), document 2, EOD, ... . One more EOD precedes it, so that each
+stored token is a target exactly once: the targets of window i are the T stored tokens iT to iT+T-1, and its inputs are
+the tokens one place earlier. So the first input of a document is the EOD before it.
 """
 
 import itertools
@@ -16,17 +15,17 @@ KEYS = ("tokens", "targets", "segments", "positions")
 
 
 class Piece(NamedTuple):
-    """A run of one document's tokens among the targets of a window."""
+    """Consecutive tokens of one document among the targets of a window."""
 
     document: int  # its number in the stored stream
     segment: int  # its number in the window, as `pack` counts
-    first: int  # place of the first token in the window
+    first: int  # index of the first token in the window
     count: int  # of tokens; an EOD is a document's last
-    offset: int  # place of the first token in the document
+    offset: int  # index of the first token in the document
 
 
 def pieces(begin: int, length: int, starts: np.ndarray, num_tokens: int) -> list[Piece]:
-    """Return what `pack` finds in one window, in order; arguments as there, `length` tokens from `begin` on."""
+    """Return the pieces of the window of `length` tokens from `begin` on, in order; see `pack` for the arguments."""
     end = min(begin + length, num_tokens)
     number = int(np.searchsorted(starts, begin, side="right")) - 1
     stop = int(np.searchsorted(starts, end, side="left"))
@@ -38,18 +37,18 @@ def pieces(begin: int, length: int, starts: np.ndarray, num_tokens: int) -> list
 
 
 def pack(stream: np.ndarray, begins: np.ndarray, starts: np.ndarray, num_tokens: int) -> dict[str, np.ndarray]:
-    """Add to windows of the stream which document each token belongs to, and where in it.
+    """Return windows of the stream, with the document and the position of each token.
 
     Args:
-        stream: int32 [rows, T + 1], the stored tokens begins[row] - 1 to begins[row] + T - 1; anything
-            at places outside the stored stream but for place -1, which is EOD.
+        stream: int32 [rows, T + 1], the stored tokens begins[row] - 1 to begins[row] + T - 1. Token -1 is EOD; tokens
+            after the end of the stored stream are not used.
         begins: int64 [rows], the first target of each window.
         starts: int64 [documents], ascending: the first token of each document in the stored stream.
         num_tokens: length of the stored stream.
 
     Returns:
-        int32 [rows, T] each: `tokens`, `targets`, `segments` (1, 2, ... in a window; 0 after the end of
-        the stream, where all four are 0), `positions` (from 0 at the first token of a segment in the window).
+        int32 [rows, T] each: `tokens`, `targets`, `segments` (1, 2, ... in a window) and `positions` (from 0 at the
+        first token of a segment in the window). After the end of the stream all four are 0.
     """
     rows, length = stream.shape[0], stream.shape[1] - 1
     first = np.searchsorted(starts, begins, side="right")

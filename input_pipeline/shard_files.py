@@ -3,23 +3,21 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import pydantic
 
 from files.json_reader import Count, JsonError, Object, read_json
 from input_pipeline.errors import DataLost
-
-NAMES = re.compile(r"(train|heldout)-\d{5,}")  # of shards
 
 
 class Record(Object):
     """The content of a shard's NAME.json."""
 
-    name: str
+    name: Annotated[str, pydantic.Field(pattern="^(train|heldout)-[0-9]{5,}$")]
     documents: Count
     bytes: Count  # of text
     tokens: Count
@@ -44,14 +42,14 @@ class ShardFile:
     Args:
         path: of the file.
         dtype, length: of its numbers.
-        mend: called if the file changed, was replaced or is gone; it returns once the shard is restored.
+        rebuild: called with a description if the file changed or is missing; it returns once the shard is restored.
 
     Raises:
         DataLost: the file has another length, or changed, and cannot be restored.
     """
 
-    def __init__(self, path: Path, dtype: str, length: int, mend: Callable[[str], None]):
-        self._path, self._dtype, self._length, self._mend = str(path), np.dtype(dtype), length, mend
+    def __init__(self, path: Path, dtype: str, length: int, rebuild: Callable[[str], None]):
+        self._path, self._dtype, self._length, self._rebuild = str(path), np.dtype(dtype), length, rebuild
         self._first: os.stat_result | None = None  # the file's status when it was known to be valid
         self[0:0]
 
@@ -64,7 +62,7 @@ class ShardFile:
         try:
             content = self._checked(offset, size)
         except DataLost as damage:
-            self._mend(str(damage))
+            self._rebuild(str(damage))
             self._first = None
             content = self._checked(offset, size)
         return np.frombuffer(content, self._dtype)
@@ -87,7 +85,7 @@ class ShardFile:
                 file.seek(offset)
                 return file.read(size), os.fstat(file.fileno())
         except FileNotFoundError as error:
-            raise self._damaged("is gone") from error
+            raise self._damaged("is missing") from error
         except OSError as error:
             raise self._damaged(f"cannot be read: {error.strerror}") from error
 
@@ -100,7 +98,7 @@ def change_of(first: os.stat_result, now: os.stat_result) -> str:
     if first.st_ino != now.st_ino:
         return "was replaced"
     if first.st_size != now.st_size:
-        return f"was {first.st_size:,} bytes long and has {now.st_size:,}"
+        return f"changed its size from {first.st_size:,} to {now.st_size:,} bytes"
     return "was written to" if first.st_mtime_ns != now.st_mtime_ns else ""
 
 
@@ -114,10 +112,10 @@ def damage(folder: Path, shard: Record, token: str) -> str:
                 return f"{path}: has {path.stat().st_size:,} bytes, not {size:,}"
         same = shard["digest"] == digest_of(folder, shard["name"])
     except FileNotFoundError as error:
-        return f"{error.filename}: is gone"
+        return f"{error.filename}: is missing"
     except OSError as error:
         return f"{error.filename or folder / shard['name']}: {error.strerror}"
-    return "" if same else f"{folder / shard['name']}.bin, .offsets: not what their digest says"
+    return "" if same else f"{folder / shard['name']}.bin, .offsets: their content does not match their digest"
 
 
 def digest_of(folder: Path, name: str) -> str:
@@ -136,10 +134,8 @@ def read_record(folder: Path, name: str) -> Record | None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder; None if it is missing, incomplete or has names that are not shards."""
-    manifest = _read(folder / "manifest.json", Manifest)
-    shards = [shard for split in manifest["splits"].values() for shard in split] if manifest else []
-    return manifest if all(NAMES.fullmatch(shard["name"]) for shard in shards) else None
+    """Return the manifest of a folder; None if it is missing or invalid."""
+    return _read(folder / "manifest.json", Manifest)
 
 
 def _read(path: Path, schema):

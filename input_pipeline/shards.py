@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenized documents on disk: shards with a manifest, built once, read as windows.
+"""Stores tokenized documents on disk, as shards with a manifest that are built once and read as windows.
 
 A folder holds the shards of one corpus under one tokenizer; its name is the hash of both. Shard k of
 `train` or `heldout` is three files: NAME-k.bin (the tokens, each document followed by end of document),
@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from input_pipeline.cache import digest, digest_of_json, locked, write_json, writing
+from files.atomic import writing
+from input_pipeline.cache import digest, digest_of_json, locked, write_json
 from input_pipeline.errors import DataError, DataLost
 from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
@@ -24,7 +25,7 @@ from input_pipeline.reading.documents import PIECE_BYTES, Span, check_unchanged
 from input_pipeline.shard_files import Manifest, Record, ShardFile, damage, digest_of, read_manifest, read_record
 from input_pipeline.windows import Windows
 
-FORMAT = 1  # of the files; another number is another folder
+FORMAT = 1  # version of the files; it is part of the folder's name
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
 
@@ -97,42 +98,42 @@ class Store:
         """
         facts = facts_of(splits, tokenizer)
         self.folder, self.announce = cache / "shards" / digest_of_json(facts), announce
-        self._tokenizer, self._again, self._mending = tokenizer, again, threading.Lock()
+        self._tokenizer, self._again, self._rebuilding = tokenizer, again, threading.Lock()
         self._lost: DataLost | None = None  # set once a shard could not be rebuilt
         self.manifest = load_or_build(self.folder, splits, tokenizer, facts, announce)
 
-    def mend(self, shard: Record, what: str) -> None:
+    def rebuild(self, shard: Record, what: str) -> None:
         """Rebuild a damaged shard and return when it matches its record; one thread of one process does the work.
 
         Args:
             what: the damage that was found.
 
         Raises:
-            DataLost: it cannot be built again, because a document changed or cannot be read.
+            DataLost: it cannot be rebuilt, because a document changed or cannot be read.
         """
-        with self._mending:
+        with self._rebuilding:
             if self._lost:
                 raise self._lost
             try:
-                self._mend(shard, what)
+                self._rebuild(shard, what)
             except (DataError, OSError) as error:
-                self._lost = DataLost(f"{what}, and it cannot be built again: {error}")
+                self._lost = DataLost(f"{what}, and cannot be rebuilt: {error}")
                 raise self._lost from error
 
-    def _mend(self, shard: Record, what: str) -> None:
+    def _rebuild(self, shard: Record, what: str) -> None:
         with locked(self.folder.with_suffix(".lock"), self.announce):
             if damage(self.folder, shard, self.manifest["token"]):
-                self.announce(f"{what}; it is built again from its documents")
+                self.announce(f"{what}; rebuilding it from its documents")
                 self._build_again()
 
     def _build_again(self) -> None:
         splits = self._again(self.announce)
         facts = facts_of(splits, self._tokenizer)
         if facts["documents"] != self.manifest["documents"]:
-            raise DataError("the documents are other ones than when the run began; bring them back as they were")
+            raise DataError("the documents have changed since the run began; restore them")
         manifest = _build(self.folder, splits, self._tokenizer, facts, self.announce)
         if manifest["splits"] != self.manifest["splits"]:
-            raise DataError("the same documents gave other tokens")
+            raise DataError("the same documents gave different tokens")
 
 
 def facts_of(splits: Splits, tokenizer) -> dict:
@@ -173,7 +174,7 @@ def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = Tok
 
     def opened(suffix: str, dtype: str, count: str) -> list[ShardFile]:
         return [
-            ShardFile(store.folder / f"{shard['name']}.{suffix}", dtype, shard[count], partial(store.mend, shard))
+            ShardFile(store.folder / f"{shard['name']}.{suffix}", dtype, shard[count], partial(store.rebuild, shard))
             for store, shard in shards
         ]
 
@@ -295,7 +296,7 @@ def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | 
         made_with = str(manifest.get(others[0])).encode("unicode_escape").decode()[:40]
         raise DataError(
             f"{folder}/manifest.json: these shards were made with another {others[0]} than this run's "
-            f"({made_with}, not {facts[others[0]]}); remove the folder to have it made again"
+            f"({made_with}, not {facts[others[0]]}); remove the folder, and it is built again"
         )
     units, token = _named_units(splits), manifest["token"]
     shards = [shard for split in manifest["splits"].values() for shard in split]
@@ -315,6 +316,6 @@ def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, annou
     if shard is None or shard["bytes"] != sum(span.size for span in unit):
         return None
     if said := damage(folder, shard, token):
-        announce(f"{said}; it is built again")
+        announce(f"{said}; rebuilding it")
         return None
     return shard

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where documents come from; the name of a source is what data.source says.
+"""Sources of documents; data.source names one of them.
 
-A source takes (data, path, *, vocab_size, seed, announce), the path a local one, and returns either documents, which
-are then tokenized, stored and packed, or a pair of ready window sources (training, held-out). A new one is a function
-below (or in a file of its own, imported here) under `@source`, and a test; nothing else names it.
+A source is a function of (data, path, *, vocab_size, seed, announce), with a local path. It returns documents, which
+are then tokenized, stored and packed, or a pair of window sources (training, held-out). A new source needs a function
+with `@source`, below or in a file that is imported here, and a test. Nothing else names it.
 """
 
 import glob
@@ -25,7 +25,7 @@ from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
 
-FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file as this; None: as a document of text
+FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file in one format; None: a file is one text
     "text": None, "jsonl": formats.JsonLines, "csv": formats.Csv, "parquet": formats.Parquet,
     "tfrecord": formats.TFRecord,
 }  # fmt: skip
@@ -35,14 +35,16 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 def read_source(
     data, *, vocab_size: int, seed: int, path: str = "", announce: Callable[[str], object] = print
 ) -> Iterable[Document] | tuple[Windows, Windows]:
-    """Return what data.source gives for `path`, by default data.path; what a URL names is copied to local disk first.
+    """Return the documents, or the window sources, of data.source for `path`, by default data.path.
+
+    The files of a URL are copied to local disk first.
 
     Raises:
-        DataError: no such source, what the source itself says, that a URL cannot be copied, or that the model has no
-            room for the tokens.
+        DataError: the source does not exist or rejects its data, a URL cannot be copied, or the model's vocabulary is
+            smaller than that of the window sources.
     """
     if data.source not in SOURCES:
-        raise DataError(f"data.source={data.source}: no such source; use {', '.join(sorted(SOURCES))}")
+        raise DataError(f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}")
     path = path or data.path
     if remote.is_url(path):
         path = remote.fetch(path, cache_folder(data.cache_dir), announce)
@@ -57,16 +59,16 @@ def read_source(
 
 
 def _files(data, path: str, **_) -> Iterable[Document]:
-    """Files of one format; data.field of each record is a document, or a cell of that column."""
+    """Return the documents in files of one format: data.field of each record, or each cell of that column."""
     return _documents(data, find_files(path), lambda file: FILES[data.source])
 
 
 def _conversations(data, path: str, **_) -> Iterable[Document]:
-    """Files of a conversation or a preference per line, rendered by the template of data.tokenizer if it has one."""
+    """Return the conversations or preferences of files, one per line, rendered by the template of data.tokenizer."""
     if data.tokenizer == "sentencepiece":
         raise DataError(
-            f"data.source={data.source} needs a tokenizer that is there; use that of the run or model that is "
-            "fine-tuned, --config.data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
+            f"data.source={data.source} needs an existing tokenizer; use that of the run or model to fine-tune, "
+            "--config.data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
         )
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
     return _documents(
@@ -88,13 +90,13 @@ def source(function: Callable) -> Callable:
 
 @source
 def auto(data, path: str, **_) -> Iterable[Document]:
-    """Each file by its suffix, text where it says nothing; without a path the Python standard library."""
+    """Return the documents of files, read by suffix, or as text; without a path, the Python standard library."""
     return _documents(data, find_files(path), format_of) if path else python(data, path)
 
 
 @source
 def huggingface(data, path: str, **_) -> Iterable[Document]:
-    """A Hugging Face dataset; column data.field of each row is a document.
+    """Return the documents of a Hugging Face dataset: the cells of column data.field.
 
     The path is a folder (`save_to_disk`, or data files) or a name on the hub, with `:SPLIT` for another split
     than `train`.
@@ -103,47 +105,47 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     table = hugging_face.load(
         name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
     )
-    return Reader().records([table])
+    return Reader().records(table)
 
 
 @source
 def python(data, path: str, **_) -> Iterable[Document]:
-    """The Python standard library's own source on this machine: *.py without site-packages and tests.
+    """Return the source files of this machine's Python standard library: *.py without site-packages and tests.
 
-    Files that cannot be read as UTF-8 are left out.
+    Files that are not UTF-8 are skipped.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in _below(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
     if not paths:
         raise DataError(
-            f"data.source=python: no *.py files under {root}; use --config.data.path=FOLDER with text of your own"
+            f"data.source=python: no *.py files under {root}; use --config.data.path=FOLDER with your own text"
         )
     return _documents(data, paths, lambda file: None)
 
 
 @source
 def synthetic(data, path: str, *, vocab_size: int, seed: int, **_) -> tuple[MarkovWindows, MarkovWindows]:
-    """A random Markov chain over vocab_size tokens with 1.75 bits a token; no files."""
+    """Return windows of a random Markov chain over vocab_size tokens, with 1.75 bits per token; it reads no files."""
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
 
 
 def format_of(file: Path) -> type[RecordFile] | None:
-    """Return what reads a file with this suffix, compressed or not; None for text."""
+    """Return the reader for the suffix of a file, compressed or not; None for text."""
     suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower()
     if suffix in formats.COMPRESSED and inner not in formats.BY_SUFFIX:
         raise DataError(
-            f"{file}: compressed text is not read; decompress it, or make it {Path(file.stem).stem}.jsonl.gz"
+            f"{file}: compressed text is not supported; decompress it, or convert it to {Path(file.stem).stem}.jsonl.gz"
         )
     suffix = inner if suffix in formats.COMPRESSED else suffix
     return formats.BY_SUFFIX.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
 
 
 def find_files(path: str) -> list[Path]:
-    """Return the files that a path names.
+    """Return the files that a path names; `~` is the home folder.
 
-    It is a file, a folder (all files below it, in order of their names; hidden ones and linked folders left
-    out) or a glob (`**` for any depth); `~` is the home folder. In a glob the leading folders that exist under
-    exactly these names are no pattern, so `data[1]/*.txt` is what the folder `data[1]` holds, if there is one.
+    The path is a file, a folder (all files below it, sorted by name, without hidden files and linked folders) or a glob
+    (`**` for any depth). In a glob, leading folders that exist under exactly these names are literal: `data[1]/*.txt`
+    names files of the folder `data[1]`, if it exists.
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
@@ -158,19 +160,19 @@ def find_files(path: str) -> list[Path]:
         raise DataError(f"data path {path!r}: {error.filename}: {error.strerror}") from error
     if not place.is_dir() and not glob.has_magic(str(place)):
         raise DataError(
-            f"data path {path!r}: no such file or folder (looked in {Path.cwd()}); "
+            f"data path {path!r}: no such file or folder (current folder: {Path.cwd()}); "
             "a name on the Hugging Face hub needs --config.data.source=huggingface"
         )
     if not files:
-        what = "holds no file, hidden ones aside" if place.is_dir() else "matches no file"
+        what = "contains no files, except hidden ones" if place.is_dir() else "matches no files"
         raise DataError(
-            f"data path {path!r}: {what} (looked in {Path.cwd()}); name a file, or a folder or glob of some"
+            f"data path {path!r} {what} (current folder: {Path.cwd()}); name a file, or a folder or glob with files"
         )
     return files
 
 
 def _pattern(place: Path) -> str:
-    """Return a path as a pattern for glob, its leading folders that exist under these very names taken literally."""
+    """Return a path as a glob pattern; leading folders that exist under exactly these names are literal."""
     folder, rest = Path(place.anchor), list(place.parts[len(Path(place.anchor).parts) :])
     while rest and (folder / rest[0]).is_dir():
         folder /= rest.pop(0)
@@ -178,21 +180,21 @@ def _pattern(place: Path) -> str:
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
-    """Yield the documents of the files in order; `format_of` is None of a file that is one."""
+    """Yield the documents of the files in order; `format_of` returns None if the whole file is one document."""
     reader = Reader()
     for file in files:
         if kind := format_of(file):
-            yield from reader.records([kind(file, data.field, data.max_document_mib << 20)])
+            yield from reader.records(kind(file, data.field, data.max_document_mib << 20))
         else:
             yield TextFile(str(file))
 
 
 def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files below a folder in order of their paths, without hidden and skipped names."""
+    """Yield the files below a folder, sorted by path, without hidden and skipped names."""
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = sorted(name for name in names if name not in skipped and not name.startswith("."))
         paths = (Path(folder, name) for name in sorted(files) if not name.startswith("."))
-        # No pipes, no sockets; a link to what is not there is for who opens it to name.
+        # Pipes and sockets are skipped. A dangling link is kept: the error when it is opened names it.
         yield from (path for path in paths if path.is_file() or not path.exists())
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
-from input_pipeline.packing import Piece
 from input_pipeline.windows import Windows
 
 NATS_PER_TOKEN = 1.75 * np.log(2)  # entropy of a step taken with probabilities 1/2, 1/4, 1/8, 1/8: 1.2130
@@ -43,10 +42,6 @@ class MarkovWindows(Windows):
 
     def num_examples(self, sequence_length: int) -> int:
         return -(-self.num_tokens // sequence_length)
-
-    def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        """Return the window itself, which is a document of its own."""
-        return [Piece(document=index, segment=1, first=0, count=sequence_length, offset=0)]
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """Return the windows `indices`: int32 [len(indices), T] each, one segment."""

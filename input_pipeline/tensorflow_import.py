@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow, which takes seconds to import and says much: only where it is needed, and silent."""
+"""Imports TensorFlow lazily and without its log messages, because the import takes seconds."""
 
 import os
 from functools import cache
@@ -9,8 +9,8 @@ from functools import cache
 def tensorflow():
     """Return the module, without a GPU."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # announces itself past the log level; nothing is computed here
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # which is not installed: the other one takes a while to import
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN logs at any log level, and computes nothing here
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # not installed; importing Keras 3 takes a while
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU"):

@@ -11,10 +11,10 @@ MOST_THREADS = 8  # the default's limit: threads compete for Python's lock
 
 
 def in_threads(function: Callable, items: Iterable, count: int = 0) -> Iterator:
-    """Yield function(item) of each item, in order; few are begun before they are asked for, none once closed.
+    """Yield function(item) of each item, in order. At most `count` calls run ahead, and none starts after `close`.
 
     Args:
-        count: of threads, and of results held in memory; 0: one more than cores, at most MOST_THREADS + 1.
+        count: of threads, and of results that are held in memory; 0: the number of cores, at most MOST_THREADS, plus 1.
     """
     count = count or min(os.cpu_count(), MOST_THREADS) + 1
     with ThreadPoolExecutor(count) as threads:

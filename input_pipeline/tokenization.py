@@ -19,8 +19,9 @@ from typing import Any, NotRequired
 import numpy as np
 import sentencepiece
 
+from files.atomic import writing
 from files.json_reader import Object, parse_json
-from input_pipeline.cache import digest, locked, writing
+from input_pipeline.cache import digest, locked
 from input_pipeline.errors import DataError
 from input_pipeline.reading.documents import Span
 from input_pipeline.reading.json_lines import shown
@@ -118,7 +119,7 @@ class SentencePieceTokenizer(Pieces):
         self.digest = digest(model)
         self._mark = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         if self.end_of_document < 0:
-            raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train one with it")
+            raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train it with one")
 
     def encode(self, text: str) -> list[int]:
         head, *rest = self._model.encode(text.split(SPACE_MARK))
@@ -179,17 +180,17 @@ class HuggingFaceTokenizer(Pieces):
     def __init__(self, path: Path):
         import tokenizers  # imported here because few runs need it
 
-        beside, self._library = path.with_name("tokenizer_config.json"), Library(f"data.tokenizer={path}")
+        config_file, self._library = path.with_name("tokenizer_config.json"), Library(f"data.tokenizer={path}")
         try:
-            self.files = {"tokenizer.json": _content(path), "tokenizer_config.json": _content(beside)}
+            self.files = {"tokenizer.json": _content(path), "tokenizer_config.json": _content(config_file)}
         except OSError as error:
             raise DataError(
-                f"data.tokenizer={path}: {error.strerror} ({Path(error.filename).name}); a tokenizer.json needs the "
-                "tokenizer_config.json beside it, whose eos_token ends documents"
+                f"data.tokenizer={path}: {error.strerror} ({Path(error.filename).name}); a tokenizer.json needs a "
+                "tokenizer_config.json in the same folder, whose eos_token ends documents"
             ) from None
         try:
             model = parse_json(self.files["tokenizer.json"], TokenizerFile, path.name, max_bytes=MOST_BYTES)
-            config = parse_json(self.files[beside.name], TokenizerConfig, beside.name, max_bytes=MOST_BYTES)
+            config = parse_json(self.files[config_file.name], TokenizerConfig, config_file.name, max_bytes=MOST_BYTES)
             self.special_tokens = _special_tokens(config)
             self.chat_template = self._chat_template(path.with_name("chat_template.jinja"), config)
             with self._library:
@@ -197,7 +198,7 @@ class HuggingFaceTokenizer(Pieces):
         except DataError:
             raise
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"data.tokenizer={path}: is no tokenizer ({' '.join(str(error).split())[:200]})") from None
+            raise DataError(f"data.tokenizer={path}: not a tokenizer ({' '.join(str(error).split())[:200]})") from None
         eos = self.special_tokens.get("eos_token")
         self._tokenizer.post_processor = None  # it adds unwanted tokens, and some omit spaces from offsets
         self._tokenizer.no_truncation()  # truncation and padding are unwanted too
@@ -205,14 +206,14 @@ class HuggingFaceTokenizer(Pieces):
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
-                f"data.tokenizer={path}: no token ends documents (eos_token of {beside.name} is {shown(eos)}, which "
-                "the vocabulary lacks); name one of its tokens there"
+                f"data.tokenizer={path}: no token ends documents: eos_token in {config_file.name} is {shown(eos)}, "
+                "which is not in the vocabulary; set it to a token of the vocabulary"
             )
         self._tokens = {number: token for token, number in self._tokenizer.get_vocab().items()}
         self.vocab_size = max(self._tokens) + 1
         if self.vocab_size > MOST_IDS:
             raise DataError(
-                f"data.tokenizer={path}: has the id {self.vocab_size - 1}, and at most {MOST_IDS:,} are read"
+                f"data.tokenizer={path}: has the token id {self.vocab_size - 1}; ids below {MOST_IDS:,} are supported"
             )
         self.digest = digest(b"\0".join(self.files.values()))
         if model.get("truncation") or model.get("padding"):
@@ -323,7 +324,7 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
     """Return the tokenizer trained on these documents, from the cache if it was trained before."""
     if vocab_size <= NUM_FIXED:
         raise DataError(
-            f"model.vocab_size={vocab_size} has no room for a SentencePiece tokenizer, which begins with 256 bytes "
+            f"model.vocab_size={vocab_size} is too small for a SentencePiece tokenizer, which has 256 byte pieces "
             f"and 2 special pieces; use --config.model.vocab_size={NUM_FIXED + 1} or more, "
             "or --config.data.tokenizer=byte"
         )
@@ -335,7 +336,7 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
             if path.stem == f"{name}-{digest(model)}":
                 return SentencePieceTokenizer(model, path.name)
             path.unlink()
-        announce(f"training a SentencePiece tokenizer of {vocab_size:,} pieces")
+        announce(f"training a SentencePiece tokenizer with {vocab_size:,} pieces")
         model = train(spans, vocab_size)
         with writing(folder / f"{name}-{digest(model)}.model") as file:
             file.write(model)
@@ -345,7 +346,7 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
 def train(spans: list[Span], vocab_size: int) -> bytes:
     """Return a SentencePiece model trained on an even sample of the documents, the same each time.
 
-    It has vocab_size pieces, or fewer if the text does not give as many.
+    It has vocab_size pieces, or fewer if the text gives fewer.
 
     Raises:
         DataError: there is no text to learn a piece from.
@@ -386,7 +387,7 @@ def _content(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise DataError(f"data.tokenizer={path}: is larger than {MOST_BYTES:,} bytes, and so no tokenizer; {CHOICES}")
+        raise DataError(f"data.tokenizer={path}: larger than {MOST_BYTES:,} bytes, which no tokenizer is; {CHOICES}")
     return content
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of a unigram model: what one gets who knows only how frequent each token is."""
+"""The loss of a unigram model, which knows only the frequency of each token."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ import numpy as np
 
 from input_pipeline.shards import TokenWindows
 
-MOST_TOKENS = 1 << 24  # that are counted of a split, spread over its shards
+MOST_TOKENS = 1 << 24  # tokens of a split that are counted, spread over its shards
 
 
 def unigram_bits_per_byte(train: Sequence[TokenWindows], heldout: TokenWindows, vocab_size: int) -> float:
     """Return the cross-entropy of the held-out tokens under their frequencies in training, in bits per byte of text.
 
-    Frequencies are counts plus one, over all parts of a mixture alike. The result is never more than that of a
+    Frequencies are counts plus one, over all parts of a mixture together. The result is never more than that of a
     uniform distribution, so an untrained model does not beat it, whatever the tokenizer.
 
     Args:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every window source has in common: the arrays it gives, and the order in which it is gone through."""
+"""The interface of window sources: the arrays that they give, and the order in which their examples are taken."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,18 +11,19 @@ from input_pipeline.packing import KEYS, Piece
 
 
 class Windows:
-    """Examples that a mixture takes and batches are made of.
+    """The base of window sources, from which mixtures and batches take examples.
 
-    A window source adds `num_examples(sequence_length)`, how many a pass has, `read(indices, sequence_length)`, which
-    gives int32 arrays [len(indices), ...] by name, and `pieces(index, sequence_length)`, what a window is made of.
+    A subclass adds `num_examples(sequence_length)`, the number of examples in an epoch, and `read(indices,
+    sequence_length)`, which returns int32 arrays [len(indices), ...] by name. If a window is not a document of its own,
+    the subclass overrides `pieces`.
 
     Attributes:
-        fills: the arrays that `read` gives, in order, and of each the value in rows that stand for no window.
-        batch_exceeds_pass: whether a batch may be larger than a pass, and so hold a window twice.
-        num_documents, num_tokens, num_bytes (of UTF-8 text): how much there is.
-        vocab_size: tokens of an alphabet of their own; 0: a tokenizer's, or as many as the model has.
+        fills: {array that `read` returns: its value in rows of padding}, in order.
+        batch_exceeds_pass: whether a batch may be larger than an epoch, and so contain a window twice.
+        num_documents, num_tokens, num_bytes (of UTF-8 text): the size of the data.
+        vocab_size: number of tokens if the source has its own alphabet; 0 for tokens of a tokenizer or of the model.
         num_identifiers: rows that a table of puzzle embeddings needs.
-        test_puzzles: tasks by name for which the answers to windows are votes; most sources have none.
+        test_puzzles: {name: task}, if the answers to the windows of a task are votes; most sources have none.
     """
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
@@ -37,19 +38,20 @@ class Windows:
         raise NotImplementedError
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        raise NotImplementedError
+        """Return the parts of documents in a window."""
+        return [Piece(document=index, segment=1, first=0, count=sequence_length, offset=0)]
 
     def order(self, indices: np.ndarray, sequence_length: int, seed: int) -> np.ndarray:
-        """Return the window that is taken as example number `indices`: int64 of the same shape, a pure function."""
+        """Return the window of each example in `indices`: int64 of the same shape, a pure function of the arguments."""
         return example_windows(indices, self.num_examples(sequence_length), seed)
 
     def check_counts(self, sequence_length: int) -> None:
-        """Raise DataError where nothing in any window would count in a loss."""
+        """Raise DataError if no target of any window has weight in the loss."""
 
     def packing_summary(self, sequence_length: int) -> str:
-        """Return a line for the user on how documents were packed into windows; "" if there is nothing to say."""
+        """Return a line for the user about how documents were packed into windows; "" if there is nothing to report."""
         return ""
 
     def document_name(self, document: int) -> str:
-        """Return what a document is called whose name was not kept."""
+        """Return a name for a document whose own name was not kept."""
         return f"document {document}"

@@ -11,7 +11,7 @@ import numpy as np
 from configs.base import MESH_AXES
 from configs.errors import ConfigError
 from core import assembly
-from files.array_files import ArrayFileError, map_integers
+from files.numpy_reader import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context

@@ -16,12 +16,12 @@ from puzzles import puzzle_file
 from puzzles.puzzle_file import BOXES, digit
 from reporting import html_page
 
-UNIT = 20  # of an SVG, a cell
+UNIT = 20  # SVG units per cell
 SLASH = "M{x} {y}m3 17l14-14"
 COLOURS = (
     "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00", "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
 )  # fmt: skip
-WIDTHS = {"sudoku": 26, "maze": 10, "arc": 16}  # pixels a cell, at most
+WIDTHS = {"sudoku": 26, "maze": 10, "arc": 16}  # most pixels per cell
 CSS = """
 :root { --cell: #fff; --wall: #3c434d; --path: #6ea8dc; --start: #2e9e5b; --goal: #c2571a; --changed: #ffe08a;
   --wrong: #c4161c; }
@@ -52,7 +52,7 @@ class Board(NamedTuple):
 
     Attributes:
         kind: sudoku, maze or arc.
-        size: (height, width) of the canvas; every board below has so many cells, in any shape.
+        size: (height, width) of the canvas; every board below has height * width cells, in any shape.
         given: tokens of the puzzle.
         steps: tokens predicted after each step.
         halts: probability of halting after each step.
@@ -74,7 +74,7 @@ class Board(NamedTuple):
 
 
 def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:
-    """Return a board as lines of text; lines of an ARC canvas end with the last colour, and a space is no colour."""
+    """Return a board as lines of text; lines of an ARC canvas end with the last colour; a space has no colour."""
     rows = np.asarray(cells).reshape(size)
     if kind != "arc":
         return puzzle_file.board_text(kind, rows)
@@ -125,7 +125,7 @@ def _figure(kind: str, cells, given, changed, wrong, caption: str, bar: str) -> 
 
 
 def _window(cells, given, wrong) -> tuple[slice, slice]:
-    """Return the part of an ARC canvas to show: from where the input begins to the last colour or mistake."""
+    """Return the part of an ARC canvas to show: from the start of the input to the last colour or mistake."""
     top, left = (_coloured(given).any(axis).argmax() for axis in (1, 0))
     seen = np.argwhere(_coloured(cells) | wrong)
     below, right = (seen.max(0) + 1).tolist() if len(seen) else (top + 1, left + 1)
@@ -175,7 +175,7 @@ def _letter(kind: str, y: int, x: int, letter: str) -> str:
 
 
 def _filled(kind: str, where) -> str:
-    """Return one path over the cells of a mask, a rectangle for each run of a row."""
+    """Return one path over the cells of a mask, with a rectangle for each run of cells in a row."""
     drawn = ""
     for y, row in enumerate(where.astype(np.int8)):
         for start, end in np.flatnonzero(np.diff(row, prepend=0, append=0)).reshape(-1, 2).tolist():
@@ -184,13 +184,13 @@ def _filled(kind: str, where) -> str:
 
 
 def _strokes(kind: str, where, stroke: str) -> str:
-    """Return one path that draws the same, from its corner {x} {y}, in each cell of a mask."""
+    """Return one path that draws the same stroke, from the corner {x} {y}, in each cell of a mask."""
     drawn = "".join(stroke.format(x=UNIT * x, y=UNIT * y) for y, x in np.argwhere(where).tolist())
     return f'<path class="{kind}" d="{drawn}"/>' if drawn else ""
 
 
 def _lines(kind: str, height: int, width: int, down: int, across: int) -> str:
-    """Return lines over a board, each so many rows and columns."""
+    """Return lines over a board, every `down` rows and `across` columns."""
     drawn = "".join(f"M0 {UNIT * y}H{UNIT * width}" for y in range(0, height + 1, down))
     drawn += "".join(f"M{UNIT * x} 0V{UNIT * height}" for x in range(0, width + 1, across))
     return f'<path class="{kind}" d="{drawn}"/>'

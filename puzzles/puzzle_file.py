@@ -13,8 +13,8 @@ from input_pipeline.puzzles.sudoku_solver import BOXES
 
 EMPTY, IGNORED = ".0_", " \t|-+"  # of a Sudoku
 RULES = (
-    f"a Sudoku is of digits, with one of {' '.join(EMPTY)} for each empty cell and | - + where you like; "
-    "a maze is of # (wall), space, S (start), G (goal) and o (path)"
+    f"a Sudoku consists of digits, with one of {' '.join(EMPTY)} for each empty cell, and | - + anywhere; "
+    "a maze consists of # (wall), space, S (start), G (goal) and o (path)"
 )
 
 
@@ -60,7 +60,7 @@ def read(path: pathlib.Path) -> Puzzle:
 
 
 def board_text(kind: str, board: np.ndarray) -> str:
-    """Return tokens [height, width] as lines of text, which `read` reads back; ? is a token that the kind has not."""
+    """Return tokens [height, width] as lines of text, which `read` can read; ? is a token of another kind."""
     if kind == "maze":
         letters = "?" + CHARACTERS
         return "\n".join("".join(letters[token * (token < len(letters))] for token in row) for row in board)
@@ -87,7 +87,7 @@ def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
     for number, line in numbered:
         wrong = [column for column, character in enumerate(line, 1) if character not in CHARACTERS]
         if wrong:
-            raise ConfigError(f"{path}:{number}: {line[wrong[0] - 1]!r} in column {wrong[0]} is no cell; {RULES}")
+            raise ConfigError(f"{path}:{number}: {line[wrong[0] - 1]!r} in column {wrong[0]} is not a cell; {RULES}")
         if len(line) != width:
             raise ConfigError(
                 f"{path}:{number}: {len(line)} cells, but line {first} has {width}; make all lines of a maze equally "
@@ -98,7 +98,7 @@ def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
         if not where:
             raise ConfigError(f"{path}:{first}: the maze has no {mark}; put one {mark} where its {what} is")
         if len(where) > 1:
-            raise ConfigError(f"{path}:{where[1]}: a second {mark}, after that of line {where[0]}; leave one {what}")
+            raise ConfigError(f"{path}:{where[1]}: a second {mark}, after the one in line {where[0]}; keep one {what}")
     return Puzzle("maze", np.array([[CHARACTERS.index(c) + 1 for c in line] for _, line in numbered], np.int32))
 
 
@@ -109,12 +109,12 @@ def _sudoku(path: pathlib.Path, lines: list[str]) -> Puzzle:
             if character in EMPTY or character in "123456789":
                 cells.append(Cell(0 if character in EMPTY else int(character), number, column))
             elif character not in IGNORED:
-                raise ConfigError(f"{path}:{number}: {character!r} in column {column} is no cell; {RULES}")
+                raise ConfigError(f"{path}:{number}: {character!r} in column {column} is not a cell; {RULES}")
     side = next((side for side in BOXES if side**2 == len(cells)), None)
     if side is None:
         raise ConfigError(
-            f"{path}:{_odd_line(cells)}: the Sudoku has {len(cells)} cells; it needs 16, 36 or 81, the empty ones "
-            "included, each one of . 0 _"
+            f"{path}:{_odd_line(cells)}: the Sudoku has {len(cells)} cells; it needs 16, 36 or 81, including "
+            "empty ones, each written as . or 0 or _"
         )
     _check_sudoku(path, cells, side)
     return Puzzle("sudoku", np.array([cell.digit + 1 for cell in cells], np.int32).reshape(side, side))
@@ -135,7 +135,7 @@ def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
         row, column = divmod(place, side)
         if cell.digit > side:
             raise ConfigError(
-                f"{path}:{cell.line}: {cell.digit} in column {cell.column}, but a Sudoku of {side} x {side} "
+                f"{path}:{cell.line}: {cell.digit} in column {cell.column}; a Sudoku of {side} x {side} "
                 f"has digits from 1 to {side}"
             )
         units = {"row": row, "column": column, "box": (row // height, column // width)}
@@ -143,6 +143,6 @@ def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
             other = met.setdefault((unit, which, cell.digit), cell)
             if other is not cell:
                 raise ConfigError(
-                    f"{path}:{cell.line}: a second {cell.digit} in one {unit}, after that of line {other.line}, column "
-                    f"{other.column}; mend one of them"
+                    f"{path}:{cell.line}: a second {cell.digit} in one {unit}, after the one in line {other.line}, "
+                    f"column {other.column}; correct one of them"
                 )

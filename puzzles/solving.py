@@ -18,7 +18,7 @@ from puzzles.voting import sigmoid
 
 BLANK = 0  # row of the puzzle table for puzzles without their own embedding
 EMPTY = 1  # token of a Sudoku
-LISTED_CELLS = 12  # changed cells of a step that are listed
+LISTED_CELLS = 12  # changed cells of a step that are listed, at most
 
 
 class Answer(NamedTuple):
@@ -43,17 +43,17 @@ def check_fits(puzzle: Puzzle, config) -> None:
     height, width = puzzle.tokens.shape
     what = f"a {puzzle.kind} of {height} x {width}"
     if source not in (puzzle.kind, "puzzles"):
-        raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; give one of those")
+        raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; use such a puzzle")
     if puzzle.tokens.size != model.max_length:
         raise ConfigError(
             f"the puzzle is {what}, but the model has model.max_length={model.max_length} cells; "
-            "give one of the size that it was trained on"
+            "use a puzzle of the size that it was trained on"
         )
     vocab_size = height + 2 if puzzle.kind == "sudoku" else len(maze.CHARACTERS) + 1
     if vocab_size != model.vocab_size:
         raise ConfigError(
             f"the puzzle is {what}, which has {vocab_size} tokens, but the model has "
-            f"model.vocab_size={model.vocab_size}; give one of the kind that it was trained on"
+            f"model.vocab_size={model.vocab_size}; use a puzzle of the kind that it was trained on"
         )
 
 
@@ -64,7 +64,7 @@ def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.nd
       objective: of the run; its mesh is in context.
       graph: the model without its parameters.
       params: the parameters to use.
-      tokens: int of any shape, as many as the model has cells.
+      tokens: int of any shape, one for each cell of the model.
     """
     cells = np.asarray(tokens, np.int32).reshape(1, -1)
     batch = {
@@ -102,7 +102,7 @@ def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
 def verdict(puzzle: Puzzle, answer: np.ndarray) -> str:
     """Return the verdict on an answer, tokens of the puzzle's shape."""
     wrong = problem(puzzle, answer)
-    return f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps what was given"
+    return f"NOT a solution: {wrong}" if wrong else "a valid solution, which keeps all givens"
 
 
 def problem(puzzle: Puzzle, answer: np.ndarray) -> str:
@@ -150,13 +150,13 @@ def _problem_of_maze(given: np.ndarray, answer: np.ndarray) -> str:
     drawn = answer == maze.PATH
     changed = int((np.where(drawn, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)).sum())
     if changed:
-        return f"it changes {changed} of the {given.size} given cells, in addition to drawing a path"
+        return f"it changes {changed} of the {given.size} given cells, not only cells on the path"
     on_path, on_floor = (_distance(answer, allowed) for allowed in (drawn, answer != maze.WALL))
     if on_path is None:
         return "the cells of its path do not lead from S to G"
     if on_path != drawn.sum() + 1:
-        return "its path has cells that the way from S to G does not need"
-    return "" if on_path == on_floor else f"its path has {on_path} steps, and the shortest {on_floor}"
+        return "its path has cells that a path from S to G does not need"
+    return "" if on_path == on_floor else f"its path has {on_path} steps, the shortest {on_floor}"
 
 
 def _distance(board: np.ndarray, allowed: np.ndarray) -> int | None:

@@ -20,8 +20,8 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 import pydantic
 
+from files.atomic import writing
 from files.json_reader import Object, parse_json
-from input_pipeline.cache import writing
 from input_pipeline.errors import DataError
 from input_pipeline.puzzles import arc
 from input_pipeline.puzzles.dataset import BLANK
@@ -127,18 +127,22 @@ class Votes:
         Raises:
           DataError: the bytes are not a valid table; the message names `name`.
         """
-        votes = cls()
         try:
             with gzip.open(io.BytesIO(content)) as file:  # a small file could decompress to more than the memory
                 text = file.read(LARGEST + 1)
-            kept = parse_json(text, File, "its content", max_bytes=LARGEST)
-            for task, given, predictions in kept["votes"]:
-                for predicted, count, total in predictions:
-                    if Fraction(total) > count:
-                        raise ValueError(f"{count} probabilities have a sum above {count}")
-                    votes._add((task, _grid_bytes(given)), _grid_bytes(predicted), count, Fraction(total))
+            return cls._of_file(parse_json(text, File, "its content", max_bytes=LARGEST))
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise DataError(f"{name}: not a table of votes ({error}); evaluate that checkpoint anew") from None
+            raise DataError(f"{name}: not a table of votes ({error}); evaluate that checkpoint again") from None
+
+    @classmethod
+    def _of_file(cls, file: File) -> "Votes":
+        """Return the table in a file; ValueError if a grid or a sum of probabilities is invalid."""
+        votes = cls()
+        for task, given, predictions in file["votes"]:
+            for predicted, count, total in predictions:
+                if Fraction(total) > count:
+                    raise ValueError(f"{count} probabilities have a sum above {count}")
+                votes._add((task, _grid_bytes(given)), _grid_bytes(predicted), count, Fraction(total))
         return votes
 
     def save(self, path: pathlib.Path) -> None:
@@ -152,7 +156,7 @@ class Votes:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}; evaluate that checkpoint anew") from None
+            raise DataError(f"{path}: {error.strerror}; evaluate that checkpoint again") from None
         return cls.from_bytes(content, str(path))
 
     def _add(self, pair: tuple[str, bytes], predicted: bytes, count: int, total: Fraction) -> None:
@@ -226,7 +230,7 @@ def _tests(tasks: dict) -> Iterator[tuple[str, list[tuple[np.ndarray, np.ndarray
         raise DataError("test_puzzles.json: no task to score; build the data set with its test split")
     for task, puzzle in tasks.items():
         if not puzzle["test"]:
-            raise DataError(f"test_puzzles.json: task {task} has no test input; build the data set anew")
+            raise DataError(f"test_puzzles.json: task {task} has no test input; build the data set again")
         yield task, [(_grid(pair["input"]), _grid(pair.get("output", []))) for pair in puzzle["test"]]
 
 
@@ -247,7 +251,7 @@ def _grid_bytes(text: str) -> bytes:
     """Return a packed grid from its hexadecimal form; ValueError if it is invalid."""
     packed = bytes.fromhex(text)
     if len(packed) != 2 + packed[0] * packed[1] or max(packed[2:], default=0) > LAST_COLOUR:
-        raise ValueError(f"{text[:20]}... is no grid")
+        raise ValueError(f"{text[:20]}... is not a grid")
     return packed
 
 

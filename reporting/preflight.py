@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report before step 1 the memory and the expected time of a run; refuse a run that cannot fit."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from reporting.display import duration
 from settings import layouts
 
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
+_measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
@@ -24,8 +26,8 @@ def check_state_fits(run) -> None:
     if jax.default_backend() == "cpu" and needed > available:
         raise ConfigError(
             f"{run.models.num_parameters:,} parameters need {needed:.0f} GiB for weights, gradients and the state of "
-            f"{run.config.optimizer.name}, this machine has {available:.0f} GiB; simulate it scaled down "
-            f"(--topology=v4-32), or take a smaller recipe"
+            f"{run.config.optimizer.name}, but this machine has {available:.0f} GiB; simulate the run scaled down "
+            f"(--topology=v4-32), or use a smaller recipe"
         )
 
 
@@ -65,7 +67,7 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     if topology and topology.peak_flops and not on_cpu:
         return topology.peak_flops * num_devices, f"{topology.name}'s peak"
     whose = "this CPU's" if on_cpu else "the"
-    return throughput.measured_matmul_peak() * num_devices, f"{whose} measured matmul peak"
+    return _measured_peak() * num_devices, f"{whose} measured matmul peak"
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
@@ -75,7 +77,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
         raise ConfigError(
-            f"the step needs {needed:.1f} GiB, this machine has {available:.0f}; "
+            f"the step needs {needed:.1f} GiB, but this machine has {available:.0f}; "
             f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
         )
     models, active = run.models, run.models.num_active(run.config.model)
@@ -110,18 +112,18 @@ def notes(config, num_microbatches: int) -> list[str]:
         )
     late = [step for step, _ in layouts.changes(config.layout.changes) if step >= steps]
     if late:
-        lines.append(f"Note: the {steps} steps end before layout.changes has a say after step {late[0]}")
+        lines.append(f"Note: the {steps} steps end before the change of layout.changes after step {late[0]}")
     initial = optimizer.ema_decay**steps
     if optimizer.ema_decay and initial > LARGE_INITIAL_PART:
         lines.append(
-            f"Note: {initial:.0%} of the averaged parameters, which are what is evaluated, will still be the initial "
-            f"ones after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
+            f"Note: {initial:.0%} of the averaged parameters, which are evaluated, will still be their initial values "
+            f"after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
     for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():
         section, name = key.split(".")
         if value := config[section][name]:
             lines.append(
-                f"Note: {key}={value} looks at one of the {num_microbatches} microbatches at a time, so the result "
+                f"Note: {key}={value} applies to each of the {num_microbatches} microbatches separately, so the result "
                 "depends on train.gradient_accumulation"
             )
     return lines

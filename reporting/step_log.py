@@ -112,19 +112,17 @@ class StepLog:
         self.speed.count(tokens, rows)
         self.display.after(step)
         if figures["skipped"]:
-            self._tell_skipped(step, figures, in_a_row)
+            self._report_skipped(step, figures, in_a_row)
         train = self.run.config.train
         if self.run.slow or every(step, train.log_every) or step == train.steps:
             self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
 
-    def _tell_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
+    def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
         bad = {name: figures[name] for name in ("loss", "gradient_norm")}
         what = ", ".join(f"{name} {value:.4g}" for name, value in bad.items())
-        self.event(f"step {step}: update not taken ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
+        self.event(f"step {step}: update skipped ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
         if in_a_row >= self.run.config.train.bad_steps:
-            raise Diverged(
-                f"the updates of {in_a_row} steps in a row were not taken ({what})", step - in_a_row + 1, step
-            )
+            raise Diverged(f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step)
 
     def _log(self, step: int, figures: dict) -> None:
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)

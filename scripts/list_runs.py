@@ -62,14 +62,14 @@ def main(arguments: list[str]) -> None:
 
 def folders(root: pathlib.Path, depth: int = DEEPEST) -> list[pathlib.Path]:
     """Return the folders of runs below a folder in order of their names; a run's folder is not searched further."""
-    if is_run(root):
+    if is_listed(root):
         return [root]
     below = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() and depth else []
     return [run for path in below for run in folders(path, depth - 1)]
 
 
-def is_run(folder: pathlib.Path) -> bool:
-    """Return whether a folder has the configuration of a run; published models have a config.json too."""
+def is_listed(folder: pathlib.Path) -> bool:
+    """Return whether a folder holds a run whose configuration can be read; published models have a config.json too."""
     try:
         return "model.name" in read_json(folder / stored_config.CONFIG, Object)
     except JsonError:  # a damaged configuration of a run

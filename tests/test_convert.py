@@ -95,7 +95,7 @@ def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_eval
             ["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--workdir=PLACE/imported"],
             "has checkpoint 0 already",
         ),
-        (["export", "--trm=PLACE/no/new.safetensors", "--workdir=PLACE/imported"], "there is no folder"),
+        (["export", "--trm=PLACE/no/new.safetensors", "--workdir=PLACE/imported"], "does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(place, tmp_path, arguments, what):

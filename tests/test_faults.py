@@ -48,7 +48,7 @@ def test_the_other_names_the_one_that_hangs_and_in_what(faults, place, monkeypat
     faults.until_ended(processes)
     assert process.status == 1 and re.search(case.culprit, process.last_line), process.last_line
     log = (place / case.name / "logs" / "train_worker_0.out").read_text()
-    assert "most recent call first" in log or "this process was here:" in log
+    assert "most recent call first" in log or "the stacks of this process:" in log
 
 
 def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, place):
@@ -56,7 +56,7 @@ def test_a_terminated_run_saves_within_seconds_and_says_how_to_go_on(faults, pla
     faults.until_ended([process])
     ended = time.monotonic()
     assert process.status == 75 and ended - process.came("^fault: sigterm@4") < ENDS_SECONDS
-    step = re.fullmatch(r"saved at step (\d+); run the same command to go on", process.last_line).group(1)
+    step = re.fullmatch(r"saved at step (\d+); run the same command to continue", process.last_line).group(1)
     assert faults.newest(place / "terminated").name == step
 
 

@@ -99,7 +99,7 @@ def test_where_no_recipe_is_typed_it_is_that_of_the_run_to_begin_from(base, tmp_
             "model.mlp_dim = 384  (configs/char.py)",
         ),
         ([gone, begun], 2, f"train.init_from={tmp_path}/gone holds no run (no config.json there)"),
-        (["--config.train.init_from=gs://runs/one", begun], 2, "give --config too"),
+        (["--config.train.init_from=gs://runs/one", begun], 2, "add --config"),
     ):
         status, out, err = finish(command("train.py", "--print_config", *arguments, cache=tmp_path))
         assert status == wanted and line in out + err, out + err

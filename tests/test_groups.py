@@ -149,7 +149,7 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             assert status == 1
             assert err.strip().splitlines()[-1] == f"error: process {KILLED} of 4 ({socket.gethostname()}) died"
             log = (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
-            assert "this process was here:" in log
+            assert "the stacks of this process:" in log
             # In the loop, or at the end that a collective brought which failed before this process was told.
             assert "train.py" in log or "in _end_with_one_line" in log
 
@@ -176,7 +176,7 @@ def test_what_c_libraries_print_is_not_shown(of_two):
 def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
     assert [status for status, _, _ in of_two] == [75] * 2, of_two
     (line,) = {err.strip().splitlines()[-1] for _, _, err in of_two}
-    step = re.fullmatch(r"saved at step (\d+); run the same command to go on", line).group(1)
+    step = re.fullmatch(r"saved at step (\d+); run the same command to continue", line).group(1)
     assert (place / "two" / "checkpoints" / step).is_dir()
 
 
@@ -208,10 +208,9 @@ def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_other_
 def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place, of_other_meshes):
     status, err = of_other_meshes
     assert status == 1
-    said = (
-        f"error: no step ended for {HANG_SECONDS} s: " + rf"process 1 \({socket.gethostname()}\) gives no sign of life "
-    )
-    assert re.match(said + r"for \S+ s; it was in .+; where every thread was is in ", err.strip().splitlines()[-1]), err
+    host = re.escape(socket.gethostname())
+    said = rf"error: no step ended within {HANG_SECONDS} s: process 1 \({host}\) has sent no heartbeat for \S+ s; "
+    assert re.match(said + r"it was in .+; .+ has the stacks of all threads", err.strip().splitlines()[-1]), err
     log = (place / "hung" / "logs" / "train_worker_0.out").read_text()
     assert "most recent call first" in log and "in train_from" in log
 
@@ -222,7 +221,7 @@ def test_a_late_process_is_named_by_the_others(place):
     assert time.monotonic() - began < 4 + 20  # the rest is the start of Python on a busy machine
     for status, _, err in ended:
         assert status == 1
-        assert "process 3 of 4 did not come up within 4 s (there are: 0 on " in err.strip().splitlines()[-1]
+        assert "process 3 of 4 did not join within 4 s (joined: 0 on " in err.strip().splitlines()[-1]
     assert not (place / "late").exists()
 
 
@@ -267,7 +266,7 @@ def test_a_run_that_no_secret_protects_says_so_once(of_parts):
     said = [[line for line in err.splitlines() if line.startswith("warning:")] for _, _, err in of_parts]
     assert [len(lines) for lines in said] == [1, 0, 0, 0]
     assert re.fullmatch(
-        r"warning: no secret protects this run: whoever reaches port \d+ of localhost can end it; "
+        r"warning: no secret protects this run: anyone who can reach port \d+ of localhost can end it; "
         r"set TORUS_RUN_SECRET to the same secret in all processes",
         said[0][0],
     )

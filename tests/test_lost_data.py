@@ -73,8 +73,8 @@ def test_a_run_whose_shards_vanish_goes_on_to_the_same_bits(calm, own, after, ca
     assert {step: line["loss"] for step, line in lines.items()} == {s: line["loss"] for s, line in calm[2].items()}
     assert_same(*saved_states(calm[0], (calm[1], 10), (own / "run", 10)))
     said = capsys.readouterr().out
-    assert len(re.findall(r"train-\d+.bin: is gone; it is built again from its documents", said)) == 1
-    assert "tokenized 40 documents" in said[said.index("it is built again") :]
+    assert len(re.findall(r"train-\d+.bin: is missing; rebuilding it from its documents", said)) == 1
+    assert "tokenized 40 documents" in said[said.index("rebuilding it") :]
 
 
 def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_documents_are_back(calm, own, after):
@@ -84,7 +84,7 @@ def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_doc
         run(on_texts(own, **FEW), own / "run")
     line = str(caught.value)
     found = re.search(
-        r"train-\d+.bin: is gone, and it cannot be built again: the documents are .*; saved at step (\d)", line
+        r"train-\d+.bin: is missing, and cannot be rebuilt: the documents have .*; saved at step (\d)", line
     )
     assert found and "\n" not in line and caught.value.exit_status == 1
     saved = int(found[1])
@@ -96,7 +96,7 @@ def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_doc
 
 def test_held_out_shards_that_cannot_be_built_again_end_an_evaluation_and_the_run_is_saved(own, after):
     after(3, lambda: (spoil(own), lose(own, "heldout*.bin")))
-    with pytest.raises(DataGone, match=r"heldout-\d+.bin: is gone, and .*; saved at step 4$"):
+    with pytest.raises(DataGone, match=r"heldout-\d+.bin: is missing, and .*; saved at step 4$"):
         run(on_texts(own, **FEW | {"train__eval_every": 4}), own / "run")
     assert [path.name for path in (own / "run" / "checkpoints").glob("[0-9]*")] == ["4"]
     assert 4 not in lines_of(own / "run", "eval")
@@ -104,7 +104,7 @@ def test_held_out_shards_that_cannot_be_built_again_end_an_evaluation_and_the_ru
 
 def test_a_loss_after_the_last_step_is_no_usage_error_either(own, after):
     after(10, lambda: (spoil(own), lose(own, "heldout*.bin")))
-    with pytest.raises(DataGone, match=r"heldout-\d+.bin: is gone, and .*; saved at step 10$"):
+    with pytest.raises(DataGone, match=r"heldout-\d+.bin: is missing, and .*; saved at step 10$"):
         run(on_texts(own, **FEW), own / "run")
 
 
@@ -128,11 +128,11 @@ def test_of_a_group_one_builds_its_shards_again_and_where_it_cannot_all_save_and
     ended = groups.finish(both)
     assert [status for status, _, _ in ended] == [1, 1], ended
     lines = [err.splitlines()[-1] for _, _, err in ended]
-    said = r"train-\d+.bin: is gone, and it cannot be built again: the documents are other .*; saved at step (\d+)$"
+    said = r"train-\d+.bin: is missing, and cannot be rebuilt: the documents have changed .*; saved at step (\d+)$"
     steps = [re.search(said, line) for line in lines]
     assert all(steps), lines
     step = steps[0][1]
     record = json.loads((own / "group" / "checkpoints" / step / "record.json").read_text())
     assert record["step"] == int(step) > last + 20
     log = (own / "group" / "logs" / "train_worker_1.out").read_text()
-    assert len(re.findall("it is built again from its documents", log)) == 2
+    assert len(re.findall("rebuilding it from its documents", log)) == 2

@@ -129,7 +129,7 @@ def stopped(place) -> str:
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(place, whole, stopped):
-    assert stopped.startswith("saved at step ") and stopped.endswith("; run the same command to go on")
+    assert stopped.startswith("saved at step ") and stopped.endswith("; run the same command to continue")
     again, uninterrupted = lines_of(place / "stopped", "train"), lines_of(place / "whole", "train")
     for key in ("loss", "gradient_norm", "learning_rate", "total_tokens"):
         assert [again[s][key] for s in range(1, 13)] == [uninterrupted[s][key] for s in range(1, 13)]
@@ -343,9 +343,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(single_d
     """Batches from elsewhere come but once, so that there is no going back."""
     config = in_process(train__steps=9, optimizer__learning_rate=1e30, optimizer__clip_norm=0.0, train__save_every=1)
     config.train.bad_steps, config.optimizer.name = 3, "sgd"
-    with pytest.raises(
-        NonFinite, match=r"of 3 steps in a row were not taken .* at step \d, after going back 0"
-    ) as error:
+    with pytest.raises(NonFinite, match=r"of 3 steps in a row were skipped .* at step \d, after going back 0") as error:
         train.train(config, tmp_path, own_batches(config, 9))
     assert error.value.exit_status == 3
     with Checkpoints(tmp_path) as checkpoints:
@@ -391,7 +389,7 @@ def test_two_processes_do_not_train_in_one_workdir_and_interrupting_twice_stops_
     time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     status, _, err = finish(first)
-    assert status == 75 and err.strip().splitlines()[-1].endswith("run the same command to go on")
+    assert status == 75 and err.strip().splitlines()[-1].endswith("run the same command to continue")
 
 
 def test_a_step_of_minutes_is_not_waited_for(place):

@@ -22,26 +22,28 @@ IDS = SECOND - 1  # the bits of an id
 
 
 def format_of_tokenizer(tokenizer: AnyTokenizer, name: str) -> PlainFormat | Template:
-    """Return the format in which a tokenizer's conversations are: by its own template, if it has one.
+    """Return the format of a tokenizer's conversations: its own template, if it has one, or the plain format.
 
     Raises:
-        DataError: the template cannot be read, or is one of several; `name` is what the tokenizer is called.
+        DataError: the template cannot be read, or is one of several; the message calls the tokenizer `name`.
     """
     if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.chat_template == "":
         return PlainFormat()
     if tokenizer.chat_template is None:
-        raise DataError(f"data.tokenizer={name}: of its chat templates none is named default; name one so there")
+        raise DataError(
+            f"data.tokenizer={name}: none of its chat templates is named default; rename one in tokenizer_config.json"
+        )
     try:
         return Template(tokenizer.chat_template, tokenizer.special_tokens)
     except ValueError as error:
-        raise DataError(f"data.tokenizer={name}: its chat template cannot be read: {error}; mend it there") from error
+        raise DataError(f"data.tokenizer={name}: its chat template is invalid: {error}; fix it there") from error
 
 
 class ChatTokenizer:
     """Encodes the documents of input_pipeline/chat/records.py for input_pipeline/shards.py.
 
     Attributes:
-        vocab_size: numbers that are stored.
+        vocab_size: of the stored numbers, ids with marks.
         end_of_document, digest: as a tokenizer's.
     """
 
@@ -52,7 +54,7 @@ class ChatTokenizer:
         self.end_of_document, self.digest = tokenizer.end_of_document, f"chat-{tokenizer.digest}"
 
     def encode_batch(self, documents: list[str]) -> list[np.ndarray]:
-        """Return an int32 array for each document, its sequences one after the other, ids with their marks."""
+        """Return an int32 array for each document: the ids of its sequences, one after the other, with marks."""
         found = [[self._runs(sequence) for sequence in json.loads(document)] for document in documents]
         runs = [run for sequences in found for sequence in sequences for run in sequence]
         encoded = iter(self._encode(runs))
@@ -66,7 +68,7 @@ class ChatTokenizer:
         return (np.concatenate(self._encode(self._runs(pieces))) & IDS).tolist()
 
     def _runs(self, pieces: list[Piece]) -> list[list[Piece]]:
-        """Return the pieces, those together that are tokenized in one go; an end of document is by itself."""
+        """Group the pieces that are tokenized as one text; an end of document is a group of its own."""
         if not isinstance(self._tokenizer, HuggingFaceTokenizer):
             return [[piece] for piece in pieces]
         groups = (list(group) for _, group in itertools.groupby(pieces, key=lambda piece: piece[0] is None))
@@ -83,7 +85,7 @@ class ChatTokenizer:
 
 
 def _marked(run: list[Piece], tokens: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
-    """Return int32 ids with LEARNED where they are.
+    """Return int32 ids, with LEARNED added to those that are learned.
 
     Args:
         spans: [tokens, 2], the characters of each token in the text of the run; None: the run is one piece.

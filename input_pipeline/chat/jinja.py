@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Jinja environment in which `transformers` renders chat templates: sandboxed, with its tag and its functions.
+"""The sandboxed Jinja environment for chat templates, with the tag and the functions that `transformers` defines.
 
-Its `strftime_now` is not there: templates that would write today's date take their own instead, so that a corpus is
-the same tomorrow.
+`strftime_now` is left out. Templates that would write today's date then use their fixed date, so that a corpus is the
+same tomorrow.
 """
 
 import json
@@ -14,12 +14,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: what the assistant says, put between two marks."""
+    """The tag {% generation %} ... {% endgeneration %}, which puts the assistant's text between two marks."""
 
     tags = frozenset({"generation"})
 
     def parse(self, parser):
-        """Return the node of a tag, which `parser` stands before."""
+        """Return the node of the tag at the parser's position."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
@@ -30,7 +30,7 @@ class Generation(Extension):
 
 
 def environment(mark: str) -> ImmutableSandboxedEnvironment:
-    """Return the environment; `mark` is put before and after what {% generation %} encloses."""
+    """Return the environment; `mark` is put before and after the text in {% generation %} tags."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     made.filters["tojson"] = _to_json
     made.globals |= {"raise_exception": _raise, "generation_mark": mark}

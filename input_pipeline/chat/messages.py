@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts a line of JSON with a conversation, or with a preference between two answers, to a document.
 
-The document is JSON again: its sequences, one of a conversation and two of a preference, each a list of pieces as
-input_pipeline/chat/template.py has them. A `form` is what makes pieces of messages, there or in rendering.py.
+The document is JSON too: a list of sequences, one for a conversation and two for a preference. Each is a list of pieces
+as in input_pipeline/chat/template.py. A `form` converts messages to pieces; it is defined there or in rendering.py.
 """
 
 import json
@@ -12,6 +12,7 @@ from input_pipeline.reading.json_lines import encoded, record_of, shown, without
 
 ASSISTANT = "assistant"
 ROLES = ("system", "user", ASSISTANT)
+REJECTED = "rejected by the chat template"
 SAYS = "a message is {'role': 'user', 'content': '...'}"
 SIDES = ("chosen", "rejected")
 
@@ -20,33 +21,33 @@ Piece = tuple[str | None, bool]
 
 
 def document(kind: str, name: str, line: bytes, form) -> bytes:
-    """Return the document of a line, of a kind of KINDS. Raises BadDocument, with `name`, where there is none."""
+    """Return the document in a line, `kind` being one of KINDS; BadDocument, with `name`, if the line is invalid."""
     sequences = KINDS[kind](name, record_of(name, line), form)
     return encoded(name, json.dumps(sequences, ensure_ascii=False, separators=(",", ":")))
 
 
 def _conversation(name: str, record, form) -> list[list[Piece]]:
-    """Take {"messages": [{"role": "user", "content": "..."}, ...]}; of a message nothing else is read."""
+    """Convert {"messages": [{"role": "user", "content": "..."}, ...]}; other keys of a message are ignored."""
     messages = _messages(name, _object(name, record, "messages"), "messages")
     if all(message["role"] != ASSISTANT for message in messages):
-        raise BadDocument(name, "without an assistant's turn", " (there is nothing to learn in it)")
+        raise BadDocument(name, "without an assistant's turn", " (there is nothing to learn from it)")
     return [_pieces(name, form, messages)]
 
 
 def _preference(name: str, record, form) -> list[list[Piece]]:
-    """Take {"prompt": ..., "chosen": ..., "rejected": ...}, all of them text or all lists of messages.
+    """Convert {"prompt": ..., "chosen": ..., "rejected": ...}, all of them text or all lists of messages.
 
-    Text goes as it is, a document of prompt and answer; messages go through the form of conversations.
+    Texts become a document of prompt and answer, unchanged. Messages are converted as those of conversations.
     """
     for key in ("prompt", *SIDES):
         _object(name, record, key)
     if record["chosen"] == record["rejected"]:
-        raise BadDocument(name, "with one answer twice", " (what is chosen is what is rejected)")
+        raise BadDocument(name, "with the same answer twice", " (chosen and rejected are equal)")
     kinds = {type(record[key]) for key in ("prompt", *SIDES)}
     if kinds == {str}:
         return [_of_text(name, record["prompt"], record[side]) for side in SIDES]
     if kinds != {list}:
-        raise BadDocument(name, "neither text nor messages", " (prompt, chosen and rejected are all of one kind)")
+        raise BadDocument(name, "neither all text nor all messages", " (the three must be of one kind)")
     prompt = _messages(name, record, "prompt")
     return [_answered(name, form, prompt, _messages(name, record, side)) for side in SIDES]
 
@@ -58,7 +59,7 @@ def _pieces(name: str, form, messages: list[Message], first: int = 0) -> list[Pi
     try:
         return form.pieces(messages, first)
     except ValueError as error:
-        raise BadDocument(name, "not what the chat template takes", f" ({error})") from error
+        raise BadDocument(name, REJECTED, f" ({error})") from error
 
 
 def _of_text(name: str, prompt: str, answer: str) -> list[Piece]:
@@ -81,7 +82,7 @@ def _object(name: str, record, field: str) -> dict:
 
 
 def _messages(name: str, record: dict, field: str) -> list[Message]:
-    """Return the messages in a field of a record, role and content alone."""
+    """Return the messages in a field of a record, with only role and content."""
     found = record[field]
     if not isinstance(found, list) or not found:
         raise BadDocument(name, f"without messages in {field!r}", f" ({shown(found)}; {SAYS})")
@@ -94,7 +95,7 @@ def _message(name: str, number: int, message) -> Message:
         raise BadDocument(name, "with an unknown role", f" (message {number}: {said}; roles are {', '.join(ROLES)})")
     content = message.get("content")
     if not isinstance(content, str):
-        raise BadDocument(name, "with content that is no text", f" (message {number}: {shown(content)})")
+        raise BadDocument(name, "with content that is not text", f" (message {number}: {shown(content)})")
     if not content and message["role"] == ASSISTANT:
         raise BadDocument(name, "with an empty answer", f" (message {number})")
     return {"role": message["role"], "content": content}

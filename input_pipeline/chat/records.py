@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of conversations or of preferences between two answers: a JSON object per line, rendered as it is read."""
+"""Reads files of conversations, or of preferences between two answers: a JSON object per line, rendered on reading."""
 
 from collections.abc import Iterator
 from pathlib import Path

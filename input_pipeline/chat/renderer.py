@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the process of input_pipeline/chat/rendering.py, and starts it."""
+"""Starts the processes of input_pipeline/chat/rendering.py, and sends them requests."""
 
 import atexit
 import contextlib
@@ -7,12 +7,12 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 5.0  # of processor time, for a line
-MADE, BAD, REFUSED = b"M", b"B", b"R"  # what an answer begins with: then JSON, [kind, details] of JSON, a reason
+SECONDS = 5.0  # limit of processor time for a line
+MADE, BAD, REFUSED = b"M", b"B", b"R"  # the first byte of an answer; JSON, [kind, details], or a reason follows
 DEATHS = {  # why a process ended, by the signal
     signal.SIGPROF: "it takes too much time", signal.SIGKILL: "it takes more memory than this machine has",
 }  # fmt: skip
@@ -24,7 +24,7 @@ class Died(Exception):
 
 
 class Renderer:
-    """A process that renders. It takes one request at a time."""
+    """A process that renders; it handles one request at a time."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -33,31 +33,28 @@ class Renderer:
         )  # fmt: skip
 
     def __del__(self):
-        """End the process of one that nobody waits for any more."""
+        """End the process when no one waits for its answers any more."""
         self.end()
 
     @property
     def lives(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
-    def ask(self, request: dict, lines: Sequence[bytes]) -> None:
-        """Send a request about lines, which are given without their ends."""
+    def ask(self, request: dict, lines: Sequence[bytes]) -> list[bytes]:
+        """Send a request about lines, which have no line ends; return an answer for each. Raises Died."""
         header = json.dumps(request | {"count": len(lines), "seconds": SECONDS}).encode()
-        with contextlib.suppress(BrokenPipeError):  # it has died, and `answers` says why
+        with contextlib.suppress(BrokenPipeError):  # the process has died, which is reported below
             self._process.stdin.write(b"\n".join([header, *lines, b""]))
             self._process.stdin.flush()
-
-    def answers(self, count: int) -> list[bytes]:
-        """Return the answers, one for each line. Raises Died."""
-        found = [self._process.stdout.readline() for _ in range(count)]
+        found = [self._process.stdout.readline() for _ in lines]
         if all(answer.endswith(b"\n") for answer in found):
             return [answer[:-1] for answer in found]
         status = self._process.wait()
         raise Died(DEATHS.get(-status, f"the process that renders it ended with status {status}"))
 
     def end(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if it is busy."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
@@ -65,16 +62,11 @@ class Renderer:
         self._process.wait()
 
 
-def ask(request: dict, lines: Sequence[bytes]) -> Callable[[], list[bytes]]:
-    """Have a process begin with a request about lines; return a function that waits for its answers, or raises Died."""
+def ask(request: dict, lines: Sequence[bytes]) -> list[bytes]:
+    """Return the answers of an idle or a new process to a request about lines. Raises Died."""
     renderer = next((idle for idle in iter(_take, None) if idle.lives), None) or Renderer()
-    renderer.ask(request, lines)
-
-    def answers() -> list[bytes]:
-        found = renderer.answers(len(lines))
-        _idle.append(renderer)
-        return found
-
+    answers = renderer.ask(request, lines)
+    _idle.append(renderer)
     return answers
 
 

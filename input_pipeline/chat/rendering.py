@@ -37,10 +37,10 @@ class Rendering:
 
     Args:
         source: the template.
-        tokens: texts of special tokens by the names that it has for them.
+        tokens: {name of a special token in the template: its text}.
 
     Raises:
-        ValueError: it is no template.
+        ValueError: it is not a template.
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):
@@ -73,20 +73,20 @@ class Rendering:
             through = self._render(messages[: number + 1]).replace(MARK, "")
             if not (through.startswith(prompt) and whole.startswith(through)):
                 raise ValueError(
-                    f"it writes the first {number + 1} messages in another way where more follow, or where the last is "
-                    "asked for; put {% generation %} tags around what the assistant says in it"
+                    f"it renders the first {number + 1} messages differently if more follow, or if the last one is "
+                    "generated; put {% generation %} tags around the assistant's text in it"
                 )
             found += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(through)], True)]
             done = len(through)
         return [*found, (whole[done:], False)]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
-        """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
+        """Return the pieces of a conversation that the assistant is to continue. Raises ValueError as `pieces`."""
         return [(self._render(messages, add_generation_prompt=True).replace(MARK, ""), False)]
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         if any(MARK in message["content"] for message in messages):
-            raise ValueError("it holds U+FDD0, which is no character")
+            raise ValueError("a message contains U+FDD0, which is not a character")
         try:
             text = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None,
@@ -95,7 +95,7 @@ class Rendering:
         except RAISED as error:
             raise ValueError(_reason(error)) from None
         if len(text) > CHARACTERS:
-            raise ValueError(f"it writes {len(text):,} characters, more than {CHARACTERS:,}")
+            raise ValueError(f"it renders {len(text):,} characters, more than {CHARACTERS:,}")
         return text
 
 
@@ -111,7 +111,7 @@ def _rendering(source: str, tokens: tuple[tuple[str, str], ...]) -> Rendering:
 
 
 def answer(request: dict, line: bytes) -> bytes:
-    """Return what is answered to one line of a request."""
+    """Return the answer to one line of a request."""
     try:
         form = _rendering(request["template"], tuple(request["tokens"].items()))
         if request["task"] in KINDS:
@@ -129,9 +129,9 @@ def answer(request: dict, line: bytes) -> bytes:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that asks
     for what, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of memory
+        with contextlib.suppress(ValueError, OSError):  # macOS has no memory limit
             resource.setrlimit(what, (most, most))
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := requests.readline():

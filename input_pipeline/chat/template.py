@@ -9,20 +9,24 @@ document are learned.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 
 from input_pipeline.cache import digest
 from input_pipeline.chat import messages as chat_messages
-from input_pipeline.chat.messages import ASSISTANT, Message, Piece
+from input_pipeline.chat.messages import ASSISTANT, REJECTED, Message, Piece
 from input_pipeline.chat.renderer import BAD, MADE, Died, ask
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.reading.records import TOO_LARGE, UNREADABLE
+from input_pipeline.threads import in_threads
 
 TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
-MOST_DEATHS = 10  # lines that end the process; then the template is given up
+PROCESSES = 2  # that render ahead
+MOST_DEATHS = 10  # lines that end the process before the template is rejected
 
-Held = bytes | bytearray | BadDocument | object  # a line or a document, or why there is none: an error, TOO_LARGE
-Line = Made = tuple[int, Held]  # the number of a line, and the line, or what it becomes; a BadDocument has no name
+Held = bytes | bytearray | BadDocument | object  # a line or a document, or in place of one an error or TOO_LARGE
+Line = Made = tuple[int, Held]  # the number of a line, and the line or its result; a BadDocument here has no name
+Batch = list[Line] | Exception  # or the error with which the file ends
 
 
 class PlainFormat:
@@ -61,7 +65,7 @@ class Template:
 
     Args:
         source: the template.
-        tokens: texts of special tokens by the names that it has for them: bos_token, eos_token and so on.
+        tokens: {name of a special token in the template (bos_token, eos_token, ...): its text}.
 
     Raises:
         ValueError: it is not a valid template, or takes too long to parse.
@@ -82,7 +86,7 @@ class Template:
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
-        """Return the pieces of a conversation that the assistant is to go on with. Raises ValueError as `pieces`."""
+        """Return the pieces of a conversation that the assistant is to continue. Raises ValueError as `pieces`."""
         return [tuple(piece) for piece in self._ask("prompt", messages)]
 
     def after_answer(self) -> str:
@@ -96,43 +100,46 @@ class Template:
         Raises:
             DataError: the template took too much time or memory for too many lines.
         """
-        asked, answers = [], list
-        for some in _batches((number, self._known(line)) for number, line in lines):
-            made = self._made(kind, asked, answers)
-            asked, answers = some, self._begin(kind, [line for _, line in some])
-            yield from made
+        known = ((number, self._known(line)) for number, line in lines)
+        rendered = in_threads(lambda batch: self._rendered(kind, batch), _batches(known), PROCESSES)
+        with closing(rendered):
+            for made in rendered:
+                if isinstance(made, UNREADABLE):
+                    raise made
+                yield from made
 
     def _known(self, line: Held) -> Held:
         """Return a line, or its known error: a file is read several times."""
-        return self._deadly.get(digest(line), line) if self._deadly and _is_line(line) else line
+        return self._deadly.get(digest(line.rstrip(b"\n")), line) if self._deadly and _is_line(line) else line
 
-    def _begin(self, kind: str, lines: Sequence[Held]) -> Callable[[], list[bytes]]:
-        request = self._request | {"task": kind}
-        return ask(request, [line.rstrip(b"\n") for line in lines if _is_line(line)]) if lines else list
-
-    def _made(self, kind: str, asked: list[Line], answers: Callable[[], list[bytes]]) -> list[Made]:
-        """Return the results of the requested lines."""
+    def _rendered(self, kind: str, batch: Batch) -> list[Made] | Exception:
+        """Return the results of the lines of a batch."""
+        if isinstance(batch, UNREADABLE):
+            return batch
+        lines = [line.rstrip(b"\n") for _, line in batch if _is_line(line)]
         try:
-            found = [_document(answer) for answer in answers()]
+            found = [_document(answer) for answer in ask(self._request | {"task": kind}, lines)]
         except Died:  # any of the lines may be the cause
-            found = [self._alone(kind, line) for _, line in asked if _is_line(line)]
+            found = [self._alone(kind, line) for line in lines]
         rest = iter(found)
-        return [(number, next(rest) if _is_line(line) else line) for number, line in asked]
+        return [(number, next(rest) if _is_line(line) else line) for number, line in batch]
 
     def _alone(self, kind: str, line: bytes) -> bytes | BadDocument:
         try:
-            (answer,) = self._begin(kind, [line])()
+            (answer,) = ask(self._request | {"task": kind}, [line])
         except Died as error:
-            bad = BadDocument("", "not what the chat template takes", f" ({error})")
+            bad = BadDocument("", REJECTED, f" ({error})")
             self._deadly[digest(line)] = bad
-            if len(self._deadly) == MOST_DEATHS:
-                raise DataError(f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines") from None
+            if len(self._deadly) >= MOST_DEATHS:
+                raise DataError(
+                    f"the chat template of data.tokenizer: {error}, for {MOST_DEATHS} lines; fix it"
+                ) from None
             return bad
         return _document(answer)
 
     def _ask(self, task: str, value):
         try:
-            (answer,) = ask(self._request | {"task": task}, [json.dumps(value).encode()])()
+            (answer,) = ask(self._request | {"task": task}, [json.dumps(value).encode()])
         except Died as error:
             raise ValueError(str(error)) from None
         content = json.loads(answer[1:])
@@ -149,14 +156,12 @@ def _document(answer: bytes) -> bytes | BadDocument:
     content = answer[1:]
     if answer[:1] == MADE:
         return content
-    kind, details = (
-        json.loads(content) if answer[:1] == BAD else ("not what the chat template takes", f" ({json.loads(content)})")
-    )
+    kind, details = json.loads(content) if answer[:1] == BAD else (REJECTED, f" ({json.loads(content)})")
     return BadDocument("", kind, details)
 
 
-def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
-    """Yield lines in batches; an empty batch comes last, and before an error of the file."""
+def _batches(lines: Iterable[Line]) -> Iterator[Batch]:
+    """Yield lines in batches; an error of the file comes last, after the lines before it."""
     batch, size = [], 0
     try:
         for number, line in lines:
@@ -165,9 +170,7 @@ def _batches(lines: Iterable[Line]) -> Iterator[list[Line]]:
             if len(batch) == TOGETHER or size > TOGETHER_BYTES:
                 yield batch
                 batch, size = [], 0
-    except UNREADABLE:
         yield batch
-        yield []
-        raise
-    yield batch
-    yield []
+    except UNREADABLE as error:
+        yield batch
+        yield error

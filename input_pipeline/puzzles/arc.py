@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ARC: grids as tokens and back, versions of tasks and their names, and the tasks of a folder.
+"""Converts ARC grids to tokens and back, draws and names versions of tasks, and reads the tasks of a folder.
 
-A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequence is a canvas of 30 x 30 tokens: 0 pads,
-1 borders a grid below and to its right, and colours begin at 2. A version of a task has its colours renamed, black (0)
-excepted, and its grids then turned or reflected, all alike; its name says how.
+A grid is uint8 [rows, columns] of colours 0 to 9, both sides 1 to 30. A sequence is a canvas of 30 x 30 tokens: 0 is
+padding, 1 the border below a grid and to its right, and colours begin at 2. A version of a task has its colours
+permuted, except black (0), and then all its grids rotated or reflected in the same way; its name says how.
 """
 
 import re
@@ -23,7 +23,7 @@ BORDER, FIRST_COLOUR = 1, 2  # tokens
 COLOURS = 10
 VOCAB_SIZE = FIRST_COLOUR + COLOURS
 SEPARATOR = "|||"
-DRAWS_PER_VERSION = 5  # then a task has no more versions that differ
+DRAWS_PER_VERSION = 5  # draws before a task is taken to have no further versions
 SUBSETS = {  # {data.puzzle_set: its subsets, and the subset whose test pairs are held out}
     "arc1": (("training", "evaluation", "concept"), "evaluation"),
     "arc2": (("training2", "evaluation2", "concept"), "evaluation2"),
@@ -81,7 +81,7 @@ def encode(grids: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def crop(sequence: np.ndarray) -> np.ndarray:
-    """Return the grid in a sequence [900]: uint8 [rows, columns], [0, 0] if there is none.
+    """Return the grid in a sequence [900]: uint8 [rows, columns], of shape [0, 0] if there is none.
 
     It is the largest rectangle of colours from the upper left corner, and the lowest of equally large ones.
     """
@@ -94,7 +94,7 @@ def crop(sequence: np.ndarray) -> np.ndarray:
 
 
 def augment(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
-    """Return a grid with its colours renamed, then turned or reflected."""
+    """Return a grid with its colours permuted, then rotated or reflected."""
     return dihedral(colours[grid], turn)
 
 
@@ -109,17 +109,17 @@ def version_name(task: str, turn: int, colours: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return (task, turn, colours) of a name; that of a task alone is the task itself.
+    """Return (task, turn, colours) of a name; the name of a task is that of its unchanged version.
 
     Raises:
-        DataError: it is no such name.
+        DataError: it is not such a name.
     """
     task, *changes = name.split(SEPARATOR)
     if not changes:
         return task, 0, np.arange(COLOURS, dtype=np.uint8)
     turn, colours = changes if len(changes) == 2 else ("", "")
     if not re.fullmatch("t[0-7]", turn) or sorted(colours) != sorted("0123456789"):
-        raise DataError(f"{name!r:.80} names no version of a task, as in x{SEPARATOR}t3{SEPARATOR}0123456789")
+        raise DataError(f"{name!r:.80} is not the name of a version, such as x{SEPARATOR}t3{SEPARATOR}0123456789")
     return task, int(turn.removeprefix("t")), np.array(list(map(int, colours)), np.uint8)
 
 
@@ -144,7 +144,7 @@ def draw_versions(task: Task, number: int, generator: np.random.Generator) -> Ve
 
 
 def draw_offsets(pairs: list[Pair], turns: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Draw where each pair of each version begins on the canvas: int [versions, pairs, 2], one pair of each at 0, 0."""
+    """Draw the offset of each pair on the canvas: int [versions, pairs, 2]; one pair of each version is at (0, 0)."""
     free = np.array([SIDE - np.maximum(given.shape, made.shape) for given, made in pairs])  # [pairs, 2]
     swapped = np.isin(turns, [1, 3, 6, 7])  # rows become columns
     free = np.where(swapped[:, None, None], free[:, ::-1], free)
@@ -166,10 +166,10 @@ def sequences(pairs: list[Pair], versions: Versions, offsets: np.ndarray) -> tup
 
 
 def read_tasks(folder: Path, puzzle_set: str, seed: int) -> list[Task]:
-    """Return the tasks of a set, subset by subset, those of each in random order.
+    """Return the tasks of a set, subset by subset; each subset is in random order.
 
     Raises:
-        DataError: a file is missing or is not JSON, a grid in it is none, or an answer to be trained on is missing.
+        DataError: a file is missing or is not JSON, a grid is invalid, or an answer to train on is missing.
     """
     subsets, heldout = SUBSETS[puzzle_set]
     tasks = []
@@ -194,7 +194,7 @@ def _paths(folder: Path, subset: str) -> list[Path]:
     found = sorted(folder.glob(f"*_{subset}_challenges.json"))
     if len(found) != 1:
         what = "no file" if not found else f"{len(found)} files"
-        raise DataError(f"data.path={folder}: has {what} *_{subset}_challenges.json; it needs one")
+        raise DataError(f"data.path={folder} has {what} *_{subset}_challenges.json; it needs exactly one")
     return found + sorted(folder.glob(f"*_{subset}_solutions.json"))[:1]
 
 
@@ -203,14 +203,16 @@ def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:
     challenges = read_json(path, dict[str, TaskInFile])
     solutions = read_json(solved[0], dict[str, list[Rows | None]]) if solved else {}
     if not challenges:
-        raise DataError(f"{path}: holds no tasks by name")
+        raise DataError(f"{path}: has no tasks; it needs an object with tasks by name")
     return [_task(path, name, task, solutions.get(name, []), held_out) for name, task in sorted(challenges.items())]
 
 
 def _task(path: Path, name: str, task: TaskInFile, solutions: list[Rows | None], held_out: bool) -> Task:
     where = f"{path}: task {name:.80}"
     if SEPARATOR in name:
-        raise DataError(f"{where}: has {SEPARATOR} in its name, by which versions of tasks are told; rename it")
+        raise DataError(
+            f"{where}: has {SEPARATOR} in its name, which separates the parts of a version's name; rename it"
+        )
     answers = [
         pair.get("output", solutions[nth] if nth < len(solutions) else None) for nth, pair in enumerate(task["test"])
     ]
@@ -220,13 +222,13 @@ def _task(path: Path, name: str, task: TaskInFile, solutions: list[Rows | None],
     ]
     pairs = [(pair["input"], pair.get("output")) for pair in task["train"]]
     if not pairs or not tests:
-        raise DataError(f"{where}: has no pairs to {'show' if not pairs else 'test'} it")
+        raise DataError(f"{where}: has no {'train' if not pairs else 'test'} pairs; add some, or remove the task")
     if any(made is None for _, made in pairs):
-        raise DataError(f"{where}: a pair that shows it has no 'output'")
+        raise DataError(f"{where}: a train pair has no 'output'; add it, or remove the pair")
     grids = [[tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)]
     if unknown and not held_out:
         kept = path.name.replace("_challenges", "_solutions")
-        raise DataError(f"{where}: test {unknown[0]} has no answer to train on, neither as 'output' nor in {kept}")
+        raise DataError(f"{where}: test pair {unknown[0]} has no answer to train on; add it as 'output' or to {kept}")
     return Task(name, *grids, held_out, unknown)
 
 
@@ -234,12 +236,12 @@ def _grid(where: str, rows: Rows) -> np.ndarray:
     widths = {len(row) for row in rows}
     is_canvas = len(widths) == 1 and 1 <= min(widths) <= SIDE and 1 <= len(rows) <= SIDE
     if not is_canvas or not all(0 <= colour < COLOURS for row in rows for colour in row):
-        raise DataError(f"{where}: a grid is no rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
+        raise DataError(f"{where}: a grid must be a rectangle of colours 0 to 9 with sides from 1 to {SIDE}")
     return np.array(rows, np.uint8)
 
 
 def _hashes(task: Task, turns: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Return a hash of each version's pairs, whatever their order: uint64 [N]."""
+    """Return a hash of each version's pairs that does not depend on their order: uint64 [N]."""
     hashes = np.zeros(len(turns), np.uint64)
     for turn in np.unique(turns).tolist():
         rows = np.flatnonzero(turns == turn)

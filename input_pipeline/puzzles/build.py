@@ -25,9 +25,9 @@ from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
 from input_pipeline.threads import in_threads
 
 FORMAT = 1  # version of the data sets; another number gives another folder
-DRAWING = 2  # version of drawing rows from tables; likewise
+DRAWING = 2  # version of the way in which rows are drawn from tables; another number gives another folder
 SUDOKU_SIDE, MAZE_SIDE = 9, 30  # of puzzles in files
-TOGETHER = 4096  # held-out boards written at once
+TOGETHER = 4096  # held-out boards per write
 OPTIONS = ("puzzle_count", "puzzle_augmentations", "puzzle_min_difficulty")
 OPTIONS_OF_DRAWN = (*OPTIONS, "puzzle_size", "puzzle_clues", "puzzle_heldout")
 
@@ -40,14 +40,14 @@ Pair = tuple[PuzzleEpochs, PuzzleWindows]
 class Boards(NamedTuple):
     """Square boards of one kind; each is a puzzle with one example."""
 
-    name: str  # a plural
+    name: str  # plural
     side: int
     vocab_size: int
-    num_versions: int  # of each to train on, itself first
-    draw: Callable  # (generator, number) -> so many at random, as `drawn.split` takes them
-    checked: Callable[[tables.Table], Puzzles]  # raises DataError where they are none
+    num_versions: int  # of each training puzzle, itself first
+    draw: Callable  # (generator, number) -> that many random puzzles, as for `drawn.split`
+    checked: Callable[[tables.Table], Puzzles]  # raises DataError if a row is not a puzzle
     versions: Callable  # (question, answer, generator) -> both in all versions, tokens [num_versions, side, side]
-    settings: str  # that a user may change for there to be more
+    settings: str  # keys that allow more puzzles, for messages
 
 
 def published(data, path: str, **_) -> Pair:
@@ -64,10 +64,10 @@ def sudokus(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return Sudokus of the tables train.csv and test.csv in a folder, or random ones without a folder."""
     side = SUDOKU_SIDE if path else data.puzzle_size
     if side not in BOXES:
-        raise DataError(f"data.puzzle_size={side} is no side of a Sudoku; use one of {', '.join(map(str, BOXES))}")
+        raise DataError(f"data.puzzle_size={side} is not a size of Sudokus; use one of {', '.join(map(str, BOXES))}")
     if not path and data.puzzle_clues and not FEWEST_CLUES[side] <= data.puzzle_clues < side**2:
         raise DataError(
-            f"data.puzzle_clues={data.puzzle_clues}: no Sudoku of side {side} with so many clues has one solution; "
+            f"data.puzzle_clues={data.puzzle_clues}: no Sudoku of size {side} with that many clues has one solution; "
             f"use 0, or {FEWEST_CLUES[side]} to {side**2 - 1}"
         )
 
@@ -89,7 +89,7 @@ def mazes(data, path: str, seed: int, announce: Announce, **_) -> Pair:
     """Return mazes of the tables train.csv and test.csv in a folder, or random ones without a folder."""
     side = MAZE_SIDE if path else data.puzzle_size
     if not 3 <= side <= maze.LARGEST_SIDE:
-        raise DataError(f"data.puzzle_size={side} is no side of a maze; use 3 to {maze.LARGEST_SIDE}")
+        raise DataError(f"data.puzzle_size={side} is not a size of mazes; use 3 to {maze.LARGEST_SIDE}")
     count = 8 if data.puzzle_augmentations else 1
 
     def draw(generator: np.random.Generator, number: int) -> drawn.Drawn:
@@ -193,7 +193,9 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         build(part)
         os.replace(part, folder)
     except OSError as error:
-        raise DataError(f"{error.filename or part}: {error.strerror}; data.cache_dir needs room for puzzles") from error
+        raise DataError(
+            f"{error.filename or part}: {error.strerror}; free some space, or name another --config.data.cache_dir"
+        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -203,13 +205,13 @@ def _write(place: Path, plans: dict[str, Plan], identifiers: list[str], title: s
     with progress(title, num_bytes, announce) as advance:
         dataset.write(place, plans, identifiers, advance)
     counts = [f"{plan.num_examples:,} in {name}" for name, plan in plans.items()]
-    announce(f"puzzles: {', '.join(counts)}, of {len(plans['train'].sizes):,} groups to train on")
+    announce(f"puzzles: {', '.join(counts)}, with {len(plans['train'].sizes):,} groups in train")
 
 
 def _folder(path: str, what: str) -> Path:
     folder = Path(path).expanduser()
     if not path or not folder.is_dir():
-        raise DataError(f"data.path={path!r} is no folder; name one with {what}")
+        raise DataError(f"data.path={path!r} is not a folder; name a folder with {what}")
     return folder
 
 
@@ -222,7 +224,7 @@ def _sudoku_table(table: tables.Table) -> Puzzles:
     questions, answers = tables.codes(table, f".{digits}", {"question": f".{digits}", "answer": digits})
     table.reject(((questions > 0) & (questions != answers)).any(axis=1), "question contradicts its answer")
     boards = answers.reshape(-1, SUDOKU_SIDE, SUDOKU_SIDE)
-    table.reject(~sudoku.is_solved(boards), "answer is no valid Sudoku")
+    table.reject(~sudoku.is_solved(boards), "answer is not a solved Sudoku")
     return Puzzles(questions + 1, answers + 1)
 
 
@@ -230,7 +232,7 @@ def _maze_table(table: tables.Table) -> Puzzles:
     allowed = {"question": maze.CHARACTERS[:-1], "answer": maze.CHARACTERS}
     questions, answers = (1 + codes for codes in tables.codes(table, maze.CHARACTERS, allowed))
     for end, token in (("S", maze.START), ("G", maze.GOAL)):
-        table.reject((questions == token).sum(axis=1) != 1, f"question has not one {end}")
+        table.reject((questions == token).sum(axis=1) != 1, f"question needs exactly one {end}")
     without_path = np.where(answers == maze.PATH, maze.FLOOR, answers)
     table.reject((questions != without_path).any(axis=1), "question contradicts its answer")
     return Puzzles(questions, answers)

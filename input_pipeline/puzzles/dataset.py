@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puzzles on disk, in the format in which such data sets are published.
+"""Reads and writes puzzle data sets, in the format in which they are published.
 
-A folder has `train/` and `test/`, and `identifiers.json`, the list of names of identifiers, "<blank>" first. A split
-has `dataset.json` and five arrays, SET being the one name in its `sets`:
+A folder has `train/`, `test/` and `identifiers.json`, the list of names of identifiers, "<blank>" first. A split has
+`dataset.json` and five arrays, where SET is the one name in its `sets`:
 
     SET__inputs.npy, SET__labels.npy      [examples, cells], integers
     SET__puzzle_identifiers.npy           [puzzles]
     SET__puzzle_indices.npy               [puzzles + 1], the first example of each, and the end
     SET__group_indices.npy                [groups + 1], the first puzzle of each, and the end
 
-A group is a Sudoku, a maze or an ARC task with all its augmentations, a puzzle one of those, an example a question
-and its answer.
+A group is a Sudoku, a maze or an ARC task with all its augmentations. A puzzle is one of these versions. An example is
+a question with its answer.
 """
 
 import hashlib
@@ -24,24 +24,25 @@ from pathlib import Path
 
 import numpy as np
 
-from files.array_files import ArrayFileError, map_integers
+from files.atomic import writing
 from files.json_reader import JsonError, Object
 from files.json_reader import read_json as read_checked
+from files.numpy_reader import ArrayFileError, map_integers
 from input_pipeline import cache
-from input_pipeline.cache import write_json, writing
+from input_pipeline.cache import write_json
 from input_pipeline.errors import DataError
 from input_pipeline.threads import in_threads
 
 SET = "all"
 BLANK = "<blank>"
 ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
-DIMS = (2, 2, 1, 1, 1)  # of these
-JSON_BYTES = 256 << 20  # of a file: ARC's has a million names of identifiers, which are 50 MB
-TOKENS = 1 << 31  # that int32 can number
+DIMS = (2, 2, 1, 1, 1)  # number of dimensions of each
+JSON_BYTES = 256 << 20  # limit for a file; ARC's million names of identifiers take 50 MB
+TOKENS = 1 << 31  # the most that int32 can number
 
 
 class Metadata(Object):
-    """What dataset.json holds."""
+    """The content of dataset.json."""
 
     pad_id: int
     ignore_label_id: int | None
@@ -54,12 +55,12 @@ class Metadata(Object):
 
 @dataclass(frozen=True)
 class Split:
-    """One split, its large arrays mapped into memory."""
+    """One split; its large arrays are mapped into memory."""
 
     folder: Path  # of the data set
     metadata: Metadata
     inputs: np.ndarray  # [examples, cells]
-    labels: np.ndarray  # the same
+    labels: np.ndarray  # [examples, cells]
     identifiers: np.ndarray  # [puzzles]
     puzzles: np.ndarray  # [puzzles + 1], first examples
     groups: np.ndarray  # [groups + 1], first puzzles
@@ -67,14 +68,14 @@ class Split:
 
 @dataclass
 class Plan:
-    """A split that is to be written."""
+    """A split to write."""
 
     seq_len: int
     vocab_size: int
-    sizes: list  # examples of each puzzle, of each group a list
+    sizes: list  # for each group, the list of the numbers of examples of its puzzles
     examples: Callable[[range], tuple[np.ndarray, np.ndarray]]  # groups -> (inputs, labels), uint8 [n, seq_len] each
     identifiers: np.ndarray | None = None  # of each puzzle, int [puzzles]; None: all blank
-    together: int = 1  # how many groups `examples` is asked for at once, the last time fewer
+    together: int = 1  # groups per call of `examples`; the last call may have fewer
 
     @cached_property
     def num_examples(self) -> int:
@@ -82,11 +83,11 @@ class Plan:
 
 
 def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance: Callable[[int], object]) -> None:
-    """Write a data set into a folder, its groups made in parallel threads.
+    """Write a data set into a folder; threads make its groups in parallel.
 
     Args:
-        identifiers: names, the blank one first.
-        advance: takes numbers of bytes as they are written.
+        identifiers: their names, the blank one first.
+        advance: called with the number of bytes after each write.
     """
     for name, plan in splits.items():
         (folder / name).mkdir(parents=True)
@@ -98,12 +99,12 @@ def open_split(folder: Path, name: str) -> Split:
     """Open a split of a data set.
 
     Raises:
-        DataError: something is missing, cannot be read, or does not fit the rest.
+        DataError: a file is missing, cannot be read, or contradicts the others.
     """
     place = folder / name
     metadata = read_json(place / "dataset.json", Metadata)
     if len(metadata["sets"]) != 1 or not re.fullmatch(r"[\w.-]{1,100}", metadata["sets"][0]):
-        raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']!r:.80}; one set is read, so name one")
+        raise DataError(f"{place / 'dataset.json'}: sets={metadata['sets']!r:.80}; name exactly one set")
     files = [place / f"{metadata['sets'][0]}__{array}.npy" for array in ARRAYS]
     arrays = [_mapped(*of) for of in zip(files, DIMS, strict=True)]
     split = Split(folder, metadata, arrays[0], arrays[1], *(np.asarray(array, np.int64) for array in arrays[2:]))
@@ -112,13 +113,13 @@ def open_split(folder: Path, name: str) -> Split:
 
 
 def digest(folder: Path) -> str:
-    """Return a digest of the content of a data set's files, under whatever path."""
+    """Return a digest of the content of a data set's files; it does not depend on the path of the folder."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".npy", ".json")]
     return digest_of(files, [str(path.relative_to(folder)) for path in files])
 
 
 def digest_of(files: list[Path], facts) -> str:
-    """Return a digest of the content of files and of facts that JSON can hold.
+    """Return a digest of the content of files and of JSON-serialisable facts.
 
     Raises:
         DataError: a file cannot be read.
@@ -128,7 +129,7 @@ def digest_of(files: list[Path], facts) -> str:
 
 
 def read_json(path: Path, schema):
-    """Return what a JSON file holds, as files/json_reader.py does.
+    """Return the content of a JSON file, checked by files/json_reader.py.
 
     Raises:
         DataError: it is missing, not JSON, or not of the schema.
@@ -136,9 +137,9 @@ def read_json(path: Path, schema):
     try:
         return read_checked(path, schema, max_bytes=JSON_BYTES)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
+        raise DataError(f"{path}: {error.strerror}; data.path must name the folder that has it") from error
     except JsonError as error:
-        raise DataError(f"{error}; mend the file") from None
+        raise DataError(f"{error}; fix the file") from None
 
 
 def _content(path: Path) -> bytes:
@@ -147,7 +148,7 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as file:
             return hashlib.file_digest(file, hashlib.blake2b).digest()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; data.path has to name the folder that has it") from error
+        raise DataError(f"{path}: {error.strerror}; data.path must name the folder that has it") from error
 
 
 def _mapped(path: Path, ndim: int) -> np.ndarray:
@@ -164,10 +165,10 @@ def _check(split: Split, place: Path) -> None:
     lowest, highest = split.identifiers.min(initial=0), split.identifiers.max(initial=0)
     rules = (
         (0 < metadata["vocab_size"] <= TOKENS, f"vocab_size={metadata['vocab_size']}"),
-        (0 <= metadata["pad_id"] < metadata["vocab_size"], f"pad_id={metadata['pad_id']} is no token"),
+        (0 <= metadata["pad_id"] < metadata["vocab_size"], f"pad_id={metadata['pad_id']} is not a token"),
         (
             0 <= metadata["blank_identifier_id"] < metadata["num_puzzle_identifiers"] <= TOKENS,
-            f"blank_identifier_id={metadata['blank_identifier_id']} is no identifier",
+            f"blank_identifier_id={metadata['blank_identifier_id']} is not an identifier",
         ),
         (split.inputs.shape == (examples, seq_len), f"inputs have the shape {split.inputs.shape}"),
         (split.labels.shape == (examples, seq_len), f"labels have the shape {split.labels.shape}"),
@@ -182,8 +183,8 @@ def _check(split: Split, place: Path) -> None:
     for holds, what in rules:
         if not holds:
             raise DataError(
-                f"{place}: {what}; with {examples:,} examples of seq_len={seq_len} and "
-                f"num_puzzle_identifiers={metadata['num_puzzle_identifiers']} that does not fit together"
+                f"{place}: {what}, in a data set of {examples:,} examples with seq_len={seq_len} and "
+                f"num_puzzle_identifiers={metadata['num_puzzle_identifiers']}; build it again"
             )
 
 
@@ -212,7 +213,7 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
 
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:
-    """Write inputs and labels in order; not by a memory map, which a full disk would end the process by."""
+    """Write inputs and labels in order, without a memory map: a full disk would end the process."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (plan.num_examples, plan.seq_len)}
     every = range(len(plan.sizes))
     made = in_threads(plan.examples, (every[first : first + plan.together] for first in every[:: plan.together]))

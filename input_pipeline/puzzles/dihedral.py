@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The eight ways to turn and reflect a grid, by the numbers that names of ARC versions have them."""
+"""The eight rotations and reflections of a grid, numbered as in the names of ARC versions."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ INVERSES = (0, 3, 2, 1, 4, 5, 6, 7)
 
 
 def dihedral(grid: np.ndarray, number: int) -> np.ndarray:
-    """Return a grid [..., rows, columns] turned or reflected.
+    """Return a grid [..., rows, columns] rotated or reflected.
 
     Args:
-        number: 0 as it is; 1, 2, 3 turned counter-clockwise by so many quarters; 4 left and right swapped; 5 top and
-            bottom; 6 rows as columns; 7 turned by one quarter, then left and right swapped.
+        number: 0 the grid itself; 1, 2, 3 rotated counter-clockwise by that many quarter turns; 4 left and right
+            swapped; 5 top and bottom swapped; 6 transposed; 7 rotated by one quarter turn, then left and right swapped.
     """
     if number < 4:
         return np.rot90(grid, number, axes=(-2, -1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puzzles made at random, and split so that no version of a held-out one is trained on."""
+"""Draws random puzzles, and splits them so that no version of a held-out puzzle is trained on."""
 
 import hashlib
 import itertools
@@ -13,35 +13,35 @@ from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.threads import in_threads
 
-BATCH = 128  # puzzles made at once, fewer where fewer are asked for
-BARREN_BATCHES = 8  # in a row; then there are no others
-LEAST_SHARE = 1 / 8  # of forms on either side, so that few forms leave both something
+BATCH = 128  # puzzles per batch, or fewer if fewer are wanted
+BARREN_BATCHES = 8  # without a new puzzle, in a row, before the search ends
+LEAST_SHARE = 1 / 8  # of forms on either side, so that neither side is empty if there are few forms
 
 
 class Drawn(NamedTuple):
-    """Puzzles made at random."""
+    """Random puzzles."""
 
     questions: np.ndarray  # tokens [N, cells]
-    answers: np.ndarray  # the same
-    ratings: np.ndarray  # int [N], how hard each is
-    forms: list[bytes]  # what each has in common with all its augmentations
+    answers: np.ndarray  # tokens [N, cells]
+    ratings: np.ndarray  # int [N], the difficulty of each
+    forms: list[bytes]  # an invariant of each, shared by all its augmentations
 
 
 class Puzzles(NamedTuple):
-    """Different puzzles: tokens, uint8 [N, cells] each."""
+    """Distinct puzzles: tokens, uint8 [N, cells] each."""
 
     questions: np.ndarray
     answers: np.ndarray
 
 
 class _Side:
-    """What was kept of one side of the split."""
+    """The puzzles of one side of the split."""
 
     def __init__(self, wanted: int):
         self.wanted, self.kept, self.forms = wanted, {}, set()
 
     def add(self, question: np.ndarray, answer: np.ndarray, form: bytes) -> bool:
-        """Keep a puzzle if it is wanted and new, and return whether it was."""
+        """Keep a puzzle if it is new and more are wanted; return whether it was kept."""
         key = question.tobytes()
         if self.full or key in self.kept:
             return False
@@ -62,18 +62,18 @@ def split(
     make: Callable[[np.random.Generator, int], Drawn], *, train: int, heldout: int, least_rating: int, seed: int,
     name: str, settings: str, announce: Callable[[str], object],
 ) -> tuple[Puzzles, Puzzles]:  # fmt: skip
-    """Return `train` and `heldout` puzzles, all different, no form of one among those of the other.
+    """Return `train` and `heldout` puzzles, all distinct; no form occurs on both sides.
 
-    Which side a form is on is a hash of it and of the seed. Puzzles are made in batches, each from a seed of its own,
-    by as many threads as there are cores; the result does not depend on how many.
+    A hash of the form and the seed decides its side. Threads make batches of puzzles, each batch from its own seed; the
+    result does not depend on the number of threads.
 
     Args:
-        make: (generator, number) -> so many puzzles at random, or fewer.
-        name: of what is made, a plural.
-        settings: that a user may change for there to be more, as a message names them.
+        make: (generator, number) -> that many random puzzles, or fewer.
+        name: of the puzzles in messages, plural.
+        settings: keys that allow more puzzles, for messages.
 
     Raises:
-        DataError: there seem to be too few.
+        DataError: the search found too few puzzles.
     """
     size = min(BATCH, train + heldout)
     share = min(max(heldout / (train + heldout), LEAST_SHARE), 1 - LEAST_SHARE)
@@ -91,7 +91,7 @@ def split(
             if barren == BARREN_BATCHES:
                 raise _too_few(sides, name, settings, hardest)
     known = [f"{len(side.kept):,} of {len(side.forms):,} forms" for side in sides]
-    announce(f"made {name}: {known[0]} to train on, {known[1]} held out; none is on both sides, however augmented")
+    announce(f"made {name}: {known[0]} to train on, {known[1]} held out; none is on both sides, nor any augmentation")
     return sides[0].puzzles(), sides[1].puzzles()
 
 
@@ -103,7 +103,7 @@ def _is_held_out(form: bytes, seed: int, share: float) -> bool:
 def _too_few(sides: tuple[_Side, _Side], name: str, settings: str, hardest: int) -> DataError:
     train, heldout = sides
     if not train.kept or not heldout.kept:
-        advice = f"of what was made none is harder than {hardest}; change one of {settings}"
+        advice = f"the hardest puzzle found has difficulty {hardest}; change one of {settings}"
     else:
         fewer = f"--config.data.puzzle_count={len(train.kept)} --config.data.puzzle_heldout={len(heldout.kept)}"
         advice = f"use {fewer}, or change one of {settings}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mazes: what a cell can be, and mazes made at random that have one way through."""
+"""Draws random mazes with a single path from start to goal, and defines the tokens of their cells."""
 
 import itertools
 
@@ -8,22 +8,23 @@ import numpy as np
 from input_pipeline.puzzles.dihedral import dihedral
 from input_pipeline.puzzles.drawn import Drawn
 
-CHARACTERS = "# SGo"  # a cell's token is its place here + 1; 0 pads
+CHARACTERS = "# SGo"  # the token of a cell is its index here + 1; 0 is padding
 WALL, FLOOR, START, GOAL, PATH = range(1, 6)
 LARGEST_SIDE = 30
 STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
 
 def versions(maze: np.ndarray) -> np.ndarray:
-    """Return a maze [side, side] turned and reflected, itself first: [8, side, side]."""
+    """Return the rotations and reflections of a maze [side, side], itself first: [8, side, side]."""
     return np.stack([dihedral(maze, number) for number in range(8)])
 
 
 def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:
-    """Make mazes in which every two free cells are joined by one way, so that the shortest path is the only one.
+    """Draw mazes whose free cells form a tree, so that the path from start to goal is unique.
 
     Returns:
-        questions and answers as tokens [number, side * side]; a rating is the number of steps from start to goal.
+        questions and answers as tokens [number, side * side]; a rating is the number of steps from start to
+            goal.
     """
     made = [_maze(generator, side) for _ in range(number)]
     questions, answers = (np.stack([maze[place].ravel() for maze in made]) for place in (0, 1))
@@ -32,7 +33,7 @@ def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:
 
 
 def _maze(generator: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (a maze uint8 [side, side], the same with its path, the number of steps of the path)."""
+    """Return (a maze uint8 [side, side], the same maze with its path, the number of steps of the path)."""
     grid, parents = _tree(generator, (side + 1) // 2)
     maze = np.full((side, side), WALL, np.uint8)
     maze[: len(grid), : len(grid)] = grid
@@ -48,11 +49,10 @@ def _maze(generator: np.random.Generator, side: int) -> tuple[np.ndarray, np.nda
 
 
 def _tree(generator: np.random.Generator, rooms: int) -> tuple[np.ndarray, dict]:
-    """Dig a random tree of long corridors through rooms at even places.
+    """Return a random tree of long corridors, by depth-first search over rooms at even rows and columns.
 
     Returns:
-        uint8 [2 * rooms - 1] * 2 of walls and floor; and of each room the one that it was reached from, None of the
-        first.
+        uint8 [2 * rooms - 1, 2 * rooms - 1] of walls and floor, and {room: its parent}; the parent of the root is None.
     """
     grid = np.full((2 * rooms - 1, 2 * rooms - 1), WALL, np.uint8)
     first = tuple((2 * generator.integers(0, rooms, 2)).tolist())
@@ -73,7 +73,7 @@ def _tree(generator: np.random.Generator, rooms: int) -> tuple[np.ndarray, dict]
 
 
 def _path(start: tuple, goal: tuple, parents: dict) -> list[tuple]:
-    """Return the rooms from start to goal, both in: up from either to the first room that both have above them."""
+    """Return the rooms from start to goal, both included, through their lowest common ancestor."""
     above = _to_root(start, parents)
     other = _to_root(goal, parents)
     common = next(room for room in above if room in set(other))

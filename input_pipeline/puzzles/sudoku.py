@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sudokus: what a valid board is, and what can be done to one that leaves it valid.
+"""Augments Sudokus, and checks whether boards are solved.
 
-A board is an array [side, side] of digits 1 to side, 0 an empty cell; a token is the digit + 1, and 0 pads. Sides are
-4, 6 and 9, with boxes of 2 x 2, 2 x 3 (rows x columns) and 3 x 3.
+A board is an array [side, side] of digits 1 to side; 0 is an empty cell. A token is the digit + 1; token 0 is padding.
+Sides are 4, 6 and 9, with boxes of 2 x 2, 2 x 3 (rows x columns) and 3 x 3.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,18 @@ from input_pipeline.puzzles.sudoku_solver import BOXES, layout
 
 
 class Draws(NamedTuple):
-    """What is done to boards, of each in this order."""
+    """Random augmentations, applied in this order."""
 
     transpose: np.ndarray  # bool [N], rows become columns
-    rows: np.ndarray  # int [N, side], which row comes at each place
-    columns: np.ndarray  # the same of columns
-    digits: np.ndarray  # int [N, side + 1], what each digit becomes, the empty 0 itself
+    rows: np.ndarray  # int [N, side], the old index of each row
+    columns: np.ndarray  # int [N, side], the old index of each column
+    digits: np.ndarray  # int [N, side + 1], the new digit for each digit; 0 (empty) stays 0
 
 
 def augment(board: np.ndarray, transpose, rows: np.ndarray, columns: np.ndarray, digits: np.ndarray) -> np.ndarray:
-    """Return a board [side, side] as drawn, cell (i, j) that of (rows[i], columns[j]).
+    """Return a board [side, side] augmented: cell (i, j) is cell (rows[i], columns[j]) of the (transposed) board.
 
-    The draws may have leading dimensions, as those of `Draws` have; the result then has them too.
+    The draws may have leading dimensions, as in `Draws`; the result then has them too.
     """
     turned = np.where(np.asarray(transpose)[..., None, None], board.T, board)
     moved = np.take_along_axis(np.take_along_axis(turned, rows[..., :, None], -2), columns[..., None, :], -1)
@@ -33,7 +33,7 @@ def augment(board: np.ndarray, transpose, rows: np.ndarray, columns: np.ndarray,
 
 
 def draw(generator: np.random.Generator, number: int, side: int) -> Draws:
-    """Draw augmentations uniformly; a board of boxes that are no squares is never transposed."""
+    """Draw augmentations uniformly; a board whose boxes are not squares is never transposed."""
     height, width = BOXES[side]
     transpose = generator.random(number) < 0.5 if height == width else np.zeros(number, bool)
     rows = _lines(generator, number, side // height, height)
@@ -43,14 +43,14 @@ def draw(generator: np.random.Generator, number: int, side: int) -> Draws:
 
 
 def is_solved(boards: np.ndarray) -> np.ndarray:
-    """Return which of boards [N, side, side] have every digit once in each row, column and box: bool [N]."""
+    """Return whether each of boards [N, side, side] has every digit once in each row, column and box: bool [N]."""
     side = boards.shape[-1]
     in_units = np.sort(boards.reshape(-1, side * side)[:, layout(side).cells], axis=-1)
     return (in_units == np.arange(1, side + 1)).all(axis=(1, 2))
 
 
 def _lines(generator: np.random.Generator, number: int, bands: int, size: int) -> np.ndarray:
-    """Draw orders of lines, in which those of a band stay together: int [number, bands * size]."""
+    """Draw orders of lines in which the lines of a band stay together: int [number, bands * size]."""
     order = generator.random((number, bands)).argsort(axis=1)
     within = generator.random((number, bands, size)).argsort(axis=2)
     return (order[:, :, None] * size + within).reshape(number, bands * size)

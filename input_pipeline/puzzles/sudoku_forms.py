@@ -18,7 +18,7 @@ import numpy as np
 from input_pipeline.order import mix
 from input_pipeline.puzzles.sudoku_solver import BOXES, layout
 
-ROUNDS = 4  # of hashing; after so many, every cell's hash depends on all others
+ROUNDS = 4  # of hashing; after these, every cell's hash depends on all others
 LARGEST_EXACT = 6  # side
 
 
@@ -47,9 +47,9 @@ def _in_order_of_appearance(version: np.ndarray) -> np.ndarray:
 
 @cache
 def _moves(side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (which cell comes at each place in every version [versions, cells], of each cell its bit there).
+    """Return (the old cell at each place of every version [versions, cells], the bit of each old cell's new place).
 
-    The second is int64 [cells, versions]; a place's bit is the higher the earlier it is.
+    The second is int64 [cells, versions]; earlier places have higher bits.
     """
     height, width = BOXES[side]
     numbers = np.arange(side * side).reshape(side, side)
@@ -62,7 +62,7 @@ def _moves(side: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _orders(bands: int, size: int) -> list[np.ndarray]:
-    """Return every order of lines in which those of a band stay together."""
+    """Return every order of lines in which the lines of a band stay together."""
     within = [list(itertools.permutations(range(band * size, band * size + size))) for band in range(bands)]
     return [
         np.concatenate([lines[band] for band in order])

@@ -18,8 +18,8 @@ def draw(generator: np.random.Generator, number: int, side: int, clues: int) -> 
         clues: of each puzzle; 0: remove clues until another removal would give a second solution.
 
     Returns:
-        questions and answers as tokens [.., side * side]; a rating is the number of guesses of a solver with two simple
-        rules until it has shown that there is no other solution.
+        questions and answers as tokens [.., side * side]; a rating is the number of guesses that a solver with two
+        simple rules needs to show that there is no other solution.
     """
     answers = solved(generator, number, side)
     questions = dug(generator, answers, clues)
@@ -72,7 +72,7 @@ def dug(generator: np.random.Generator, answers: np.ndarray, clues: int) -> np.n
 
 
 def _any_bit(generator: np.random.Generator, masks: np.ndarray, side: int) -> np.ndarray:
-    """Return one of the bits of each mask, at random: uint16 of the same shape."""
+    """Return a random bit of each mask: uint16 of the same shape."""
     bits = np.uint16(1) << np.arange(side, dtype=np.uint16)
     has = (masks[:, None] & bits) != 0
     return bits[np.where(has, generator.random(has.shape), -1.0).argmax(axis=1)]

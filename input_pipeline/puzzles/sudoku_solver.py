@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A solver of many Sudokus at once: what a cell can hold is a set of bits, and all boards take each step together.
+"""Solves many Sudokus at once: the candidates of a cell are bits of a mask, and each step applies to all boards.
 
-Two rules are applied until nothing changes: a digit that a cell must hold no other cell of its row, column and box
-can; and a digit that only one cell of a unit can hold it must. Where they get stuck, the cell with the fewest
-candidates is tried with each of them.
+A unit is a row, a column or a box. Two rules are applied until nothing changes. A known digit is removed from the other
+cells of its units; a digit that fits only one cell of a unit is put there. If a board is still not solved, the solver
+tries each candidate of the cell that has the fewest.
 """
 
 from functools import cache
@@ -15,17 +15,17 @@ BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # side of a board: rows and columns o
 
 
 class Layout(NamedTuple):
-    """Which cells make a unit; cells are numbered row by row."""
+    """The cells of each unit; cells are numbered row by row."""
 
     cells: np.ndarray  # int [units, side], the cells of each row, column and box
     units: np.ndarray  # int [cells, 3], the row, column and box of each cell
 
 
 class Verdict(NamedTuple):
-    """What came of a search."""
+    """The result of a search."""
 
-    solutions: np.ndarray  # int [boards], how many were found, up to a little more than the most that were asked for
-    guesses: np.ndarray  # int [boards], how often the rules alone got no further
+    solutions: np.ndarray  # int [boards], the number found, at least `most` if there are as many
+    guesses: np.ndarray  # int [boards], how often the rules alone did not solve the board
 
 
 @cache
@@ -40,14 +40,14 @@ def layout(side: int) -> Layout:
 
 
 def candidates_of(boards: np.ndarray) -> np.ndarray:
-    """Return what each cell of boards [N, side, side] can hold, 0 an empty one: uint16 [cells, N], bit d - 1 for d."""
+    """Return the candidates of each cell of boards [N, side, side]: uint16 [cells, N], with bit d - 1 for digit d."""
     side = boards.shape[-1]
     digits = boards.reshape(-1, side * side).T.astype(np.uint16)
     return np.where(digits > 0, np.uint16(1) << (digits - np.uint16(digits > 0)), np.uint16((1 << side) - 1))
 
 
 def propagate(candidates: np.ndarray) -> None:
-    """Apply the rules in place until nothing changes; a board that cannot be solved has no candidates at all."""
+    """Apply the rules in place until nothing changes; a board without a solution loses all candidates."""
     active = np.arange(candidates.shape[1])
     while active.size:
         before = candidates[:, active]
@@ -57,7 +57,7 @@ def propagate(candidates: np.ndarray) -> None:
 
 
 def search(candidates: np.ndarray, most: int) -> Verdict:
-    """Look for solutions of boards, uint16 [cells, N], until `most` are found of each or there are no others."""
+    """Search the solutions of boards, uint16 [cells, N], until `most` of each are found or there are no others."""
     owners, number = np.arange(candidates.shape[1]), candidates.shape[1]
     solutions, guesses = np.zeros(number, np.int64), np.zeros(number, np.int64)
     candidates = candidates.copy()
@@ -73,17 +73,17 @@ def search(candidates: np.ndarray, most: int) -> Verdict:
 
 
 def fewest(counts: np.ndarray, ties: np.ndarray | float = 0.0) -> np.ndarray:
-    """Return the cell of each board that has the fewest candidates of those with several: int [N].
+    """Return the cell of each board with the fewest candidates, among cells with at least two: int [N].
 
     Args:
         counts: of candidates, [cells, N].
-        ties: less than 1 each; among equally few the least comes first.
+        ties: values below 1; among equal counts the smallest decides.
     """
     return np.where(counts > 1, counts + ties, np.inf).argmin(axis=0)
 
 
 def _applied(candidates: np.ndarray) -> np.ndarray:
-    """Return what the rules, once applied, leave of the candidates."""
+    """Return the candidates after applying each rule once."""
     cells, units = layout(int(candidates.shape[0] ** 0.5))
     known = (candidates & (candidates - np.uint16(1))) == 0
     taken, taken_twice = _once_and_twice(np.where(known, candidates, np.uint16(0))[cells])
@@ -99,7 +99,7 @@ def _applied(candidates: np.ndarray) -> np.ndarray:
 
 
 def _once_and_twice(in_units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which bits some cell of a unit has, and which at least two have, of uint16 [units, side, N]."""
+    """Return the bits that some cell of a unit has, and those that at least two have, of uint16 [units, side, N]."""
     once, twice = np.zeros_like(in_units[:, 0]), np.zeros_like(in_units[:, 0])
     for place in range(in_units.shape[1]):
         twice |= once & in_units[:, place]
@@ -113,7 +113,7 @@ def _any(of_units: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def _branched(candidates: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each board once for every candidate of the cell that has the fewest, and whose each is."""
+    """Return a copy of each board for each candidate of its cell with the fewest, and the owner of each copy."""
     cell = fewest(np.bitwise_count(candidates))
     here = candidates[cell, np.arange(len(owners))]
     bits = np.uint16(1) << np.arange(16, dtype=np.uint16)

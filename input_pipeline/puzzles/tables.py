@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of puzzles: CSV files with the columns source, question, answer, rating, a puzzle a row."""
+"""Reads tables of puzzles: CSV files with the columns source, question, answer and rating, one puzzle per row."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,28 +11,32 @@ from pyarrow import csv
 
 from input_pipeline.errors import DataError
 
-TYPES = {"question": pa.large_string(), "answer": pa.large_string(), "rating": pa.float64()}  # of what is read
-FIRST_ROW = 2  # in messages, the column names being row 1
+TYPES = {
+    "question": pa.large_string(),
+    "answer": pa.large_string(),
+    "rating": pa.float64(),
+}  # of the columns that are read
+FIRST_ROW = 2  # in messages; the column names are row 1
 
 
 class Table(NamedTuple):
     """Some rows of a file."""
 
     path: Path  # of the file
-    rows: np.ndarray  # int [N], where each stands
-    questions: np.ndarray  # uint8 [N, cells], characters by their codes
-    answers: np.ndarray  # the same
+    rows: np.ndarray  # int [N], their numbers in the file
+    questions: np.ndarray  # uint8 [N, cells], character codes
+    answers: np.ndarray  # uint8 [N, cells], character codes
 
     def reject(self, wrong: np.ndarray, what: str) -> None:
-        """Raise a DataError that names the first of the rows, bool [N], that are wrong."""
+        """Raise DataError with the first row where `wrong`, bool [N], is true."""
         if wrong.any():
             raise DataError(f"{self.path}:{self.rows[wrong.argmax()]}: {what}")
 
 
 def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed: int) -> Table:
-    """Return the rows of a file whose rating is at least so much: all, or so many of them drawn with the seed.
+    """Return the rows of a file with a rating of at least `least_rating`: all, or `count` of them at random.
 
-    Every row is looked at, so that one which is wrong is named whether it is drawn or not.
+    Every row is checked, so that an invalid row is reported whether it is drawn or not.
 
     Raises:
         DataError: a row is malformed, or there are fewer than `count`.
@@ -44,12 +48,12 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
             place = wrong.argmax()
             raise DataError(f"{path}:{FIRST_ROW + place}: {column} has {lengths[place]} characters, not {cells}")
     ratings = table["rating"].to_numpy()
-    if (wrong := np.isnan(ratings)).any():  # which is less than nothing, and would be left out
-        raise DataError(f"{path}:{FIRST_ROW + wrong.argmax()}: rating is no number")
+    if (wrong := np.isnan(ratings)).any():  # a comparison with NaN would drop the row
+        raise DataError(f"{path}:{FIRST_ROW + wrong.argmax()}: rating is not a number")
     found = np.flatnonzero(ratings >= least_rating)
     harder = f" with a rating of at least {least_rating:g} (data.puzzle_min_difficulty)" if least_rating else ""
     if not found.size:
-        raise DataError(f"{path}: has no puzzle{harder}")
+        raise DataError(f"{path}: has no puzzles{harder}")
     if count is not None and count > len(found):
         few = f"data.puzzle_count={count:,} is more than the {len(found):,} puzzles{harder} of {path}"
         raise DataError(f"{few}; use --config.data.puzzle_count={len(found)}")
@@ -61,24 +65,24 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
 
 
 def codes(table: Table, characters: str, tokens: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return questions and answers, uint8 [N, cells], each character as its place in `characters`.
+    """Return questions and answers, uint8 [N, cells]: the index of each character in `characters`.
 
     Args:
-        tokens: which of the characters may stand in a "question", and in an "answer".
+        tokens: the characters that are allowed in a "question", and in an "answer".
 
     Raises:
-        DataError: a row has another character, or a cell that the question gives another in its answer.
+        DataError: a row has another character.
     """
     places = np.zeros(256, np.uint8)
     places[np.frombuffer(characters.encode(), np.uint8)] = np.arange(len(characters))
     for column, values in (("question", table.questions), ("answer", table.answers)):
         known = np.isin(np.arange(256), np.frombuffer(tokens[column].encode(), np.uint8))[values]
-        table.reject(~known.all(axis=1), f"{column} has a character that is none of {tokens[column]!r}")
+        table.reject(~known.all(axis=1), f"{column} has a character that is not one of {tokens[column]!r}")
     return places[table.questions], places[table.answers]
 
 
 def _parsed(path: Path) -> pa.Table:
-    """Return the columns of a file that are read; by one thread, since only then errors name a row."""
+    """Return the columns of TYPES; one thread reads them, because only then errors name a row."""
     options = csv.ConvertOptions(include_columns=list(TYPES), column_types=TYPES, null_values=[])
     try:
         return csv.read_csv(path, csv.ReadOptions(use_threads=False), convert_options=options)
@@ -87,5 +91,5 @@ def _parsed(path: Path) -> pa.Table:
     except pa.ArrowException as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(
-            f"{path}: no CSV file with the columns {', '.join(TYPES)}, the last a number ({said}); mend the file"
+            f"{path}: not a CSV file with the columns {', '.join(TYPES)}, the last a number ({said}); fix the file"
         ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples of a puzzle data set as window sources: a window is an example, by its number on disk."""
+"""Window sources of a puzzle data set: a window is an example, with its index on disk as its number."""
 
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -8,12 +8,11 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
-from input_pipeline.packing import Piece
 from input_pipeline.puzzles.arc import TaskInFile
 from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
 
-IGNORED = -100  # a label that does not count
+IGNORED = -100  # a label with weight 0
 KEPT_EPOCHS = 16  # epochs whose layout is cached; a batch spans fewer
 
 
@@ -49,7 +48,9 @@ class PuzzleWindows(Windows):
         path = self.folder / "identifiers.json"
         names = read_json(path, list[str])
         if len(names) < self.num_identifiers:
-            raise DataError(f"{path}: has {len(names):,} names, not the {self.num_identifiers:,} of the data set")
+            raise DataError(
+                f"{path}: has {len(names):,} names for {self.num_identifiers:,} identifiers; build it again"
+            )
         return names
 
     @cached_property
@@ -72,7 +73,7 @@ class PuzzleWindows(Windows):
         return self._pass_examples()
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return examples: int32 `inputs` and `labels` [n, seq_len], labels IGNORED where they do not count, and
+        """Return examples: int32 `inputs` and `labels` [n, seq_len], with IGNORED labels where there is none, and
         `puzzle_identifiers` [n].
 
         Raises:
@@ -82,16 +83,12 @@ class PuzzleWindows(Windows):
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
         highest = max(inputs.max(initial=0), labels.max(initial=0))
         if highest >= self.vocab_size:
-            raise DataError(f"{self.folder}: has token {highest}, though its vocab_size is {self.vocab_size}")
+            raise DataError(f"{self.folder}: has the token {highest}, but vocab_size={self.vocab_size}; build it again")
         ignored = split.metadata["ignore_label_id"]
         if ignored is not None:
             labels[labels == ignored] = IGNORED
         identifiers = split.identifiers[self._puzzles(indices)].astype(np.int32)
         return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
-
-    def pieces(self, index: int, sequence_length: int) -> list[Piece]:
-        """Return the example itself, which is a document of its own."""
-        return [Piece(document=index, segment=1, first=0, count=self.seq_len, offset=0)]
 
     def document_name(self, document: int) -> str:
         """Return a window's group, puzzle in the group and example in the puzzle, and the puzzle's name."""
@@ -113,9 +110,9 @@ class PuzzleWindows(Windows):
 class PuzzleEpochs(PuzzleWindows):
     """Training examples: an epoch visits every group once, and each epoch has its own order.
 
-    One puzzle of each group is drawn, and its examples come in order, as many as the largest puzzle of the group has; a
-    smaller puzzle repeats its first examples. The example with a given number is a pure function of the seed and that
-    number.
+    One puzzle of each group is drawn, and its examples come in order. Their number is that of the largest puzzle of the
+    group; a smaller puzzle repeats its first examples. The example with a given number is a pure function of the seed
+    and that number.
     """
 
     def __init__(self, split: Split, digest: str):

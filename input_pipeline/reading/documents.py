@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: read piece by piece, checked, hashed, cut at line starts, held out by content.
+"""Reads documents piece by piece, checks and hashes them, splits them at line starts, holds some out by content.
 
 Nothing here holds more than a few pieces of text in memory, whatever the size of the corpus.
 """
@@ -103,7 +103,7 @@ class Span:
             if inside.size:
                 middle = int(inside[np.abs(inside - offset).argmin()])
                 return replace(self, stop=middle, ends=False), replace(self, start=middle, begins=False)
-        raise DataError(f"{self.document.name}: too short to be cut in two; give more text")
+        raise DataError(f"{self.document.name}: too short to be split; add more text")
 
     def _decode(self, block: bytes) -> str:
         try:
@@ -202,7 +202,7 @@ def check_unchanged(spans: list[Span], announce: Callable[[str], object] = print
 
 
 def _changed(document: Document) -> DataError:
-    return DataError(f"{document.name}: changed while it was being read; run again when it is still")
+    return DataError(f"{document.name}: changed while it was being read; run again when nothing writes to it")
 
 
 def _last_character(block: bytes) -> int:

@@ -25,10 +25,10 @@ from input_pipeline.tensorflow_import import tensorflow
 XZ_BYTES = 512 << 20  # memory limit for a dictionary of .xz; the largest of `xz -9` takes 65 MiB
 STREAMS = {".bz2": bz2.BZ2Decompressor, ".xz": partial(lzma.LZMADecompressor, memlimit=XZ_BYTES)}
 COMPRESSED = (".gz", ".zst", *STREAMS)
-SKIPPED_BYTES = 1 << 20  # read at once of skipped content
+SKIPPED_BYTES = 1 << 20  # of skipped content, per read
 LARGE_BYTES = 16 << 20  # a larger line or record is a bytearray, so that its reader can free it
 CHECKSUM_MASK = 0xA282EAD8  # TFRecord adds it to checksums
-ROWS = 32  # decoded at once; few, because a document may be large
+ROWS = 32  # per decoded batch; few, because a document may be large
 BATCH_LIMITS = 4  # a decoded batch may take this many times data.max_document_mib
 LONGEST_CELL = (1 << 31) - 1  # the csv module's own limit is 128 KiB
 
@@ -101,7 +101,7 @@ class JsonLines(RecordFile):
         if not isinstance(record, dict) or self.field not in record:
             found = record if isinstance(record, dict) else ()
             chat = "messages" in found and self.field == "text"
-            raise without_field(name, self.field, found, ": data.source=chat reads conversations" if chat else ADVICE)
+            raise without_field(name, self.field, found, "; data.source=chat reads conversations" if chat else ADVICE)
         if not isinstance(record[self.field], str):
             raise BadDocument(name, f"without text in {self.field!r}", f" ({shown(record[self.field])})")
         return encoded(name, record[self.field])
@@ -129,7 +129,7 @@ class CsvLines:
             if self._row_bytes > most_bytes:
                 raise DataError(
                     f"{self._table.name(self.row_begins)}: a row larger than {most_bytes >> 20} MiB "
-                    "(data.max_document_mib), or a quote that is never closed; mend the file"
+                    "(data.max_document_mib), or a quote that is never closed; fix the file"
                 )
             self._line += 1
             text = line.decode("utf-8", "surrogateescape")
@@ -160,7 +160,7 @@ class Csv(RecordFile):
             return next(rows, None)
         except csv.Error as error:
             if "end of data" in str(error):
-                raise DataError(f"{self.path}: a quote is never closed; mend the file") from error
+                raise DataError(f"{self.path}: a quote is never closed; fix the file") from error
             return error
 
     def text(self, number: int, value: tuple[list[str], int, int]) -> bytes:
@@ -168,7 +168,9 @@ class Csv(RecordFile):
         if isinstance(row, csv.Error):
             raise BadDocument(self.name(number), "not a row of CSV", f" ({row})")
         if len(row) != width:
-            raise BadDocument(self.name(number), "with other columns than the header", f" ({len(row)}, not {width})")
+            raise BadDocument(
+                self.name(number), "with more or fewer columns than the header", f" ({len(row)}, not {width})"
+            )
         return row[place].encode("utf-8", "surrogateescape")
 
 
@@ -195,8 +197,8 @@ class Column(RecordFile):
         kind = column.type.value_type if is_dictionary else column.type
         if kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
             raise DataError(
-                f"{self.path}: column {self.field!r} holds {column.type}, not text; "
-                "name another with --config.data.field"
+                f"{self.path}: column {self.field!r} has the type {column.type}, not text; "
+                "choose another with --config.data.field"
             )
         if is_dictionary:  # decoding would copy a large value for each of its rows
             return (cell.value.as_buffer().to_pybytes() if cell.is_valid else None for cell in column)
@@ -270,7 +272,7 @@ BY_SUFFIX: dict[str, type[RecordFile]] = {  # the suffix without that of a compr
 
 
 def _take(file: BinaryIO, size: int, what: str, may_end: bool = False) -> bytes:
-    """Return the next `size` bytes of a TFRecord file, b"" at an end that `may_end` allows; OSError if some miss."""
+    """Return the next `size` bytes of a TFRecord file, b"" at an end that `may_end` allows; OSError if cut off."""
     content = file.read(size)
     if len(content) < size and (content or not may_end):
         raise OSError(f"it ends within {what}")
@@ -289,4 +291,4 @@ def check_column(where, field: str, names: list[str]) -> None:
     """Raise DataError if none of a table's column names is the field of the text."""
     if field not in names:
         there = ", ".join(repr(name[:40]) for name in names[:8])
-        raise DataError(f"{where}: no column {field!r}, but {there}; name one of them with --config.data.field")
+        raise DataError(f"{where}: no column {field!r}; it has {there}; choose one with --config.data.field")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face datasets, from a folder or the hub; the `datasets` library is an extra.
+"""Reads Hugging Face datasets, from a folder or the hub; the `datasets` library is an extra.
 
-For gated data it reads HF_TOKEN from the environment itself; nothing here sees the token, so nothing keeps it.
+For gated data that library reads HF_TOKEN from the environment. This file never handles the token.
 """
 
 import sys
@@ -28,12 +28,14 @@ class Table(Column):
 
 
 def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> Table:
-    """Return a dataset's column: of a folder (`save_to_disk`, or data files), or of a name on the hub.
+    """Return a column of a dataset in a folder (`save_to_disk`, or data files), or by its name on the hub.
 
-    `most_bytes` is the largest cell.
+    Args:
+        field: name of the column.
+        most_bytes: size limit of a cell.
 
     Raises:
-        DataError: the extra is not installed, or there is no such dataset, subset, split or column.
+        DataError: the extra is not installed, or the dataset, subset, split or column does not exist.
     """
     try:
         import datasets

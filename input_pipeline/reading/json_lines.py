@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line of JSON as a record, and what is said of one that is none.
+"""Parses a line of JSON to a record, and describes invalid records.
 
-It imports little, since input_pipeline/chat/rendering.py does too, whose process is to start at once.
+This file imports little, because the process of input_pipeline/chat/rendering.py imports it and must start fast.
 """
 
 import json
 
 from input_pipeline.errors import BadDocument
 
-ADVICE = ": --config.data.field names it"  # where there is another column or key
+ADVICE = "; choose one with --config.data.field"  # if there are other columns or keys
 
 
 def record_of(name: str, line: bytes | bytearray, path: object = ""):
-    """Return what a line holds; a bytearray is empty afterwards, since line, text and record are too much to hold.
+    """Return the value of a line; a bytearray is emptied, because line, text and record together take too much memory.
 
-    Raises BadDocument where it is not JSON; `path` is that of its file.
+    Raises BadDocument if the line is not JSON; `path` is that of its file.
     """
     try:
         return json.loads(_text(line))
@@ -22,7 +22,7 @@ def record_of(name: str, line: bytes | bytearray, path: object = ""):
         raise BadDocument(name, "not valid UTF-8", f" at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
         is_json = str(path).lower().endswith(".json")
-        whole = ", and --config.data.source=text reads the file as it is" if is_json else ""
+        whole = "; --config.data.source=text reads the whole file as text" if is_json else ""
         raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
     except RecursionError as error:
         raise BadDocument(name, "not JSON", " (nested too deeply)") from error
@@ -31,11 +31,11 @@ def record_of(name: str, line: bytes | bytearray, path: object = ""):
 
 
 def _text(line: bytes | bytearray) -> str:
-    text = line.removesuffix(b"\n").decode("utf-8-sig") if isinstance(line, bytes) else _moved(line)
+    text = line.removesuffix(b"\n").decode("utf-8-sig") if isinstance(line, bytes) else _text_and_clear(line)
     return text.rstrip() if text[-1:].isspace() else text
 
 
-def _moved(line: bytearray) -> str:
+def _text_and_clear(line: bytearray) -> str:
     """Return the text of a line, and empty the line."""
     del line[len(line) - line.endswith(b"\n") :]
     text = line.decode("utf-8-sig")
@@ -44,21 +44,22 @@ def _moved(line: bytearray) -> str:
 
 
 def shown(value) -> str:
-    """Return a value of JSON that is not what it should be for a message: short, however long or deep it is."""
+    """Return a short text for a JSON value of the wrong kind, for a message."""
     if value and isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return json.dumps(value)[:40]
 
 
 def encoded(name: str, text: str) -> bytes:
-    """Return text as UTF-8. Raises BadDocument where it cannot be that."""
+    """Return text as UTF-8; BadDocument if it has an unpaired surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadDocument(name, "not valid UTF-8", f" ({error.reason}: half of a \\u pair)") from error
+        raise BadDocument(name, "not valid UTF-8", f" ({error.reason}: an unpaired surrogate)") from error
 
 
 def without_field(name: str, field: str, names, advice: str = ADVICE) -> BadDocument:
-    """Return what to say of a record that lacks a field and has others."""
+    """Return the error for a record without a field; it names the fields that exist."""
     there = ", ".join(repr(name[:40]) for name in sorted(names)[:8])
-    return BadDocument(name, f"without field {field!r}", f" (there is {there}{advice})" if there else " (it has none)")
+    found = f"it has {there}{advice}" if there else "it has no fields"
+    return BadDocument(name, f"without field {field!r}", f" ({found})")

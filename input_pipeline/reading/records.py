@@ -10,7 +10,7 @@ import csv
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -78,14 +78,13 @@ class Reader:
         self._values: Iterator[tuple[int, object]] = iter(())
         self._number, self._value, self._text = 0, None, None
 
-    def records(self, files: Iterable[RecordFile]) -> Iterator[Record]:
-        """Yield the documents of the files in order; a document that is opened before the next needs no search."""
-        for file in files:
-            self._begin(file)
-            while self._advance():
-                number = self._number
-                yield Record(self, file, number)
-                assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
+    def records(self, file: RecordFile) -> Iterator[Record]:
+        """Yield the documents of a file in order; a document that is opened before the next needs no search."""
+        self._begin(file)
+        while self._advance():
+            number = self._number
+            yield Record(self, file, number)
+            assert (self._file, self._number) == (file, number), "an earlier document was opened meanwhile"
 
     def text(self, file: RecordFile, number: int) -> bytes:
         """Return the document `number` of a file; DataError if the file no longer has it."""
@@ -94,7 +93,9 @@ class Reader:
         while self._number < number and self._advance():
             pass
         if self._number != number:
-            raise DataError(f"{file.name(number)}: gone since it was first read; run again when the file is still")
+            raise DataError(
+                f"{file.name(number)}: missing since it was first read; run again when nothing writes to it"
+            )
         if self._text is None:
             self._text = self._made(file, number)
         return self._text
@@ -106,7 +107,7 @@ class Reader:
         try:
             text = file.text(number, self._value)
         except MemoryError as error:
-            raise BadDocument(file.name(number), "larger than the memory that is free") from error
+            raise BadDocument(file.name(number), "larger than the free memory") from error
         if len(text) > file.most_bytes:
             raise file.too_large(number)
         return text
@@ -122,8 +123,8 @@ class Reader:
         except DataError:
             raise
         except UNREADABLE as error:
-            where = f"after {self._file.name(self._number)}" if self._number else "from its beginning on"
-            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; mend or remove it") from error
+            where = f"after {self._file.name(self._number)}" if self._number else "from the start"
+            raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
         if following is not None:
             (self._number, self._value), self._text = following, None
         return following is not None

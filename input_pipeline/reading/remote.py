@@ -63,7 +63,7 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
             if missing:
                 _copy(store, url, folder, missing, announce)
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror}; a copy of {url} is kept there") from error
+        raise DataError(f"{error.filename or folder}: {error.strerror}; the copy of {url} belongs there") from error
     copies = str(folder / "files")
     return os.path.join(glob.escape(copies) if is_glob else copies, below)
 
@@ -96,7 +96,7 @@ def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
             if is_glob:
                 entries = store.glob(root, detail=True)
         except FileNotFoundError as error:
-            raise DataError(f"data path {url!r}: no such bucket, or none that this account may see") from error
+            raise DataError(f"data path {url!r}: no such bucket, or this account has no access to it") from error
     base = root
     if is_glob:
         base = "/".join(takewhile(lambda part: not glob.has_magic(part), root.split("/")))
@@ -110,17 +110,17 @@ def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
     ]
     files = [file for file in files if below or not re.search(r"(^|/)\.", file.name)]
     if not files:
-        raise DataError(f"data path {url!r}: no file there, nor below it")
+        raise DataError(f"data path {url!r}: no file has this name, or is below it")
     return files, below, is_glob
 
 
 def _remote_file(name: str, address: str, entry: dict, url: str) -> RemoteFile:
     if not _is_below(name):
         raise DataError(
-            f"{url}: {address}: a name with '..' in it is not copied, nor one too long for a disk; rename it"
+            f"{url}: {address}: a name with '..', or too long for a file system, cannot be copied; rename it"
         )
     if entry["size"] is None:
-        raise DataError(f"{url}: {address}: the store does not say how large it is; copy it to a local folder first")
+        raise DataError(f"{url}: {address}: the store does not give its size; copy it to a local folder first")
     mark = next((f"{key}={entry[key]}" for key in MARKS if entry.get(key)), "")
     pin = {"generation": entry["generation"]} if "generation" in entry else {}
     return RemoteFile(name, address, entry["size"], mark, pin)
@@ -176,14 +176,14 @@ def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Ca
     pieces = [
         (file, start, min(start + PIECE_BYTES, file.size))
         for file in missing
-        for start in range(_begun(folder, file), max(file.size, 1), PIECE_BYTES)
+        for start in range(_copied_bytes(folder, file), max(file.size, 1), PIECE_BYTES)
     ]
     needed = sum(stop - start for _, start, stop in pieces)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataError(
-            f"{url}: {needed:,} bytes are to be copied to {folder}, where {free:,} are free; "
-            "make room, or name a larger disk with --config.data.cache_dir"
+            f"{url}: the copy takes {needed:,} bytes, and {folder} has {free:,} free; "
+            "free some space, or name a folder on a larger disk with --config.data.cache_dir"
         )
     blocks = in_threads(lambda piece: _read(store, url, *piece), pieces, STREAMS)
     with progress(f"copying {url}", needed, announce) as advance, closing(blocks):
@@ -193,7 +193,7 @@ def _copy(store, url: str, folder: Path, missing: list[RemoteFile], announce: Ca
     announce(f"{url}: copied {needed:,} bytes of {len(missing):,} files to {folder}")
 
 
-def _begun(folder: Path, file: RemoteFile) -> int:
+def _copied_bytes(folder: Path, file: RemoteFile) -> int:
     """Return how many bytes of a file have been copied."""
     part = folder / "parts" / file.name
     found = part.stat().st_size if part.exists() else 0
@@ -226,7 +226,7 @@ def _read(store, url: str, file: RemoteFile, start: int, stop: int) -> bytes:
             raise DataError(f"{url}: {file.address}: changed or gone since it was listed; run again") from error
     if len(block) != stop - start:
         raise DataError(
-            f"{url}: {file.address}: bytes {start:,} to {stop:,} came as {len(block):,} bytes; "
+            f"{url}: {file.address}: the store returned {len(block):,} bytes for bytes {start:,} to {stop:,}; "
             "run again, or store it without Content-Encoding"
         )
     return block

@@ -22,38 +22,38 @@ WAITING = [beat(0, "wait", 30, 1799.0), beat(1, "wait", 30, 1799.5)]
     [
         (
             [*WAITING, beat(2, "data", 28, 1800.0, age=0.9)],
-            "behind", (2,), "process 2 (host-c) is in data of step 7 for 1801 s",
+            "behind", (2,), "process 2 (host-c) has been in data of step 7 for 1801 s",
         ),
         (
             [*WAITING, beat(2, "wait", 24, 8.0), beat(3, "wait", 24, 7.0)],
-            "behind", (2, 3), "processes 2 (host-c), 3 (host-d) are in step of step 7 for 7.0 s",
+            "behind", (2, 3), "processes 2 (host-c), 3 (host-d) have been in step of step 7 for 7.0 s",
         ),
         (
             [*WAITING, beat(2, "step", 30, 3.0, age=12.0)],
-            "silent", (2,), "process 2 (host-c) gives no sign of life for 12 s; it was in step of step 7",
+            "silent", (2,), "process 2 (host-c) has sent no heartbeat for 12 s; it was in step of step 7",
         ),
         (
             [*WAITING, beat(2, "save", 9, 3.0), beat(3, "data", 9, 3.0, age=12.0)],
-            "silent", (3,), "process 3 (host-d) gives no sign of life for 12 s; it was in data of step 7",
+            "silent", (3,), "process 3 (host-d) has sent no heartbeat for 12 s; it was in data of step 7",
         ),
         (
             [WAITING[0], beat(1, "data", 9, 3.0, age=12.0), beat(2, "save", 8, 3.0, age=13.0)],
             "silent", (2, 1),
-            "processes 2 (host-c), 1 (host-b) give no sign of life for 12 s; the first was in save of step 7",
+            "processes 2 (host-c), 1 (host-b) have sent no heartbeat for 12 s; the first was in save of step 7",
         ),
         (
             [beat(0, "data", 9, 3.0, age=60.0), beat(1, "wait", 10, 3.0, age=61.0)],  # the hub was frozen, not they
-            "behind", (0,), "process 0 (host-a) is in data of step 7 for 63 s",
+            "behind", (0,), "process 0 (host-a) has been in data of step 7 for 63 s",
         ),
-        ([beat(0, "compile", 1, 0.25)], "together", (0,), "process 0 (host-a) is in compile for 0.25 s"),
+        ([beat(0, "compile", 1, 0.25)], "together", (0,), "process 0 (host-a) has been in compile for 0.25 s"),
         (
             [beat(0, "start_up", 0, 50.0, waits=True), beat(1, "start_up", 0, 60.0)],
-            "behind", (1,), "process 1 (host-b) is in start-up for 60 s",
+            "behind", (1,), "process 1 (host-b) has been in start-up for 60 s",
         ),
         (
             [beat(number, "wait", 4, 90.0 + number) for number in range(6)],
             "together", (0, 1, 2, 3, 4, 5),
-            "processes 0 (host-a), 1 (host-b), 2 (host-c), 3 (host-d) and 2 more are in step of step 7 for 90 s",
+            "processes 0 (host-a), 1 (host-b), 2 (host-c), 3 (host-d) and 2 more have been in step of step 7 for 90 s",
         ),
     ],
 )  # fmt: skip
@@ -82,9 +82,13 @@ HIDDEN = {"data": 0.9, "step": 0.1, "wait": 1.1}  # behind the work of its devic
 @pytest.mark.parametrize(
     ("spent", "process", "text"),
     [
-        ([WAITS, WAITS, DATA], 2, "it spends 1.9 of 2.1 s a step in data; the others wait for it 86% of the time"),
-        ([ON_A_CPU, DATA], 1, "it spends 1.9 of 2.1 s a step in data; the others wait for it 86% of the time"),
-        ([SLOW_STEP, WAITS, WAITS], 0, "it spends 2.0 of 2.1 s a step in step; the others wait for it 90% of the time"),
+        ([WAITS, WAITS, DATA], 2, "it spends 1.9 of 2.1 s per step in data; the others wait 86% of the time for it"),
+        ([ON_A_CPU, DATA], 1, "it spends 1.9 of 2.1 s per step in data; the others wait 86% of the time for it"),
+        (
+            [SLOW_STEP, WAITS, WAITS],
+            0,
+            "it spends 2.0 of 2.1 s per step in step; the others wait 90% of the time for it",
+        ),
         ([WAITS, WAITS, HIDDEN], None, ""),
         ([WAITS, WAITS], None, ""),
         ([DATA, DATA], None, ""),
@@ -105,7 +109,7 @@ def test_who_is_behind_is_told_again_only_after_twice_the_time():
         beats = [beat(0, "wait", 30, float(second)), beat(1, "data", 28, second + 0.5)]
         told += [(second, blame.text) for blame in judge.look(beats)]
     assert [second for second, _ in told] == [11, 22, 44]
-    assert told[0][1] == "process 1 (host-b) is in data of step 7 for 12 s; the others wait for 11 s"
+    assert told[0][1] == "process 1 (host-b) has been in data of step 7 for 12 s; the others have waited 11 s"
 
 
 def test_one_process_that_gets_on_means_that_nobody_waits():

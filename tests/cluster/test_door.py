@@ -115,7 +115,7 @@ def test_an_endless_line_after_the_join_ends_too(monkeypatch):
     group[1].line.connection.sendall(b"x" * (1 << 17))
     assert group[0].ended.wait(5)
     assert re.fullmatch(
-        r"process 1 of 2 \(.+\) sent what no .*: a message is longer than 65,536 bytes", group[0].end[0]
+        r"process 1 of 2 \(.+\) sent an invalid message: a message is longer than 65,536 bytes", group[0].end[0]
     )
 
 
@@ -133,7 +133,7 @@ def test_a_hub_without_descriptors_goes_on_when_it_has_some():
     with hub_process(port := free_ports(), most_strangers=10**6):
         idle = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(FEW_DESCRIPTORS + 50)]
         time.sleep(2 * door.PAUSE_SECONDS)
-        with pytest.raises(RunError, match="did not come up"):
+        with pytest.raises(RunError, match="could not be reached"):
             make_line(port, 0, 1, 0.5)
         for connection in idle:
             connection.close()
@@ -181,15 +181,15 @@ def test_a_stranger_on_the_port_of_the_hub_ends_no_process(monkeypatch):
     [
         (
             Secret(VARIABLE, b"another secret of the same kind"),
-            f"from {VARIABLE}, this process from {VARIABLE}, and they differ; give all",
+            f"from {VARIABLE}, this process from {VARIABLE}; they differ; give all",
         ),
         (
             Secret(NOWHERE, b""),
-            f"from {VARIABLE}, this process from nowhere, and they differ; give all processes the same secret",
+            f"from {VARIABLE}, this process from nowhere; they differ; give all processes the same secret",
         ),
         (
             Secret(FROM_FOLDER, SECRET.value),
-            f"from {VARIABLE}, this process from the folder of the run, and they differ",
+            f"from {VARIABLE}, this process from the folder of the run; they differ",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_processes_with_different_secrets_are_told_where_they_are_from(secret, w
         make_line(port, 1, 2, 0.2, secret=secret)
     assert why in str(error.value) and SECRET.value.decode() not in str(error.value) + repr(secret) + repr(SECRET)
     wait_for(lambda: hub.end)
-    assert "process 1 of 2 did not come up within 0.2 s (there are: 0 on " in hub.end["line"]
+    assert "process 1 of 2 did not join within 0.2 s (joined: 0 on " in hub.end["line"]
     assert "); closed 1 connection that did not know the secret of the run (the first from" in hub.end["line"]
     member.leaving = True
     hub.close(0.1)
@@ -216,7 +216,7 @@ def test_a_process_that_comes_to_a_run_with_all_its_processes_is_refused_and_the
         late = make_line(port, index, count, on_end=lambda *end, e=ends, t=told: (e.append(end), t.set()))
         assert told.wait(5)
         text, status = ends[0]
-        assert re.match(rf"process {index} \(.+\) is one too many: all 2 processes of the run are there; ", text)
+        assert re.match(rf"process {index} \(.+\) is one too many: all 2 processes of the run have joined; ", text)
         assert status == 1 and late.hosts == []
     assert hub.end is None and goes_on(group)
 

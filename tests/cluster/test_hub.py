@@ -49,7 +49,7 @@ def closed(monkeypatch):
                 one.connection.shutdown(2)
     for one in made:
         if isinstance(one, Hub) and "timer" in vars(one):
-            one.close(1.0)
+            one.close(0.1)
 
 
 def wait_for(line: Line) -> None:
@@ -161,7 +161,7 @@ def test_nobody_is_to_blame_while_who_is_behind_gets_on():
         time.sleep(0.01)
     assert set(together(group, lambda member: member.line.blame(5, allowed=2.5))) == {""}
     (answer,) = set(together(group, lambda member: member.line.blame(5)))
-    assert re.fullmatch(r"process 2 \(host-2\) is in data of step 7 for 3\.\d s \(tokenizing: 30%\)", answer)
+    assert re.fullmatch(r"process 2 \(host-2\) has been in data of step 7 for 3\.\d s \(tokenizing: 30%\)", answer)
 
 
 def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
@@ -203,13 +203,13 @@ def test_who_is_late_is_named_and_who_came_too():
         if len(ends) == 2:
             break
     line, status = ends[0]
-    assert status == 1 and line.startswith("process 1 of 3 did not come up within 0.5 s (there are: 0 on ")
+    assert status == 1 and line.startswith("process 1 of 3 did not join within 0.5 s (joined: 0 on ")
     assert ", 2 on " in line
 
 
 def test_without_process_0_the_others_name_it():
     port = free_ports()
-    with pytest.raises(RunError, match=f"process 0 did not come up at localhost:{port} within 0.3 s"):
+    with pytest.raises(RunError, match=f"process 0 could not be reached at localhost:{port} within 0.3 s"):
         make_line(port, 1, 2, 0.3)
 
 
@@ -228,7 +228,7 @@ def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
 
     genuine = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(RunError, match="process 0 did not come up"):
+    with pytest.raises(RunError, match="process 0 could not be reached"):
         make_line(port, 1, 2, 0.5)
     assert reached[0].fileno() == -1  # closed: process 0 may have its port
 
@@ -236,13 +236,16 @@ def test_who_comes_first_is_not_connected_to_itself(monkeypatch):
 def test_a_taken_port_is_told():
     port = free_ports()
     make_hub(port, 2)
-    with pytest.raises(RunError, match=f"^port {port} on this machine: Address already in use; take another"):
+    with pytest.raises(RunError, match=f"^port {port} on this machine: Address already in use; use another"):
         make_hub(port, 2)
 
 
 @pytest.mark.parametrize(
     ("index", "count", "message"),
-    [(0, 2, "two processes are number 0: on "), (1, 3, "was told of 3 processes, process 0 of 2")],
+    [
+        (0, 2, "two processes have the index 0, one on "),
+        (1, 3, " does not fit this run of 2 processes; give all the same count"),
+    ],
 )
 def test_processes_that_were_told_different_things_end(index, count, message):
     port = free_ports()
@@ -277,7 +280,7 @@ def wait_for_signs(hub: Hub, numbers: list[int]) -> None:
 
 def is_named(text: str, process: int, began: float) -> bool:
     """Whether it says that a process is in the phase that it said, for 3 seconds and at most those since then."""
-    found = re.fullmatch(rf"process {process} \(host-{process}\) is in data of step 7 for (\d+\.\d) s", text)
+    found = re.fullmatch(rf"process {process} \(host-{process}\) has been in data of step 7 for (\d+\.\d) s", text)
     return bool(found) and 3.0 <= float(found[1]) <= 3.05 + time.monotonic() - began
 
 
@@ -315,7 +318,7 @@ def test_who_gives_no_more_signs_is_named_with_what_it_did_last(monkeypatch):
             say(member.line, "wait", number)
         time.sleep(0.05)
     assert re.fullmatch(
-        r"process 1 \(host-1\) gives no sign of life for 0\.\d+ s; it was in step of step 7", group[3].line.blame(5)
+        r"process 1 \(host-1\) has sent no heartbeat for 0\.\d+ s; it was in step of step 7", group[3].line.blame(5)
     )
 
 
@@ -325,7 +328,9 @@ def test_who_has_not_come_to_what_the_others_wait_for_is_named():
     for member in group[:2]:
         threading.Thread(target=member.line.gather, args=["topic", None], daemon=True).start()
     time.sleep(0.2)
-    assert re.fullmatch(rf"process 2 \({socket.gethostname()}\) is in start-up for 0\.\d+ s", group[0].line.blame(5))
+    assert re.fullmatch(
+        rf"process 2 \({socket.gethostname()}\) has been in start-up for 0\.\d+ s", group[0].line.blame(5)
+    )
 
 
 def test_who_has_ended_its_watch_is_not_to_blame():
@@ -335,7 +340,7 @@ def test_who_has_ended_its_watch_is_not_to_blame():
         say(member.line, "save", member.line.index)
     group[0].line.send_heartbeat(None)
     wait_for_signs(hubs[0], [1, 2])
-    assert group[2].line.blame(5).startswith("process 1 (host-1) is in save")
+    assert group[2].line.blame(5).startswith("process 1 (host-1) has been in save")
 
 
 def test_where_all_have_ended_their_watch_nobody_is_to_blame():
@@ -344,7 +349,7 @@ def test_where_all_have_ended_their_watch_nobody_is_to_blame():
     (member,) = members(1, hubs=hubs)
     member.line.send_heartbeat(None)
     wait_for_signs(hubs[0], [])
-    assert member.line.blame(5) == "no process says any more where it is"
+    assert member.line.blame(5) == "no process sends heartbeats any more"
 
 
 FROZEN = "import sys, time; from tests.hubs import make_hub; h = make_hub(int(sys.argv[1]), 1); time.sleep(60)"

@@ -56,8 +56,8 @@ def test_without_variables_a_process_is_alone():
         (RANK | {"MASTER_PORT": "http"}, "the port of MASTER_ADDR=http is not a whole number"),
         (RANK | {"MASTER_PORT": "-5"}, "the port of MASTER_ADDR=-5 must be greater than 1 and at most 65535"),
         (JAX | {"JAX_COORDINATOR_ADDRESS": "h:65536"}, "at most 65535"),
-        (JAX | {"JAX_COORDINATOR_ADDRESS": "grpc://h:99"}, "=grpc://h:99 is no address; write HOST:PORT"),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 says that there are other processes, and jax does not"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "grpc://h:99"}, "=grpc://h:99 is not an address; write HOST:PORT"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 says that there are other processes, but jax does not"),
         ({"JOB_COMPLETION_INDEX": "2"}, "install the Python package kubernetes"),
         (JAX | {"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_INDEX=1, JAX_PROCESS_ID=2 contradict each other"),
         (JAX | RANK | {"WORLD_SIZE": "8"}, "contradict each other in the count"),
@@ -135,6 +135,6 @@ def test_process_0_listens_on_the_address_that_the_others_use_or_says_where(
     monkeypatch.setenv(processes.LISTENING, variable)
     assert processes._listening_address(Group(host, 8476, 0, 2, "")) == address
     said = capsys.readouterr().err
-    assert said.count("\n") == (address is None) and ("ports 8476 and 8477 are open on all its" in said) == (
+    assert said.count("\n") == (address is None) and ("ports 8476 and 8477 are open on all addresses" in said) == (
         address is None
     )

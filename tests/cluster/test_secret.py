@@ -68,8 +68,8 @@ def test_a_metadata_server_that_fails_is_asked_again_and_then_has_none(machine):
         ("TORUS_RUN_SECRET", "short", None, "TORUS_RUN_SECRET has fewer than 16 characters"),
         ("TORUS_RUN_SECRET", " " * 40, None, "TORUS_RUN_SECRET has fewer than 16 characters"),
         ("TORUS_RUN_SECRET_FILE", "short", 0o600, "file has fewer than 16 characters"),
-        ("TORUS_RUN_SECRET_FILE", GOOD, 0o640, "can be read by other users; chmod 600 "),
-        ("TORUS_RUN_SECRET_FILE", GOOD, 0o604, "can be read by other users; chmod 600 "),
+        ("TORUS_RUN_SECRET_FILE", GOOD, 0o640, "can be read by other users; run chmod 600 "),
+        ("TORUS_RUN_SECRET_FILE", GOOD, 0o604, "can be read by other users; run chmod 600 "),
         ("TORUS_RUN_SECRET_FILE", None, None, "No such file or directory"),
     ],
 )

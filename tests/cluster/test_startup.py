@@ -150,13 +150,13 @@ def test_without_topology_each_process_simulates_as_many_as_its_environment_says
 
 
 def test_processes_must_divide_the_simulated_devices(machine):
-    with pytest.raises(ConfigError, match="16 devices cannot be simulated by 3 processes alike"):
+    with pytest.raises(ConfigError, match="3 processes cannot simulate 16 devices in equal parts"):
         startup.simulate(16, 3)
 
 
 def test_variables_of_earlier_systems_are_answered():
     environment = {"TPU_NUM_DEVICES": "8", "XLA_USE_BF16": "1", "HOME": "/"}
     (line,) = startup.notes(environment, "bfloat16")
-    assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
+    assert line.startswith("Note: TPU_NUM_DEVICES=8 is ignored: jax finds the devices")
     with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
         startup.notes(environment, "float32")

@@ -182,7 +182,7 @@ def test_on_an_accelerator_the_mesh_waits_for_jax_to_count_the_devices(parse, mo
     command = parse("--topology=v4-8")
     assert command.accelerator == "tpu" and command.num_devices is None and command.scaled_down is None
     assert "XLA_FLAGS" not in os.environ
-    with pytest.raises(ConfigError, match="a tpu is attached, but jax computes on the cpu: another process has it"):
+    with pytest.raises(ConfigError, match="a tpu is attached, but jax uses the cpu: another process uses"):
         command_line.join(command)
 
 
@@ -219,7 +219,7 @@ def test_a_process_ends_with_one_line_and_status_2_before_jax_is_imported(argume
     ("statement", "status", "line"),
     [
         ("raise RuntimeError('first\\nsecond')", 1, "error: RuntimeError: first second (<string>:3)"),
-        ("raise KeyboardInterrupt", 75, "interrupted; run the same command to go on"),
+        ("raise KeyboardInterrupt", 75, "interrupted; run the same command to continue"),
         (
             "t = __import__('threading').Thread(target=lambda: 1 / 0); t.start(); t.join()",
             1,

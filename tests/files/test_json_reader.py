@@ -37,7 +37,7 @@ class Report(Object, total=False):
         (b'{"step": 1, "seconds": {"a\\nb' + b"x" * 1000 + b'": "x"}}', "seconds.a\\nbxxx"),
         (b'{"step": 1' + b"0" * 5000 + b"}", "is not valid JSON (number out of range"),
         (b'{"step": "' + b"x" * 1000 + b'"}', "..."),
-        (b'{"step": 1}' + b" " * 5000, "r.json: is larger than 5,000 bytes, the limit for such a file"),
+        (b'{"step": 1}' + b" " * 5000, "r.json: is larger than 5,000 bytes, the limit for this file"),
     ],
 )
 def test_a_mistake_is_one_short_line(content, message):

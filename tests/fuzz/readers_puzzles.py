@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from files.array_files import map_integers
+from files.numpy_reader import map_integers
 from input_pipeline.puzzles import arc, dataset, maze, sudoku_generator
 from input_pipeline.puzzles.dataset import BLANK, Plan
 from input_pipeline.sources import read_source

@@ -50,7 +50,7 @@ def _file(pattern: str) -> pathlib.Path:
 def shard_reader(pattern: str) -> None:
     """Register a reader of a cache of which one file is changed: it gives the right tokens, or is refused."""
 
-    @reader(f"shards: {pattern}", lambda: [_file(pattern).read_bytes()])
+    @reader(f"shards: {pattern}", lambda: [_file(pattern).read_bytes()], divisor=2)
     def read(content: bytes, folder) -> None:
         good, wanted = _good()
         shutil.copytree(good / "cache", folder / "cache")
@@ -92,7 +92,7 @@ def _listing() -> list[bytes]:
     return [(pathlib.Path(fetched).parent / "listing.json").read_bytes()]
 
 
-@reader("listing of copies", _listing)
+@reader("listing of copies", _listing, divisor=4)
 def read_listing(content: bytes, folder) -> None:
     url = f"file://{_good()[0]}/texts"
     copies = pathlib.Path(remote.fetch(url, folder, str))

@@ -102,7 +102,7 @@ def render(tokenizer: AnyTokenizer) -> None:
         pieces = form.pieces(TALK), form.prompt(TALK[:2])
         assert isinstance(form.after_answer(), str)
     except ValueError as error:  # which is of one line of a file
-        raise BadDocument("it", "not what the chat template takes", f" ({error})") from None
+        raise BadDocument("it", "rejected by the chat template", f" ({error})") from None
     assert all(text is None or isinstance(text, str) for found in pieces for text, _ in found)
 
 

@@ -10,6 +10,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # readers need no accelerator
+os.fsync = lambda descriptor: None  # a case writes dozens of small files, and no disk loses its power here
 
 from tests.fuzz import harness  # noqa: E402
 

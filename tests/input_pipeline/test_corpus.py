@@ -34,11 +34,9 @@ def test_a_small_corpus_gets_the_pieces_that_it_has(corpus):
     lines = []
     for _ in range(2):
         ready = corpus(tokenizer="sentencepiece", vocab_size=5000, announce=lines.append)
-    (said, again) = [line for line in lines if "have" in line]
+    (said, again) = [line for line in lines if "give only" in line]
     number = ready.tokenizer.vocab_size
-    assert said == again and said.endswith(
-        f"have {number:,} pieces in them, not model.vocab_size=5000; going on with {number:,}"
-    )
+    assert said == again and said.endswith(f"give only {number:,} pieces, not model.vocab_size=5000; using {number:,}")
     with pytest.raises(DataError, match=rf"not model.vocab_size=5000; use --config.model.vocab_size={number},"):
         corpus(tokenizer="sentencepiece", vocab_size=5000, vocab_size_typed=True)
     assert corpus(tokenizer="sentencepiece", vocab_size=number, vocab_size_typed=True).digest == ready.digest
@@ -73,14 +71,14 @@ def test_the_cache_is_where_the_user_says(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": "EMPTY"}, "no document with any text in it"),
+        ({"path": "EMPTY"}, "there is no text"),
         ({"cache_dir": "EMPTY"}, "data.cache_dir=.*: File exists; name a writable folder"),
         ({"tokenizer": "byte", "vocab_size": 100}, "model.vocab_size=100 is less than the 256 ids"),
-        ({"validation_path": "EMPTY"}, "data path '.*empty' .*: no document with any text in it"),
+        ({"validation_path": "EMPTY"}, "data path '.*empty' .*: there is no text"),
         ({"validation_path": "nowhere"}, "data path 'nowhere': no such file or folder"),
         ({"path": "", "mixture": "1 nowhere; 1 EMPTY"}, "data path 'nowhere': no such file or folder"),
-        ({"path": "", "mixture": "1 nowhere; EMPTY"}, "data.mixture: 'EMPTY' is no weight and path"),
-        ({"source": "nowhere"}, "data.source=nowhere: no such source; use"),
+        ({"path": "", "mixture": "1 nowhere; EMPTY"}, "data.mixture: 'EMPTY' is not a weight and a path"),
+        ({"source": "nowhere"}, "data.source=nowhere does not exist; use"),
         ({"holdout_fraction": 0}, "data.holdout_fraction=0 is not between 0 and 1"),
         ({"source": "synthetic", "vocab_size": 2}, "model.vocab_size=2 is too small for data.source=synthetic"),
     ],
@@ -119,7 +117,7 @@ def test_what_is_held_out_is_trained_on_nowhere(corpus, tmp_path):
     mixed = corpus(path="", mixture=f"1 {folder}; 1 {folder / '3.txt'}")
     first, second = mixed.train.parts
     assert (first.num_documents, second.num_documents) == (12 - mixed.heldout.num_documents, 1)
-    with pytest.raises(DataError, match="every document is held out elsewhere, and none is left to train on"):
+    with pytest.raises(DataError, match="all documents are held out elsewhere; add others"):
         corpus(path=str(folder / "3.txt"), validation_path=str(folder))
 
 

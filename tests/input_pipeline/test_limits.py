@@ -82,7 +82,7 @@ def test_a_document_over_the_limit_is_named_or_left_out_and_counted(read, tmp_pa
 @pytest.mark.parametrize("bad_documents", ["error", "skip"])
 def test_a_row_of_csv_over_the_limit_ends_the_file_and_so_the_run(read, tmp_path, name, bad_documents):
     """Nothing tells where it ends: it may be a quote that is never closed."""
-    for number, text in enumerate((LARGE, "many lines\n" * 300_000)):
+    for number, text in enumerate((LARGE, "many lines\n" * 150_000)):
         (tmp_path / str(number)).mkdir()
         path = write(tmp_path / str(number), name, ["before", text, "after"])
         with pytest.raises(
@@ -159,7 +159,7 @@ def test_a_record_that_says_it_is_huge_is_not_made_room_for(read, tmp_path):
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     path = tmp_path / "a.tfrecord"
     path.write_bytes(length + masked.to_bytes(4, "little") + b"short")
-    with pytest.raises(DataError, match=r"a.tfrecord: cannot be read from its beginning on: it ends within a record"):
+    with pytest.raises(DataError, match=r"a.tfrecord: cannot be read from the start: it ends within a record"):
         read(path)
 
 
@@ -169,12 +169,12 @@ def test_memory_that_runs_out_is_a_line(read, tmp_path, monkeypatch):
     def no_memory(*unused):
         raise MemoryError
 
-    with monkeypatch.context() as patch, pytest.raises(BadDocument, match=r"a.jsonl:1: larger than the memory that is"):
+    with monkeypatch.context() as patch, pytest.raises(BadDocument, match=r"a.jsonl:1: larger than the free memory"):
         patch.setattr("input_pipeline.reading.formats.JsonLines.text", no_memory)
         read(tmp_path / "a.jsonl")
     with (
         monkeypatch.context() as patch,
-        pytest.raises(DataError, match=r"a.jsonl: cannot be read .*: MemoryError; mend"),
+        pytest.raises(DataError, match=r"a.jsonl: cannot be read .*: MemoryError; fix"),
     ):
         patch.setattr("input_pipeline.reading.formats.read_lines", no_memory)
         read(tmp_path / "a.jsonl")
@@ -183,16 +183,14 @@ def test_memory_that_runs_out_is_a_line(read, tmp_path, monkeypatch):
 def test_a_dictionary_of_xz_that_takes_too_much_memory_is_refused(read, tmp_path):
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(b'{"text": "x"}\n', filters=filters))
-    with pytest.raises(
-        DataError, match=r"a.jsonl.xz: cannot be read from its beginning on: Memory usage limit exceeded"
-    ):
+    with pytest.raises(DataError, match=r"a.jsonl.xz: cannot be read from the start: Memory usage limit exceeded"):
         read(tmp_path / "a.jsonl.xz")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz.gz", "a.tar.gz", "a.zip.xz", "a.gz"])
 def test_archives_in_archives_are_refused(read, tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(gzip.compress(b'{"text": "x"}\n')))
-    with pytest.raises(DataError, match=rf"{name}: compressed text is not read; decompress it"):
+    with pytest.raises(DataError, match=rf"{name}: compressed text is not supported; decompress it"):
         read(tmp_path / name)
 
 

@@ -140,8 +140,8 @@ def test_a_damaged_file_is_built_again_and_no_other(corpus, store, tmp_path, dam
     ("damage", "said"),
     [
         (_truncate, "has [0-9,]+ bytes, not [0-9,]+"),
-        (_flip_a_bit, "not what their digest says"),
-        (Path.unlink, "is gone"),
+        (_flip_a_bit, "their content does not match their digest"),
+        (Path.unlink, "is missing"),
     ],
 )
 def test_a_damaged_shard_is_named_when_it_is_built_again(corpus, store, tmp_path, suffix, damage, said):
@@ -151,7 +151,7 @@ def test_a_damaged_shard_is_named_when_it_is_built_again(corpus, store, tmp_path
     lines = []
     corpus(announce=lines.append)
     named = f"{path.parent}/train-00001.bin, .offsets" if damage is _flip_a_bit else str(path)
-    assert re.fullmatch(re.escape(named) + f": {said}; it is built again", lines[0])
+    assert re.fullmatch(re.escape(named) + f": {said}; rebuilding it", lines[0])
     assert len(lines) == 2 and lines[1].startswith("tokenized 39 documents")
 
 
@@ -166,11 +166,11 @@ def _replace(path):
 
 
 DAMAGES = {  # and what is said of them
-    "truncated": (_truncate, "was [0-9,]+ bytes long and has [0-9,]+ since this run opened it"),
-    "emptied": (lambda path: os.truncate(path, 0), "was [0-9,]+ bytes long and has 0 since this run opened it"),
+    "truncated": (_truncate, "changed its size from [0-9,]+ to [0-9,]+ bytes since this run opened it"),
+    "emptied": (lambda path: os.truncate(path, 0), "changed its size from [0-9,]+ to 0 bytes since this run opened it"),
     "overwritten": (_overwrite, "was written to since this run opened it"),
-    "gone": (Path.unlink, "is gone"),
-    "gone with all others": (lambda path: path.parent.rename(path.parents[2] / "moved"), "is gone"),
+    "gone": (Path.unlink, "is missing"),
+    "gone with all others": (lambda path: path.parent.rename(path.parents[2] / "moved"), "is missing"),
 }
 
 
@@ -196,8 +196,8 @@ def test_a_shard_that_changes_under_a_run_is_built_again_and_the_run_goes_on(cor
     assert all(
         np.array_equal(batch[key], other[key]) for batch, other in zip(found, wanted, strict=True) for key in batch
     )
-    named = re.escape(str(path)) if said != "is gone" else r"\S+/train-\d{5}.bin"
-    assert re.fullmatch(f"{named}: {said}; it is built again from its documents", lines[0])
+    named = re.escape(str(path)) if said != "is missing" else r"\S+/train-\d{5}.bin"
+    assert re.fullmatch(f"{named}: {said}; rebuilding it from its documents", lines[0])
     assert lines[-1].startswith("tokenized 39 documents") and sum("from its documents" in line for line in lines) == 1
     assert (read_all(corpus(announce=pytest.fail).train)["segments"] > 0).sum() == ready.train.num_tokens
 
@@ -224,7 +224,7 @@ def test_of_two_that_share_a_cache_one_builds_a_shard_again(corpus, store, tmp_p
     with ThreadPoolExecutor(2) as threads:
         for found in threads.map(lambda each: read_all(each.train), both):
             assert all(np.array_equal(values, wanted[key]) for key, values in found.items())
-    assert sum("it is built again from its documents" in line for line in lines) == 1, lines
+    assert sum("rebuilding it from its documents" in line for line in lines) == 1, lines
 
 
 def test_the_starts_of_documents_are_built_again_too(corpus, store, tmp_path, monkeypatch):
@@ -243,10 +243,10 @@ def test_the_starts_of_documents_are_built_again_too(corpus, store, tmp_path, mo
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda texts: (texts / "01.txt").write_text("something else\n"), "the documents are other ones than when the"),
+        (lambda texts: (texts / "01.txt").write_text("something else\n"), "the documents have changed since the"),
         (
             lambda texts: (texts / "99.txt").write_text("one more\n"),
-            "the documents are other ones than when the run beg",
+            "the documents have changed since the run began",
         ),
         (lambda texts: shutil.rmtree(texts), "data path '.*texts': no such file or folder"),
         (lambda texts: (texts / "zz.txt").write_bytes(b"\xff"), "zz.txt: not valid UTF-8 at byte 0"),
@@ -260,7 +260,7 @@ def test_a_shard_that_cannot_be_built_again_ends_the_run_with_status_1(corpus, s
     (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
     change(texts)
     path.unlink()
-    with pytest.raises(DataLost, match=f"train-00001.bin: is gone, and it cannot be built again: .*{said}") as caught:
+    with pytest.raises(DataLost, match=f"train-00001.bin: is missing, and cannot be rebuilt: .*{said}") as caught:
         list(batches)
     assert caught.value.exit_status == 1 and "\n" not in str(caught.value)
     assert len([*(tmp_path / "cache" / "shards").glob("*/")]) == 1
@@ -274,8 +274,8 @@ def test_a_disk_without_room_to_build_a_shard_again_ends_the_run_with_status_1(c
     def full(*unused):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("input_pipeline.cache.os.fsync", full)
-    with pytest.raises(DataLost, match=r"is gone, and it cannot be built again: .*No space left on device"):
+    monkeypatch.setattr("files.atomic.os.fsync", full)
+    with pytest.raises(DataLost, match=r"is missing, and cannot be rebuilt: .*No space left on device"):
         read_all(ready.train)
 
 
@@ -354,7 +354,7 @@ def test_a_killed_build_goes_on_with_the_next_shard(store, tmp_path, texts):
     assert len(finished) == 4 and "manifest.json" not in finished
     outputs = [start(texts, tmp_path / cache, -1).communicate()[0] for cache in ("cache", "other")]
     assert outputs[0].split()[-1] == outputs[1].split()[-1]
-    assert not [output for output in outputs if "built again" in output]
+    assert not [output for output in outputs if "rebuilding" in output]
     after = store()
     assert len(after) > 20 and not [name for name in after if name.endswith(".part")]
     assert {name: after[name] for name in finished} == finished

@@ -96,12 +96,12 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     [
         (
             {"source": "parquette"},
-            "data.source=parquette: no such source; use arc, auto, chat, csv, huggingface, ",
+            "data.source=parquette does not exist; use one of arc, auto, chat, csv, huggingface, ",
         ),
         ({"path": ""}, "data.path is empty; name a file"),
         ({"path": "", "source": "huggingface"}, "data.source=huggingface needs "),
-        ({"path": "missing/here.txt"}, "data path 'missing/here.txt': no such file or folder (looked in /"),
-        ({"path": "none/*.txt"}, "data path 'none/*.txt': matches no file (looked in /"),
+        ({"path": "missing/here.txt"}, "data path 'missing/here.txt': no such file or folder (current folder: /"),
+        ({"path": "none/*.txt"}, "data path 'none/*.txt' matches no files (current folder: /"),
     ],
 )
 def test_what_cannot_be_found_is_an_error(names, changes, message):

@@ -90,7 +90,7 @@ def test_training_reads_an_even_sample_of_a_large_corpus(monkeypatch):
 def test_a_trained_tokenizer_is_kept(make, tmp_path):
     lines = []
     first = make("sentencepiece", 300, announce=lines.append)
-    assert lines == ["training a SentencePiece tokenizer of 300 pieces"]
+    assert lines == ["training a SentencePiece tokenizer with 300 pieces"]
     (model,) = (tmp_path / "tokenizers").glob("*.model")
     assert make("sentencepiece", 300, announce=pytest.fail).digest == first.digest
     model.write_bytes(model.read_bytes()[:-100])
@@ -122,7 +122,7 @@ def test_errors_say_what_would_work(make, tmp_path):
             "byte",
             255,
         ): r"model.vocab_size=255 is less than the 256 ids of data.tokenizer=byte; use --config.model.vocab_size=256",
-        ("sentencepiece", 258): r"model.vocab_size=258 has no room for .*; use --config.model.vocab_size=259 or more",
+        ("sentencepiece", 258): r"model.vocab_size=258 is too small for .*; use --config.model.vocab_size=259 or more",
         ("sentencepiece", 300, "\n\n"): r"no text to train data.tokenizer=sentencepiece on; use byte",
         ("bpe", 300): r"data.tokenizer=bpe: No such file or directory; use byte, sentencepiece, or the path of a",
         (str(tmp_path), 300): r"data.tokenizer=/.*: Is a directory; use byte",

@@ -92,7 +92,7 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
     [
         (
             lambda folder: write(folder, "<none>"),
-            'no token ends documents (eos_token of tokenizer_config.json is "<none>", which',
+            'no token ends documents: eos_token in tokenizer_config.json is "<none>", which',
         ),
         (lambda folder: write(folder, None), "no token ends documents"),
         (
@@ -101,15 +101,15 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text("{}"),
-            "is no tokenizer (tokenizer.json: model is missing)",
+            "not a tokenizer (tokenizer.json: model is missing)",
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text("["),
-            "is no tokenizer (tokenizer.json: is not valid JSON",
+            "not a tokenizer (tokenizer.json: is not valid JSON",
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text('{"model": {"type": "BPE"}}'),
-            "is no tokenizer (Cannot instantiate Tokenizer from buffer: Missing vocab/merges",
+            "not a tokenizer (Cannot instantiate Tokenizer from buffer: Missing vocab/merges",
         ),
         (
             lambda folder: changed(folder, "tokenizer.json", padding="x" * 5000),  # the library repeats all of it
@@ -117,7 +117,7 @@ def test_a_run_keeps_what_opens_it_again(tmp_path):
         ),
         (
             lambda folder: (folder / "tokenizer.json").write_text('{"model": {}}', "utf-16"),
-            "is no tokenizer (tokenizer.json: is not valid JSON",
+            "not a tokenizer (tokenizer.json: is not valid JSON",
         ),
     ],
 )
@@ -138,14 +138,14 @@ def changed(folder, file: str, **changes):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000), "is no tokenizer (tokenizer.json: is n"),
+        (lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000), "not a tokenizer (tokenizer.json: is n"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json: input should be"),
         (
             lambda folder: changed(folder, "tokenizer_config.json", chat_template=7),
             "chat_template.str: input should be",
         ),
         (lambda folder: changed(folder, "tokenizer_config.json", chat_template=["x"]), "chat_template."),
-        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "is no tokenizer ('utf-8' codec"),
+        (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "not a tokenizer ('utf-8' codec"),
         (lambda folder: (folder / "chat_template.jinja").mkdir(), ""),
     ],
 )
@@ -180,5 +180,5 @@ def test_a_vocabulary_of_absurd_ids_is_refused(tmp_path):
     content = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"</s>": 4_000_000_000}, "unk_token": "</s>"}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-    with pytest.raises(DataError, match="has the id 4000000000, and at most 16,777,216 are read"):
+    with pytest.raises(DataError, match="has the token id 4000000000; ids below 16,777,216 are"):
         open_tokenizer(str(tmp_path / "tokenizer.json"))

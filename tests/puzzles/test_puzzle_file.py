@@ -59,22 +59,22 @@ def test_a_maze_is_its_characters(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"puzzle.txt: is empty; a Sudoku is of digits"),
+        ("", r"puzzle.txt: is empty; a Sudoku consists of digits"),
         (" \n\n", r"puzzle.txt: is empty"),
         (b"\xff\xfe1", r"puzzle.txt: is not text"),
-        (NINE.replace("1 9 5", "1 9 x"), r"puzzle.txt:2: 'x' in column 13 is no cell; a Sudoku is"),
+        (NINE.replace("1 9 5", "1 9 x"), r"puzzle.txt:2: 'x' in column 13 is not a cell; a Sudoku consists"),
         (NINE.replace("8 . . | . 6", "8 . | . 6"), r"puzzle.txt:5: the Sudoku has 80 cells; it needs 16, 36 or 81"),
         ("---\n", r"puzzle.txt:1: the Sudoku has 0 cells"),
-        (FOUR.replace("4", "7"), r"puzzle.txt:4: 7 in column 4, but a Sudoku of 4 x 4 has digits from 1 to 4"),
-        (NINE.replace(". 9 8", "5 9 8"), r"puzzle.txt:3: a second 5 in one column, after that of line 1, column 1"),
+        (FOUR.replace("4", "7"), r"puzzle.txt:4: 7 in column 4; a Sudoku of 4 x 4 has digits from 1 to 4"),
+        (NINE.replace(". 9 8", "5 9 8"), r"puzzle.txt:3: a second 5 in one column, after the one in line 1, column 1"),
         (NINE.replace("5 3 .", "5 3 5"), r"puzzle.txt:1: a second 5 in one row"),
-        (MAZE.replace("S o", "S ."), r"puzzle.txt:2: '.' in column 4 is no cell; .* a maze is of # \(wall\)"),
+        (MAZE.replace("S o", "S ."), r"puzzle.txt:2: '.' in column 4 is not a cell; .* a maze consists of # \(wall\)"),
         (
             MAZE.replace("# #G#", "# #G"),
             r"puzzle.txt:3: 4 cells, but line 1 has 5; make all lines of a maze equally long",
         ),
         (MAZE.replace("S", " "), r"puzzle.txt:1: the maze has no S; put one S where its start is"),
-        (MAZE.replace("o", "G"), r"puzzle.txt:3: a second G, after that of line 2; leave one goal"),
+        (MAZE.replace("o", "G"), r"puzzle.txt:3: a second G, after the one in line 2; keep one goal"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_where_and_what_would_work(tmp_path, text, said):

@@ -112,7 +112,7 @@ def test_what_is_said_of_a_maze(answer, what):
 
 def test_a_path_through_a_maze_is_the_shortest_and_nothing_else():
     open_maze = Puzzle("maze", np.where(MAZE.tokens == 1, 2, MAZE.tokens))
-    assert solving.problem(open_maze, np.where(ROUND == 1, 2, ROUND)) == "its path has 6 steps, and the shortest 2"
+    assert solving.problem(open_maze, np.where(ROUND == 1, 2, ROUND)) == "its path has 6 steps, the shortest 2"
     assert "does not need" in solving.problem(open_maze, np.where(ROUND == 1, 5, ROUND))
     assert solving.problem(open_maze, np.array([[3, 2, 2], [5, 2, 2], [4, 2, 2]])) == ""
 

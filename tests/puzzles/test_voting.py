@@ -145,7 +145,7 @@ def test_what_is_no_table_is_one_line(tmp_path, content):
     if content == "other":
         content = gzip.compress(b'{"format": 99, "votes": []}')
     (tmp_path / "votes").write_bytes(content)
-    with pytest.raises(DataError, match=r"votes: .*; evaluate that checkpoint anew"):
+    with pytest.raises(DataError, match=r"votes: .*; evaluate that checkpoint again"):
         Votes.load(tmp_path / "votes")
     with pytest.raises(DataError, match="No such file"):
         Votes.load(tmp_path / "absent")

@@ -16,7 +16,7 @@ from reporting import preflight
         ({"warmup_steps": 20}, 20, []),
         ({"ema_decay": 0.999}, 200, ["82% of the averaged parameters"]),
         ({"ema_decay": 0.999}, 5000, []),
-        ({"ema_decay": 0.999, "warmup_steps": 300}, 200, ["optimizer.warmup_steps=300", "initial ones after 200"]),
+        ({"ema_decay": 0.999, "warmup_steps": 300}, 200, ["optimizer.warmup_steps=300", "initial values after 200"]),
     ],
 )
 def test_a_setting_that_does_not_suit_the_length_of_the_run_is_noted(changes, steps, words):
@@ -32,8 +32,8 @@ def test_a_loss_that_depends_on_the_microbatches_is_noted():
     config.train.balance_loss, config.model.expert_capacity = 0.01, 1.5
     assert not preflight.notes(config, num_microbatches=1)
     balance, capacity = preflight.notes(config, num_microbatches=4)
-    assert "train.balance_loss=0.01 looks at one of the 4 microbatches at a time" in balance
-    assert "model.expert_capacity=1.5 looks at one of the 4 microbatches" in capacity
+    assert "train.balance_loss=0.01 applies to each of the 4 microbatches separately" in balance
+    assert "model.expert_capacity=1.5 applies to each of the 4 microbatches" in capacity
 
 
 @pytest.mark.parametrize(("on_host", "needed"), [(0, 10), (1, 8)])

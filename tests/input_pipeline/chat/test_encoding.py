@@ -72,7 +72,7 @@ def test_a_template_in_a_file_of_its_own_goes_before_and_with_the_tokenizer(writ
 def test_of_several_templates_one_has_to_be_the_default(write_tokenizer):
     """Else conversations would be in the plain format, of which the model knows nothing."""
     name = write_tokenizer([{"name": "tool_use", "template": CHATML}])
-    with pytest.raises(DataError, match="of its chat templates none is named default; name one so there"):
+    with pytest.raises(DataError, match="none of its chat templates is named default; rename one"):
         format_of_tokenizer(open_tokenizer(name), name)
 
 
@@ -98,13 +98,13 @@ def test_a_token_with_a_character_of_the_answer_is_learned(write_tokenizer):
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
-        (FORGETFUL, HELLO, "it writes the first 3 messages in another way where more follow"),
+        (FORGETFUL, HELLO, "it renders the first 3 messages differently if more follow"),
         (CHECKING, HELLO, "No system, please"),
         ("{{ messages[0].content.nothing() }}", HELLO, "has no attribute 'nothing'"),
         ("{{ messages[9].content }}", HELLO, "has no element 9"),
         ("{{ ().__class__.__base__ }}", HELLO, "access to attribute '__class__'"),
         ("{{ messages.append(1) }}", HELLO, "access to attribute 'append'"),
-        (CHATML, talk("\ufdd0", "what?"), "it holds U+FDD0, which is no character"),
+        (CHATML, talk("\ufdd0", "what?"), "a message contains U+FDD0, which is not a character"),
     ],
 )
 def test_what_a_template_does_not_take_is_told(write_tokenizer, template, messages, said):
@@ -117,7 +117,7 @@ def test_what_a_template_does_not_take_is_told(write_tokenizer, template, messag
 
 def test_a_template_that_is_none_is_told_with_its_tokenizer(write_tokenizer):
     name = write_tokenizer("{% for %}")
-    with pytest.raises(DataError, match=r"data.tokenizer=.*: its chat template cannot be read: .*\(line 1\); mend it"):
+    with pytest.raises(DataError, match=r"data.tokenizer=.*: its chat template is invalid: .*\(line 1\); fix it"):
         format_of_tokenizer(open_tokenizer(name), name)
 
 

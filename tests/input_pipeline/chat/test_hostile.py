@@ -25,7 +25,7 @@ HOSTILE = {  # and what is said of them
         "{% set n = namespace(x='x') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
         "it takes (over 1024 MiB of memory|too much time)",
     ),
-    "too much to read": ("{{ 'x' * 20000000 }}", "it writes 20,000,000 characters, more than 16,777,216"),
+    "too much to read": ("{{ 'x' * 20000000 }}", "it renders 20,000,000 characters, more than 16,777,216"),
     "a macro that calls itself": (
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "maximum recursion depth exceeded",
@@ -58,7 +58,7 @@ def test_a_template_that_takes_too_much_is_told_in_a_line(write_tokenizer, sourc
 
 @pytest.mark.parametrize(("source", "said"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_template_that_cannot_be_read_is_told_with_its_tokenizer(write_tokenizer, source, said):
-    with pytest.raises(DataError, match=f"data.tokenizer=it: its chat template cannot be read: .*{said}") as caught:
+    with pytest.raises(DataError, match=f"data.tokenizer=it: its chat template is invalid: .*{said}") as caught:
         format_of_tokenizer(open_tokenizer(write_tokenizer(source)), "it")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
@@ -69,18 +69,20 @@ def test_a_line_that_takes_too_much_is_named_or_left_out_and_the_others_are_not(
     talks = [{"messages": conversation(number)} for number in range(40)]
     talks[30] = {"messages": talk("stop", "yes")}
     path, name, said = write_lines(tmp_path / "talks.jsonl", talks), write_tokenizer(content), []
-    with pytest.raises(DataError, match=r"talks.jsonl:31: not what the chat template takes \(it takes too much time\)"):
+    with pytest.raises(DataError, match=r"talks.jsonl:31: rejected by the chat template \(it takes too much time\)"):
         corpus(source="chat", path=path, tokenizer=name, vocab_size=300)
     ready = corpus(source="chat", path=path, tokenizer=name, vocab_size=300, bad_documents="skip", announce=said.append)
     assert ready.heldout.num_documents + ready.train.num_examples(1) >= 39
-    assert said[0].startswith("skipped 1 of 40 documents: 1 not what the chat template takes; first: ")
+    assert said[0].startswith("skipped 1 of 40 documents: 1 rejected by the chat template; first: ")
 
 
 def test_a_template_that_takes_too_much_for_each_line_is_given_up(corpus, tmp_path, write_tokenizer, monkeypatch):
     """Else a million lines would be left out one by one, for months."""
     monkeypatch.setattr(template, "MOST_DEATHS", 3)
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(number)} for number in range(10)])
-    with pytest.raises(DataError, match=r"^the chat template of data.tokenizer: it takes too much time, for 3 lines$"):
+    with pytest.raises(
+        DataError, match=r"^the chat template of data.tokenizer: it takes too much time, for 3 lines; fix it$"
+    ):
         corpus(source="chat", path=path, tokenizer=write_tokenizer(LOOP), vocab_size=300, bad_documents="skip")
 
 
@@ -104,7 +106,7 @@ def test_a_process_that_was_killed_is_replaced(write_tokenizer):
     renderer._idle[-1]._process.wait()
     assert form.prompt(talk("Hi"))[0][0].startswith("<|im_start|>user\nHi")
     answers = renderer.ask({"template": CHATML, "tokens": {}, "task": "prompt"}, [b"[]"] * 3)
-    assert answers() == [b'M[["<|im_start|>assistant\\n", false]]'] * 3
+    assert answers == [b'M[["<|im_start|>assistant\\n", false]]'] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes there")

@@ -72,14 +72,12 @@ def test_rows_are_full_and_what_is_longer_is_cut_and_told(chat):
     cut = segments(windows, 60)
     longer = sum(len(tokens) == 60 for tokens, _ in cut)
     assert max(len(tokens) for tokens, _ in cut) == 60
-    assert windows.packing_summary(60).endswith(
-        f"; {longer} are longer than train.sequence_length and cut at their end"
-    )
+    assert windows.packing_summary(60).endswith(f"; {longer} are longer than train.sequence_length and truncated")
     lost = sum((targets == IGNORED).all() for _, targets in segments(windows, 35))
-    assert windows.packing_summary(35).endswith(f", {lost} of them before an answer, and so count for nothing")
+    assert windows.packing_summary(35).endswith(f", {lost} of them before any answer, so they have no weight")
     assert 0 < lost < windows.num_documents
     windows.check_counts(35)
-    with pytest.raises(DataError, match=r"train.sequence_length=20 cuts off every answer of the \d+ conversations"):
+    with pytest.raises(DataError, match=r"train.sequence_length=20 truncates all \d+ conversations before"):
         windows.check_counts(20)
 
 
@@ -112,8 +110,8 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "hello"}', "without field 'messages' (there is 'text'). Fix the file"),
-        ("[1]", "without field 'messages' (it has none)"),
+        ('{"text": "hello"}', "without field 'messages' (it has 'text'). Fix the file"),
+        ("[1]", "without field 'messages' (it has no fields)"),
         ("{", "not JSON at column 2"),
         ('{"messages": []}', "without messages in 'messages' ([]; a message is {'role': 'user'"),
         ('{"messages": "hello"}', "without messages in 'messages' (\"hello\";"),
@@ -123,7 +121,10 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
         ),
         ('{"messages": ["hello"]}', 'with an unknown role (message 1: "hello"'),
         ('{"messages": [{"role": "user", "content": "x"}]}', "without an assistant's turn (there is nothing to learn"),
-        ('{"messages": [{"role": "assistant", "content": ["x"]}]}', "with content that is no text (message 1: a list)"),
+        (
+            '{"messages": [{"role": "assistant", "content": ["x"]}]}',
+            "with content that is not text (message 1: a list)",
+        ),
         ('{"messages": [{"role": "assistant", "content": ""}]}', "with an empty answer (message 1)"),
         ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "not valid UTF-8 (surrogates not allowed"),
         (json.dumps({"messages": talk("x", "y" * 300_000)}), "longer than 256 KiB (300,"),
@@ -143,17 +144,17 @@ def test_a_malformed_line_is_named_or_left_out_and_counted(corpus, tmp_path, lin
 
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(1)}])
-    with pytest.raises(DataError, match=r"one line, of which no part can be held out; use --config.data.valid"):
+    with pytest.raises(DataError, match=r"a single line cannot be split; name held-out data with --config.data.valid"):
         corpus(source="chat", path=path)
-    with pytest.raises(DataError, match=r"without field 'text' .*: data.source=chat reads conversations"):
+    with pytest.raises(DataError, match=r"without field 'text' .*; data.source=chat reads conversations"):
         corpus(source="auto", path=path)
-    with pytest.raises(DataError, match=r"data.source=chat needs a tokenizer that is there; use that of the run"):
+    with pytest.raises(DataError, match=r"data.source=chat needs an existing tokenizer; use that of the run"):
         corpus(source="chat", path=path, tokenizer="sentencepiece", vocab_size=300)
     template = CHATML.replace(
         "{% for", "{% if messages|length > 2 %}{{ raise_exception('two at most') }}{% endif %}{% for", 1
     )
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(n)} for n in (0, 6, 12, 2)])
-    with pytest.raises(DataError, match=r"talks.jsonl:4: not what the chat template takes \(two at most\)"):
+    with pytest.raises(DataError, match=r"talks.jsonl:4: rejected by the chat template \(two at most\)"):
         corpus(source="chat", path=path, tokenizer=write_tokenizer(template), vocab_size=300)
 
 
@@ -188,22 +189,22 @@ def test_a_pair_that_is_too_long_is_cut_where_it_is_longer(corpus, tmp_path):
     assert [piece.count for piece in windows.pieces(0, 100)] == [len(chosen), len(rejected)]
     assert (
         windows.packing_summary(100)
-        == "1 pairs in 1 rows, 100% full; 1 are longer than train.sequence_length and cut at their end"
+        == "1 pairs in 1 rows, 100% full; 1 are longer than train.sequence_length and truncated"
     )
     assert [len(tokens) for tokens, _ in segments(windows, 20)] == [10, 10]
     assert "before an answer" not in windows.packing_summary(20)
-    with pytest.raises(DataError, match=r"train.sequence_length=10 cuts off every answer of the 1 pairs"):
+    with pytest.raises(DataError, match=r"train.sequence_length=10 truncates all 1 pairs before"):
         windows.check_counts(10)
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "x", "chosen": "y"}, "without field 'rejected' (there is 'chosen', 'prompt')"),
-        (pair(1, "perhaps 1"), "with one answer twice (what is chosen is what is rejected)"),
+        ({"prompt": "x", "chosen": "y"}, "without field 'rejected' (it has 'chosen', 'prompt')"),
+        (pair(1, "perhaps 1"), "with the same answer twice (chosen and rejected are equal)"),
         (pair(1) | {"rejected": ""}, "with an empty answer"),
-        (pair(1) | {"prompt": None}, "neither text nor messages (prompt, chosen and rejected are all of one kind)"),
-        (as_messages(pair(1)) | {"prompt": "x"}, "neither text nor messages"),
+        (pair(1) | {"prompt": None}, "neither all text nor all messages (the three must be of one kind)"),
+        (as_messages(pair(1)) | {"prompt": "x"}, "neither all text nor all messages"),
         (as_messages(pair(1)) | {"chosen": talk("no", "yes")}, "without an assistant's answer (it begins with 'user')"),
     ],
 )

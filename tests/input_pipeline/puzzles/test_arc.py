@@ -118,20 +118,23 @@ def test_held_out_tasks_are_shown_in_training_with_the_identifiers_of_the_test(b
     [
         ("{", "training_challenges.json: is not valid JSON"),
         ("[]", "training_challenges.json: input should be an object, but is []"),
-        ("{}", "training_challenges.json: holds no tasks by name"),
+        ("{}", "training_challenges.json: has no tasks"),
         ('{"x": {"train": []}}', "training_challenges.json: x.test is missing"),
         (
             '{"x": {"train": [{"input": [[1]]}], "test": [{"input": [[1]]}]}}',
-            "task x: a pair that shows it has no 'outp",
+            "task x: a train pair has no 'outp",
         ),
         ('{"x": {"train": [{"input": [[1.5]]}], "test": []}}', "x.train.0.input.0.0: input should be a valid integer"),
         ('{"a|||b": {"train": [], "test": []}}', "task a|||b: has ||| in its name"),
-        ('{"x": {"train": [], "test": [{"input": [[1]]}]}}', "task x: has no pairs to show it"),
+        ('{"x": {"train": [], "test": [{"input": [[1]]}]}}', "task x: has no train pairs"),
         (
             '{"x": {"train": [{"input": [[1, 2], [3]], "output": [[1]]}], "test": [{"input": [[1]]}]}}',
             "task x: a grid ",
         ),
-        ('{"x": {"train": [{"input": [[10]], "output": [[1]]}], "test": [{"input": [[1]]}]}}', "task x: a grid is no "),
+        (
+            '{"x": {"train": [{"input": [[10]], "output": [[1]]}], "test": [{"input": [[1]]}]}}',
+            "task x: a grid must be ",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(folder, section, content, message):
@@ -156,7 +159,9 @@ def test_answers_that_nobody_knows_count_for_nothing(folder, section):
 
 def test_an_answer_that_is_to_be_trained_on_is_not_made_up(folder, section):
     (folder / "arc-agi_training_solutions.json").unlink()
-    with pytest.raises(DataError, match=r"task training-a: test 0 has no answer to train on, neither as 'output' nor"):
+    with pytest.raises(
+        DataError, match=r"task training-a: test pair 0 has no answer to train on; add it as 'output' or"
+    ):
         build.arc_tasks(section(), str(folder), 0, lambda line: None)
 
 

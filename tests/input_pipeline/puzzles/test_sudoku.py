@@ -59,7 +59,7 @@ def test_made_puzzles_have_one_solution_and_no_clue_too_many(made, side):
 
 @pytest.mark.parametrize("side", [4, 6])
 def test_the_solver_counts_as_trying_everything_does(made, side):
-    questions, _, _ = made(side)
+    questions = made(side)[0][:8]
     generator = np.random.default_rng(0)
     fewer = np.where(generator.random(questions.shape) < 0.15, 0, questions)
     counts = [solutions(board.copy()) for board in fewer]

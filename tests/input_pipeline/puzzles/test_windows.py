@@ -147,7 +147,7 @@ def test_wrong_lengths_and_tokens_are_errors(split):
     ):
         windows.num_examples(6)
     split.metadata["vocab_size"] = 9
-    with pytest.raises(DataError, match=r"has token 28, though its vocab_size is 9"):
+    with pytest.raises(DataError, match=r"has the token 28, but vocab_size=9"):
         PuzzleWindows(split, "").read(np.arange(28), CELLS)
 
 
@@ -180,16 +180,16 @@ def bomb(name):
         (shutil.rmtree, "dataset.json: No such file"),
         (lambda folder: (folder / "dataset.json").write_text("{"), "dataset.json: is not valid JSON"),
         (lambda folder: (folder / "all__labels.npy").unlink(), "all__labels.npy: No such file"),
-        (lambda folder: (folder / "all__labels.npy").write_bytes(b"no"), "all__labels.npy: no .npy file"),
+        (lambda folder: (folder / "all__labels.npy").write_bytes(b"no"), "all__labels.npy: not a readable .npy file"),
         (changed("vocab_size", None), "dataset.json: vocab_size is missing"),
-        (changed("sets", ["a", "b"]), "sets=['a', 'b']; one set is read"),
-        (changed("sets", ["../../x"]), "sets=['../../x']; one set is read"),
-        (changed("pad_id", 10**6), "pad_id=1000000 is no token"),
+        (changed("sets", ["a", "b"]), "sets=['a', 'b']; name exactly one set"),
+        (changed("sets", ["../../x"]), "sets=['../../x']; name exactly one set"),
+        (changed("pad_id", 10**6), "pad_id=1000000 is not a token"),
         (changed("seq_len", 2.5), "seq_len: input should be a valid integer, but is 2.5"),
-        (saved("inputs", np.zeros((28, 5))), "all__inputs.npy: holds float64 [28, 5]; it must be whole numbers in 2"),
-        (saved("puzzle_identifiers", np.int32(3)), "holds int32 []; it must be whole numbers in 1"),
-        (bomb("inputs"), "all__inputs.npy: no .npy file that can be read (mmap length is greater than file size)"),
-        (changed("seq_len", 7), "inputs have the shape (28, 5); with 28 examples of seq_len=7"),
+        (saved("inputs", np.zeros((28, 5))), "all__inputs.npy: has float64 [28, 5]; it must have whole numbers in 2"),
+        (saved("puzzle_identifiers", np.int32(3)), "has int32 []; it must have whole numbers in 1"),
+        (bomb("inputs"), "all__inputs.npy: not a readable .npy file (mmap length is greater than file size)"),
+        (changed("seq_len", 7), "inputs have the shape (28, 5), in a data set of 28 examples with seq_len=7"),
         (changed("num_puzzle_identifiers", 3), "a puzzle's identifier is 11"),
         (saved("puzzle_indices", np.arange(12)), "puzzle_indices do not ascend from 0 to the number of examples"),
         (saved("group_indices", np.array([0, 0, 11])), "group_indices do not ascend from 0 to the number of puzzles"),

@@ -85,7 +85,7 @@ def test_a_fraction_outside_0_to_1_is_an_error(fraction):
 
 
 def test_a_document_of_one_character_is_an_error():
-    with pytest.raises(DataError, match=r"memory.txt: too short to be cut in two"):
+    with pytest.raises(DataError, match=r"memory.txt: too short to be split"):
         hold_out(spans_of("😀"), 0.5)
 
 

@@ -60,8 +60,8 @@ def test_what_is_not_there_is_one_line(datasets, read, tmp_path):
     (tmp_path / "files" / "train.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "nothing").mkdir()
     for path, changes, message in [
-        ("one", {}, "split 'train': no column 'text', but 'body', 'n'; name one of them with --config.data.field"),
-        ("one", {"field": "n"}, "column 'n' holds int64, not text; name another with --config.data.field"),
+        ("one", {}, "split 'train': no column 'text'; it has 'body', 'n'; choose one with --config.data.field"),
+        ("one", {"field": "n"}, "column 'n' has the type int64, not text; choose another with --config.data.field"),
         ("one", {"field": "body"}, "one, row 2: without text in 'body' (null). Fix the file"),
         ("files:test", {}, "split 'test': "),
         ("files", {"subset": "other"}, "subset 'other': "),

@@ -248,14 +248,14 @@ def test_an_answer_of_another_size_is_noticed(store, binaries, fetch):
         request.wfile.write(b"abc")
 
     store.fail_at, store.refuse = 0, short
-    with pytest.raises(DataError, match=r"^gs://data/set: data/set/a\.bin: bytes 0 to 1,000 came as 3 bytes; run"):
+    with pytest.raises(DataError, match=r"^gs://data/set: data/set/a\.bin: the store returned 3 bytes for bytes 0 to"):
         fetch()
 
 
 def test_a_disk_that_is_too_small_is_said_before(store, binaries, fetch, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(remote.shutil, "disk_usage", lambda path: usage(9000, 3000, 6000))
-    with pytest.raises(DataError, match=r"^gs://data/set: 6,700 bytes are to be copied to /.*, where 6,000 are free; "):
+    with pytest.raises(DataError, match=r"^gs://data/set: the copy takes 6,700 bytes, and /.* has 6,000 free; "):
         fetch()
     assert store.downloads == []
 
@@ -289,18 +289,18 @@ def test_a_folder_placeholder_is_no_file(store, binaries, fetch):
 def test_a_name_that_leaves_its_folder_is_refused(store, binaries, fetch):
     objects = store.server._storage.objects["data"]
     objects["set/../../out.txt"] = objects["set/a.bin"] | {"name": "set/../../out.txt"}
-    with pytest.raises(DataError, match=r"a name with '\.\.' in it is not copied"):
+    with pytest.raises(DataError, match=r"a name with '\.\.', or too long"):
         fetch()
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("gs://nobody/set", "data path 'gs://nobody/set': no such bucket, or none that this account may see"),
+        ("gs://nobody/set", "data path 'gs://nobody/set': no such bucket, or this account has no access to it"),
         ("gs://nobody/*.txt", "data path 'gs://nobody/*.txt': no such bucket"),
-        ("gs://data/nothing", "data path 'gs://data/nothing': no file there, nor below it"),
-        ("gs://data/*.txt", "data path 'gs://data/*.txt': no file there"),
-        ("file:///nowhere/at/all", "data path 'file:///nowhere/at/all': no file there"),
+        ("gs://data/nothing", "data path 'gs://data/nothing': no file has this name, or is below it"),
+        ("gs://data/*.txt", "data path 'gs://data/*.txt': no file has this name"),
+        ("file:///nowhere/at/all", "data path 'file:///nowhere/at/all': no file has this name"),
         ("gopher://data/set", "gopher://data/set: Protocol not known: gopher"),
         ("s3://data/set", "s3://data/set: Install s3fs to access S3, or use gs:// or a local path"),
     ],

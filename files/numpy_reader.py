@@ -27,8 +27,8 @@ def map_integers(path: pathlib.Path, ndim: int) -> np.ndarray:
         array = np.lib.format.open_memmap(path, mode="r")
     except (*WRONG_HEADER, tokenize.TokenError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ArrayFileError(f"{path}: no .npy file that can be read ({reason})") from None
+        raise ArrayFileError(f"{path}: not a readable .npy file ({reason})") from None
     if not np.issubdtype(array.dtype, np.integer) or array.ndim != ndim:
         found = f"{array.dtype} {list(array.shape)}"
-        raise ArrayFileError(f"{path}: holds {found}; it must be whole numbers in {ndim} dimensions")
+        raise ArrayFileError(f"{path}: has {found}; it must have whole numbers in {ndim} dimensions")
     return array
