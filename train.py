@@ -63,6 +63,7 @@ from reporting.metrics import MetricsWriter
 from checkpointing.source_run import initial
 from training.compiled_steps import CompiledSteps, Shape, shape_of
 from checkpointing.retention import Retention
+from checkpointing.store import Store
 from reporting.step_log import every
 from reporting.step_log import NonFinite
 from cluster.watch import HeartbeatFile, watchdog
@@ -70,7 +71,7 @@ from cluster.watch import HeartbeatFile, watchdog
 
 def train(
     config, workdir: pathlib.Path, batches=None, *, bucket=None, topology=None, vocab_size_typed: bool = True,
-    faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None,
+    faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None, store: Store | None = None,
 ) -> None:  # fmt: skip
     """Train up to `train.steps`, then evaluate and print a summary.
 
@@ -85,6 +86,8 @@ def train(
       faults: to inject.
       started: time.monotonic() at the start of this process; default: now.
       origin: contents of the run's run.json, see settings/stored_config.py.
+      store: where checkpoints are kept, see checkpointing/store.py; default: in `workdir` or the bucket. If the
+        processes do not share it, each may have a `workdir` of its own.
 
     Raises:
       Interrupted: SIGINT or SIGTERM arrived; the state is saved.
@@ -105,9 +108,9 @@ def train(
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
-        workdirs.exclusive(workdir, is_copy=bucket is not None),
+        workdirs.exclusive(workdir, is_copy=bucket is not None or (store is not None and not store.is_shared)),
         lease.held(bucket and bucket.url),
-        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging) as checkpoints,
+        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging, store=store) as checkpoints,
     ):
         send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
@@ -131,7 +134,7 @@ def train(
         try:
             run_training(config, workdir, checkpoints, record, corpus, batches, topology, clock, faults)
         except (Interrupted, NonFinite, DataGone):
-            with contextlib.suppress(*checkpoints.files.failures):  # a bucket error must not hide the first error
+            with contextlib.suppress(*checkpoints.store.failures):  # a bucket error must not hide the first error
                 send()
             raise
         send()

@@ -10,7 +10,7 @@ import pathlib
 
 import numpy as np
 
-from checkpointing import adapters, array_files
+from checkpointing import adapters
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint
 from configs.errors import ConfigError
@@ -35,15 +35,15 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
-        record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
+        record = checkpoints.record(step)
     if not record.get("base"):
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
     arrays = {}
-    with checkpoints.files.check_complete(step):
+    with checkpoints.store.check_complete(step):
         for tensor in adapted:
-            arrays |= _parts(pathlib.Path(state), tensor, "average" if run.abstract_state.average else "params")
+            arrays |= _parts(checkpoints, step, tensor)
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))
@@ -53,10 +53,11 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     return step
 
 
-def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
+def _parts(checkpoints: Checkpoints, step: int, tensor: Tensor) -> dict[str, np.ndarray]:
     """Return {name: array} of lora_A and lora_B for the tensor of one layer."""
-    name = ".".join((root, *adapters.adapter_path(tuple(tensor.ours.split(".")))))
-    a, b = (array_files.open_array(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
+    name = ".".join((checkpoints.eval_params_part(step), *adapters.adapter_path(tuple(tensor.ours.split(".")))))
+    stored = (checkpoints.store.open_array(step, f"{name}.{part}") for part in adapters.PARTS)
+    a, b = (array[tensor.index].read().result() for array in stored)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 

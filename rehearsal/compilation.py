@@ -22,6 +22,8 @@ import time
 import jax
 from jax.experimental.topologies import get_topology_desc
 
+from checkpointing import state_names
+from checkpointing.state_names import AVERAGE, PARAMS
 from configs import topologies
 from configs.errors import ConfigError
 from core.assembly import assemble
@@ -105,10 +107,10 @@ def devices(topology) -> list:
 
 
 def _state_bytes(run) -> dict[str, int]:
-    state = run.abstract_state
-    parts = {name: getattr(state, name) for name in ("params", "average", "optimizer", "carry")}
-    sizes = {name: _bytes(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
-    return {"parameters": sizes.pop("params"), **sizes}
+    arrays = state_names.as_arrays(run.abstract_state)
+    parts = {name: arrays[name] for name in (PARAMS, AVERAGE, "optimizer", "carry")} | {"batch": run.abstract_batch}
+    sizes = {name: _bytes(part) for name, part in parts.items()}
+    return {"parameters": sizes.pop(PARAMS), **sizes}
 
 
 def _bytes(tree, *, on_host: bool = False) -> int:
