@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
-import tensorstore
 from etils import epath
+from tensorstore import TensorStore
 
 from checkpointing import array_files, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
@@ -38,7 +38,9 @@ Files = dict[str, list]  # {file below a checkpoint's folder: [bytes, SHA-256]}
 
 
 class SharedFolder:
-    """A `Store`, see checkpointing/store.py: the folder `checkpoints` of a workdir.
+    """A `Store`: the folder `checkpoints` of a workdir.
+
+    checkpointing/store.py documents its methods. A docstring here says what is special about this store.
 
     Attributes:
       place: path of the folder.
@@ -218,7 +220,7 @@ class SharedFolder:
                 found.setdefault(file.split("/")[1], {})[file] = facts
         return found
 
-    def open_array(self, step: int, name: str) -> tensorstore.TensorStore:
+    def open_array(self, step: int, name: str) -> TensorStore:
         """Return an array of a local checkpoint, to be read in parts in a block of `check_complete`."""
         return array_files.open_array(pathlib.Path(self.place) / str(step) / STATE, name)
 

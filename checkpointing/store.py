@@ -35,8 +35,8 @@ class Store(Protocol):
     """What `Checkpoints` needs from the place that it writes to.
 
     Methods never wait for other processes, except `restore`, which may communicate through jax. The text at a method
-    says which processes call it. "One" means process 0 if the store is shared, and every process if it is not. The
-    answers of several processes are merged.
+    says which processes call it. "One process calls this" means process 0 if the store is shared, and every process if
+    it is not. The answers of several processes are merged.
 
     What must hold:
 
@@ -131,8 +131,9 @@ class Store(Protocol):
         """
 
     def move_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint, so that it is not used; return a text that says its new name, or why it has
-        none. One process calls this.
+        """Rename a damaged checkpoint, so that it is not used; return a text that says its new name.
+
+        If it cannot be renamed now, the text says why. One process calls this, if it has a part of the checkpoint.
         """
 
     def remove(self, step: int) -> None:

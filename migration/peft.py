@@ -7,8 +7,10 @@ added to W.
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
+from tensorstore import TensorStore
 
 from checkpointing import adapters
 from checkpointing.checkpoints import Checkpoints
@@ -40,10 +42,14 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
         raise ConfigError(f"{workdir} has no adapters, its lora.rank being 0; give out its weights by --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
-    arrays = {}
+    arrays, root = {}, checkpoints.eval_params_part(step)
+
+    def opened(name: str) -> TensorStore:
+        return checkpoints.store.open_array(step, f"{root}.{name}")
+
     with checkpoints.store.check_complete(step):
         for tensor in adapted:
-            arrays |= _parts(checkpoints, step, tensor)
+            arrays |= _parts(opened, tensor)
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))
@@ -53,11 +59,10 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     return step
 
 
-def _parts(checkpoints: Checkpoints, step: int, tensor: Tensor) -> dict[str, np.ndarray]:
-    """Return {name: array} of lora_A and lora_B for the tensor of one layer."""
-    name = ".".join((checkpoints.eval_params_part(step), *adapters.adapter_path(tuple(tensor.ours.split(".")))))
-    stored = (checkpoints.store.open_array(step, f"{name}.{part}") for part in adapters.PARTS)
-    a, b = (array[tensor.index].read().result() for array in stored)
+def _parts(opened: Callable[[str], TensorStore], tensor: Tensor) -> dict[str, np.ndarray]:
+    """Return {name: array} of lora_A and lora_B for the tensor of one layer; `opened` returns a parameter's array."""
+    name = ".".join(adapters.adapter_path(tuple(tensor.ours.split("."))))
+    a, b = (opened(f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 
