@@ -192,7 +192,7 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
         step = newest_checkpoint(checkpoints, command.config)
         weights = hugging_face.Saved(checkpoints, step)
         rows = logits.of_run(run, weights.read, tokens_BT)
-        with checkpoints.files.check_complete(step):
+        with checkpoints.store.check_complete(step):
             logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), rows)
     print(f"logits of step {step} of {command.address} are in {file}")
 
@@ -206,8 +206,8 @@ def refuse_file(flag: str, file: pathlib.Path) -> None:
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:
     """Raise CheckpointError if there are checkpoints."""
-    if steps := checkpoints.files.existing():
-        raise CheckpointError(f"{checkpoints.address} has checkpoint {steps[0]} already; name another --workdir")
+    if there := checkpoints.store.existing():
+        raise CheckpointError(f"{checkpoints.address} has checkpoint {there[0]} already; name another --workdir")
 
 
 def record_of_start(config, workdir: pathlib.Path) -> dict:

@@ -43,6 +43,7 @@ from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.lost_data import DataGone, LostData
 from checkpointing.retention import Retention
 from checkpointing.source_run import initial
+from checkpointing.store import Store
 from cluster import processes
 from cluster.interruption import Interrupted, interruption
 from cluster.maintenance import maintenance_notices
@@ -93,7 +94,7 @@ class Result:
 def train(
     config, workdir: pathlib.Path, batches=None, *, callbacks: Sequence[Callback] = (),
     evaluators: Sequence[Evaluator] = (), bucket=None, topology=None, vocab_size_typed: bool = True,
-    faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None,
+    faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None, store: Store | None = None,
 ) -> Result:  # fmt: skip
     """Train up to `train.steps`, then evaluate and print a summary.
 
@@ -110,6 +111,8 @@ def train(
       faults: to inject.
       started: time.monotonic() at the start of this process; default: now.
       origin: contents of the run's run.json, see settings/stored_config.py.
+      store: where checkpoints are kept, see checkpointing/store.py; default: in `workdir` or the bucket. If the
+        processes do not share it, each may have a `workdir` of its own.
 
     Raises:
       Interrupted: SIGINT or SIGTERM arrived; the state is saved.
@@ -133,9 +136,9 @@ def train(
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
-        workdirs.exclusive(workdir, is_copy=bucket is not None),
+        workdirs.exclusive(workdir, is_copy=bucket is not None or (store is not None and not store.is_shared)),
         lease.held(bucket and bucket.url),
-        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging) as checkpoints,
+        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging, store=store) as checkpoints,
     ):
         send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
@@ -161,7 +164,7 @@ def train(
                 config, workdir, checkpoints, record, corpus, batches, topology, clock, faults, callbacks, evaluators
             )
         except (Interrupted, NonFinite, DataGone):
-            with contextlib.suppress(*checkpoints.files.failures):  # a bucket error must not hide the first error
+            with contextlib.suppress(*checkpoints.store.failures):  # a bucket error must not hide the first error
                 send()
             raise
         send()

@@ -169,7 +169,7 @@ def outcome(saved: Saved, workdir: pathlib.Path, damaged: list[str], good: int |
             step = "error"
         if step is None or (step != "error" and not saved.is_restored(checkpoints, step)):
             return "wrong"
-        aside = [name for name in checkpoints.files.others() if name == f"{STEPS}.damaged"]
+        aside = [name for name in checkpoints.store.others() if name == f"{STEPS}.damaged"]
     if step == STEPS:
         return "harmless"
     is_named = any(name in line for line in told for name in damaged)

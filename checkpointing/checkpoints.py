@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save and restore a run's state: asynchronously, atomically, verified, onto any mesh.
 
-A checkpoint is a folder with the arrays in Orbax's format, a record (configuration, data position, library versions)
-and a manifest with the digest of every file, which is written last. Orbax writes the part of each process to a separate
-folder, as in a run of one process, so that no barrier of Orbax waits for a process whose disk is full. Then the
-processes agree through the hub and combine the parts. A failed save is reported and retried while the run continues.
+This file has what all stores of checkpoints share: when to save, what to keep, what is valid, and the agreement of all
+processes through the hub. A `Store` (checkpointing/store.py) reads and writes the bytes. A failed save is reported and
+retried while the run continues.
 """
 
-import functools
 import json
-import logging
-import os
 import pathlib
-import re
 import secrets
 import sys
 import threading
@@ -21,13 +16,12 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from orbax.checkpoint import type_handlers
 
-from checkpointing import manifest
-from checkpointing.checkpoint_folder import Folder
+from checkpointing import state_names
 from checkpointing.record import Record
 from checkpointing.retention import Retention
+from checkpointing.shared_folder import SharedFolder
+from checkpointing.store import CheckpointError, Store
 from cluster import identity, processes
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
@@ -38,15 +32,7 @@ LEAST_STEPS = 4  # between checks for a retry, since each check gathers values f
 RETRIES = 16  # the first retry comes after save_every / RETRIES steps, the next after 2, 4, ... times as many
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the attempts to save the last state of a run
 PATIENCE_SECONDS = 5.0  # limit of the wait for the previous save
-OF_TENSORSTORE = re.compile(r"""[^"]*"(?P<path>[^"]*)".*\[os_error_code='(?P<code>\d+)'\]""", re.DOTALL)
-for noisy in ("absl", "asyncio"):  # Orbax warns at every save; failures are reported by this file
-    logging.getLogger(noisy).setLevel(logging.CRITICAL)
-
-
-class CheckpointError(ValueError):
-    """A workdir that cannot be used as requested; the user has to correct it."""
-
-    exit_status = 2
+MOST_NAMED = 3  # problems or arrays that a message names
 
 
 class Damaged(CheckpointError):
@@ -69,15 +55,19 @@ class Checkpoints:
       on_save: called in the background after each save.
     """
 
-    def __init__(self, workdir, retention: Retention | None = None, *, staging: pathlib.Path | None = None):
-        """Open the checkpoints of a folder, or of the address of one in a bucket.
+    def __init__(
+        self, workdir, retention: Retention | None = None, *, staging: pathlib.Path | None = None,
+        store: Store | None = None,
+    ):  # fmt: skip
+        """Open the checkpoints of a run.
 
         Args:
+          workdir: its folder, or the address of its folder in a bucket.
           retention: retention policy; None: read-only, while a run may still write.
           staging: local folder to which they are saved before they are copied to `workdir`; a bucket needs one.
+          store: where they are; default: in `workdir`.
         """
-        writer = processes.shared("writer", lambda: secrets.token_hex(4)) if retention else ""
-        self.address, self.files = workdir, Folder(workdir, staging, writer)
+        self.address, self.store = workdir, store or SharedFolder(workdir, staging)
         self.retention, self.losses = retention, {}
         self.early_events: list[dict] = []
         self.report: Callable[..., None] = self._report_early
@@ -86,13 +76,12 @@ class Checkpoints:
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
         self.begun: int | None = None  # step of the last save, or of the restored checkpoint
-        if self.files.is_local and self.files.path.exists() and not self.files.path.is_dir():
-            raise CheckpointError(f"{self.files.path} is no folder; move it away, or name another --workdir")
         if retention:
+            self.store.open(processes.shared("writer", lambda: secrets.token_hex(4)))
             try:
-                self.files.clear()
-            except self.files.failures as error:
-                self.report(f"what an earlier run left in {self.files.path} cannot be cleared: {error}")
+                self.store.clear()
+            except self.store.failures as error:
+                self.report(f"the remains of an earlier run in {self.store.place} cannot be deleted: {error}")
 
     def _report_early(self, text: str, **figures) -> None:
         self.early_events.append(figures)
@@ -110,28 +99,45 @@ class Checkpoints:
             if self.failure and (kind is None or issubclass(kind, Interrupted)):
                 raise self.failure
 
+    def _answers(self, topic: str, ask: Callable[[], object]) -> list:
+        """Return what each process finds in its part of the store; if the store is shared, what process 0 finds."""
+        return [processes.shared(topic, ask)] if self.store.is_shared else processes.gather(topic, ask())
+
+    def _held(self) -> list[set[int]]:
+        """Return the steps of the checkpoints that are complete, for each part of the store."""
+        return [set(steps) for steps in self._answers("checkpoints", self.store.steps)]
+
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that process 0 finds complete; they may be damaged."""
-        return processes.shared("checkpoints", self.files.steps)
+        """Return the steps of the checkpoints that are complete in all processes; they may be damaged."""
+        return sorted(set.intersection(*self._held()))
 
     def newest(self) -> int | None:
         """Return the step of the newest valid checkpoint; None if there never was one.
 
-        Damaged checkpoints are reported and, unless this is read-only, set aside. Raises Damaged if none is valid.
+        Damaged checkpoints are reported and, unless this is read-only, set aside.
+
+        Raises:
+          Damaged: there are checkpoints, and none is valid.
+          CheckpointError: some processes have no part of any checkpoint of the others; the message names them.
         """
-        found = self.steps()
-        for step in reversed(found):
-            problems = self.problems(step)
-            if not problems:
+        held = self._held()
+        steps = sorted(set().union(*held), reverse=True)
+        if steps and not set.intersection(*held):
+            raise CheckpointError(
+                f"{self.store.place}: {_lacking(held, steps[0])} no part of checkpoint {steps[0]}, and no older one is "
+                "complete; start on the hosts that saved it, or train in another --workdir"
+            )
+        for step in steps:
+            if any(step not in part for part in held):
+                self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
+            elif problems := self.problems(step):
+                self.set_aside(step, f"is damaged: {_first(problems)}")
+            else:
                 return step
-            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-            self.set_aside(step, f"is damaged: {'; '.join(problems[:3])}{more}")
-        existing = processes.shared("existing", self.files.existing)
-        if existing:
-            names = ", ".join(existing)
+        if existing := sorted({name for names in self._answers("existing", self.store.existing) for name in names}):
             raise Damaged(
-                f"no checkpoint in {self.files.path} is what was saved (there are {names}); bring one back "
-                "from a copy, or train in another --workdir"
+                f"no checkpoint in {self.store.place} is valid (there are {', '.join(existing)}); restore one from a "
+                "copy, or train in another --workdir"
             )
         return None
 
@@ -140,14 +146,14 @@ class Checkpoints:
         step = self.newest()
         if step is None:
             raise CheckpointError(
-                f"{self.files.path} has no complete checkpoint; train first, or name another --workdir"
+                f"{self.store.place} has no complete checkpoint; train first, or name another --workdir"
             )
         return step
 
     def problems(self, step: int) -> list[str]:
         """Return the problems of a checkpoint's files; each process checks a part of them."""
         try:
-            mine = manifest.problems(self.files.path / str(step), part=processes.index(), parts=processes.count())
+            mine = self.store.problems(step)
         except OSError as error:
             raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
@@ -156,20 +162,23 @@ class Checkpoints:
         """Rename a checkpoint that must not be used, unless this is read-only, and report `why`."""
         fate = "an older one is taken"
         if self.retention:
-            fate = processes.shared(f"aside {step}", lambda: self.files.move_aside(step))
+            held = step in self.store.steps()
+            fates = self._answers(f"aside {step}", lambda: self.store.move_aside(step) if held else "")
+            fate = next(filter(None, fates), "it has disappeared")
         self.report(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
 
     def record(self, step: int) -> Record:
-        """Return the record of `step`. Raises the errors of `Folder.record`."""
-        return processes.shared(f"record {step}", lambda: self.files.record(step))
+        """Return the record of `step`. Raises the errors of `Store.record`."""
+        return processes.shared(f"record {step}", lambda: self.store.record(step))
 
-    def _read(self, step: int, handler, arguments):
-        with self.files.check_complete(step), ocp.Checkpointer(handler) as reader:
-            return reader.restore(self.files.path / str(step) / "state", args=arguments)
+    def restore(self, step: int, abstract_state: TrainState, replica_axis: int | None = None) -> TrainState:
+        """Restore the state of `step` in the shapes, types and shardings of `abstract_state`.
 
-    def restore(self, step: int, abstract_state):
-        """Restore the state of `step` in the shapes, types and shardings of `abstract_state`."""
-        return self._read(step, ocp.StandardCheckpointHandler(), ocp.args.StandardRestore(abstract_state))
+        Raises CheckpointError if the checkpoint has other arrays than the state.
+        """
+        arrays = state_names.as_arrays(abstract_state)
+        self._check_names(step, state_names.differences(self.store.arrays(step), state_names.names_of(arrays)))
+        return state_names.as_state(self.store.restore(step, arrays, replica_axis), abstract_state)
 
     def restore_by_broadcast(self, step: int, abstract_state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
         """Restore like `restore`, but only the hosts of one replica read, and broadcast to the others.
@@ -178,23 +187,12 @@ class Checkpoints:
         """
         axis = "dcn_data" if mesh.shape["dcn_data"] > 1 else "data"
         _check_copies_are_hosts(mesh, axis)
-        if mesh.shape[axis] == 1 or processes.count() == 1:
-            return self.restore(step, abstract_state)
-        handler = type_handlers.SingleReplicaArrayHandler(replica_axis_index=mesh.axis_names.index(axis))
-        registry = type_handlers.create_type_handler_registry((jax.Array, handler))
-        restore_args = jax.tree.map(
-            lambda leaf: type_handlers.SingleReplicaArrayRestoreArgs(
-                sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype
-            ),
-            abstract_state,
-        )
-        arguments = ocp.args.PyTreeRestore(item=abstract_state, restore_args=restore_args)
-        return self._read(step, ocp.PyTreeCheckpointHandler(type_handler_registry=registry), arguments)
+        alone = mesh.shape[axis] == 1 or processes.count() == 1
+        return self.restore(step, abstract_state, None if alone else mesh.axis_names.index(axis))
 
     def eval_params_part(self, step: int) -> str:
         """Return the part of the state of `step` for evaluation: "average" if there is one, else "params"."""
-        files = self.files.manifest(step)["files"]
-        return "average" if any(name.startswith("state/average.") for name in files) else "params"
+        return state_names.eval_part(self.store.arrays(step))
 
     def restore_eval_params(self, step: int, abstract_params: dict) -> dict:
         """Restore the parameters of `step` for evaluation, in the shapes and shardings of `abstract_params`."""
@@ -202,10 +200,16 @@ class Checkpoints:
 
     def restore_params(self, step: int, abstract_params: dict, part: str) -> dict:
         """Restore the parameters in `part` of the state, "params" or "average"."""
-        item = {part: abstract_params}
-        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-        arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-        return self._read(step, ocp.PyTreeCheckpointHandler(), arguments)[part]
+        return self.store.restore(step, {part: abstract_params})[part]
+
+    def _check_names(self, step: int, differences: list[str]) -> None:
+        """Raise CheckpointError if the names of a checkpoint's arrays are not those of the state."""
+        if differences:
+            versions = ", ".join(f"{name} {version}" for name, version in self.record(step).get("versions", {}).items())
+            raise CheckpointError(
+                f"checkpoint {step} of {self.address} {_first(differences)}, unlike the state of this run; restore "
+                f"it with the configuration and the versions that saved it ({versions})"
+            )
 
     def save(self, step: int, state: TrainState, record: dict) -> None:
         """Start to write `state`; return when its arrays are copied.
@@ -218,16 +222,16 @@ class Checkpoints:
             return
         started, self.begun = time.perf_counter(), step
         text = _as_text(record)  # now, since the next step may change its contents
-        writer = failed = None
+        failed = None
         try:
-            writer = self.files.begin(step, state)
-        except self.files.failures as error:
+            self.store.begin(step, state_names.as_arrays(state))
+        except self.store.failures as error:
             failed = error
 
         def write() -> None:
             if failed:  # raised in the thread, which reports all failures to all processes
                 raise failed
-            self.files.write(step, writer, text)
+            self.store.write(step, text)
 
         blocked = time.perf_counter() - started
         self.failure = SaveFailed(f"the save of step {step} has not come to its end")
@@ -254,21 +258,11 @@ class Checkpoints:
         since = f"the steps after checkpoint {kept[-1]}" if kept else "all steps of the run"
         raise SaveFailed(f"{self.failure}; {since} are lost")
 
-    def save_weights(self, step: int, params: dict, fill: Callable[[pathlib.Path], None], record: dict) -> None:
-        """Save parameters only, one array at a time, and wait until they are on disk; raise SaveFailed otherwise.
-
-        Args:
-          params: their tree; the leaves are not read.
-          fill: writes every array into a folder, by checkpointing/array_files.py, under the name params.PATH.
-        """
-        self.report = lambda text, **figures: None  # a failure is raised and ends the command
-        writer = self.files.begin(step, {"params": jax.tree.map(lambda _: jax.numpy.zeros(1), params)})  # place holders
-
-        def write() -> None:
-            self.files.write(step, writer, _as_text(record))
-            fill(self.files.arrays(step))
-
-        self._finish(step, write, 0.0)
+    def save_at_once(self, step: int, state: TrainState | dict, record: dict) -> None:
+        """Save in this thread; raise SaveFailed without a report or a second attempt."""
+        self.report = lambda text, **figures: None
+        self.store.begin(step, state_names.as_arrays(state))
+        self._finish(step, lambda: self.store.write(step, _as_text(record)), 0.0)
         if self.failure:
             raise self.failure
 
@@ -294,16 +288,21 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int, write: Callable[[], None], blocked: float) -> None:
-        """Write arrays and record, compute digests, combine the parts of all processes, clean up; in the background."""
+        """Take a save from its second phase (see checkpointing/store.py) to its end, and clean up; in the background.
+
+        Args:
+          write: the second phase.
+          blocked: seconds for which the first phase stopped the training loop.
+        """
         started = time.perf_counter()
         try:
             self._together(f"written {step}", write)
             written = time.perf_counter()
-            part = self._together(f"digested {step}", lambda: self.files.digest(step))
+            part = self._together(f"digested {step}", lambda: self.store.describe(step))
             digested = time.perf_counter()
-            files, mine = _shared_out(processes.gather(f"files {step}", part))
-            self._together(f"landed {step}", lambda: self.files.land(step, mine))
-            self._together(f"committed {step}", lambda: processes.index() == 0 and self.files.commit(step, files))
+            parts = processes.gather(f"files {step}", part)
+            self._together(f"landed {step}", lambda: self.store.join(step, parts))
+            self._together(f"committed {step}", lambda: self.store.commit(step, parts))
         except SaveFailed as failure:
             self._failed(step, failure)
             return
@@ -313,7 +312,7 @@ class Checkpoints:
         try:
             self.report("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
             self._clear_after()
-        except self.files.failures as error:
+        except self.store.failures as error:
             self.report(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
 
     def _together(self, topic: str, work: Callable[[], object]):
@@ -321,8 +320,8 @@ class Checkpoints:
         value = problem = None
         try:
             value = work()
-        except self.files.failures as error:
-            problem = _one_line(error)
+        except self.store.failures as error:
+            problem = " ".join(str(error).split())[:400] or type(error).__name__
         for number, found in enumerate(processes.gather(topic, problem)):
             if found:
                 raise SaveFailed(f"{processes.name(number)}: {found}" if processes.count() > 1 else found)
@@ -330,16 +329,16 @@ class Checkpoints:
 
     def _clear_after(self) -> None:
         """Delete checkpoints by the retention policy, and the remains of earlier saves."""
-        self.files.clear()
-        if processes.index() == 0:
-            steps = self.files.steps()
+        self.store.clear()
+        if processes.index() == 0 or not self.store.is_shared:
+            steps = self.store.steps()
             for old in set(steps) - self.retention.reasons(steps, self.losses).keys():
-                self.files.remove(old)
+                self.store.remove(old)
         self.on_save()
 
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1
-        self.files.drop(step)
+        self.store.discard(step)
         self.report(
             f"step {step} could not be saved: {failure}; training goes on, and it is tried again",
             event="save_failed", step=step, error=str(failure),
@@ -350,28 +349,16 @@ def _as_text(record: dict) -> str:
     return json.dumps(record | {"versions": identity.versions()})
 
 
-def _shared_out(parts: list[dict[str, list]]) -> tuple[dict[str, list], dict[str, list]]:
-    """Return the files of all parts, and those that this process moves; the first process owns files of equal name."""
-    owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
-    files = {name: parts[number][name] for name, number in sorted(owners.items())}
-    return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
+def _first(phrases: list[str]) -> str:
+    """Return a few phrases as a part of a sentence."""
+    more = f" and {len(phrases) - MOST_NAMED} more" if len(phrases) > MOST_NAMED else ""
+    return f"{'; '.join(phrases[:MOST_NAMED])}{more}"
 
 
-def _one_line(error: Exception) -> str:
-    """Return an error as one line; for TensorStore's errors, only the file and the cause."""
-    text = str(error)
-    if found := OF_TENSORSTORE.match(text):
-        text = f"{found['path']}: {os.strerror(int(found['code']))}"
-    return " ".join(text.split())[:400] or type(error).__name__
-
-
-def _without_late_writes(usual: Callable, unraisable) -> None:
-    """Suppress TensorStore's message for each write that ends after Orbax has cancelled a failed save."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        usual(unraisable)
-
-
-sys.unraisablehook = functools.partial(_without_late_writes, sys.unraisablehook)
+def _lacking(held: list[set[int]], step: int) -> str:
+    """Return the names of the processes that have no part of a checkpoint, and the verb "has" or "have"."""
+    names = [processes.name(number) for number, steps in enumerate(held) if step not in steps]
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'}"
 
 
 def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:

@@ -9,13 +9,12 @@ run must still exist at its recorded path, with an unchanged digest.
 import dataclasses
 import hashlib
 import json
-import pathlib
 from collections.abc import Callable
 
 import jax
 from ml_collections import ConfigDict
 
-from checkpointing import adapters, array_files
+from checkpointing import adapters, state_names
 from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.record import frozen_refs
@@ -77,7 +76,7 @@ class SourceRun:
     def check_has_checkpoint(self) -> None:
         """Raise ConfigError if it has no checkpoint, before anything that needs it is built."""
         with Checkpoints(self.folder()) as checkpoints:
-            if not checkpoints.files.existing():
+            if not checkpoints.store.existing():
                 raise ConfigError(f"{self.key}={self.name} has no checkpoint; train it first, or name another run")
 
     def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
@@ -185,11 +184,11 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
       ConfigError: the base weights of adapters are in a bucket.
       CheckpointError: the base weights are missing or have changed.
     """
-    folder, record = pathlib.Path(checkpoints.files.path) / str(step) / "state", checkpoints.record(step)
-    root = checkpoints.eval_params_part(step)
+    record, names = checkpoints.record(step), checkpoints.store.arrays(step).keys()
+    root = state_names.eval_part(names)
 
     def own(name: str) -> Callable:
-        array = array_files.open_array(folder, f"{root}.{name}")
+        array = checkpoints.store.open_array(step, f"{root}.{name}")
         return lambda where: array[where].read().result()
 
     if "base" not in frozen_refs(record):
@@ -205,7 +204,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
     def both(name: str) -> Callable:
         path = adapters.adapter_path(tuple(name.split(".")))
         a, b = (".".join((*path, part)) for part in adapters.PARTS)
-        if not (folder / f"{root}.{a}").exists():
+        if f"{root}.{a}" not in names:
             return of_base(name)
         return adapters.merge_by_index(of_base(name), own(a), own(b), INPUTS[path[-1]], factor)
 
@@ -235,6 +234,7 @@ def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
 
 def _digest(checkpoints: Checkpoints, step: int) -> str:
     """Return a digest of the evaluated arrays of a checkpoint, the same for the same model imported twice."""
-    files, root = checkpoints.files.manifest(step)["files"], checkpoints.eval_params_part(step)
-    arrays = {name: facts for name, facts in files.items() if name.startswith(f"state/{root}.")}
-    return hashlib.sha256(json.dumps(arrays, sort_keys=True).encode()).hexdigest()
+    arrays = checkpoints.store.arrays(step)
+    root = f"{state_names.eval_part(arrays)}."
+    files = {file: facts for name, files in arrays.items() if name.startswith(root) for file, facts in files.items()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -27,9 +27,9 @@ MOST_NAMED = 8  # changed keys that an error names
 def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
     """Create the folder and lock it for this run during the block; process 0 locks it for all.
 
-    With `is_copy`, it is the local copy of a bucket, and each host has its own. Raises CheckpointError if the folder
-    cannot be created or written, if another run holds it (the message names that run), or if not all processes see the
-    same folder.
+    With `is_copy`, each host has a folder of its own: the local copy of a bucket, or that of a run without shared
+    storage. Raises CheckpointError if the folder cannot be created or written, if another run holds it (the message
+    names that run), or if not all processes see the same folder.
     """
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)

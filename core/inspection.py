@@ -6,9 +6,9 @@ import pathlib
 
 import numpy as np
 
-from checkpointing.checkpoint_folder import DAMAGED
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.retention import Retention
+from checkpointing.shared_folder import DAMAGED
 from checkpointing.source_run import check_model, restore_eval_params
 from core import assembly
 from input_pipeline import corpus as corpora
@@ -25,7 +25,7 @@ def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
         problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
-        others = checkpoints.files.others()
+        others = checkpoints.store.others()
     losses = {int(step): loss for record in records.values() for step, loss in record.get("losses", {}).items()}
     reasons = retention.reasons(good, losses)
     lines = []

@@ -21,7 +21,9 @@ from ml_collections import ConfigDict
 from checkpointing import array_files
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.retention import Retention
+from checkpointing.shared_folder import FilledFolder
 from checkpointing.source_run import newest_checkpoint, reader
+from checkpointing.state_names import PARAMS
 from checkpointing.workdir import open_workdir
 from configs import base
 from configs.errors import ConfigError
@@ -81,8 +83,9 @@ class Published:
             self._keep(part)
             open_workdir(part, flat(self.config), None)
             fixed = ["model.name", *(f"model.{key}" for key in self.model)]
-            with Checkpoints(part, Retention(1, 0, 0)) as checkpoints:
-                checkpoints.save_weights(0, self.params, self._fill, record | {"weights_only": fixed})
+            store = FilledFolder(part, self._fill)
+            with Checkpoints(part, Retention(1, 0, 0), store=store) as checkpoints:
+                checkpoints.save_at_once(0, {PARAMS: self.params}, record | {"weights_only": fixed})
 
     def _keep(self, part: pathlib.Path) -> None:
         """Write the tokenizer, and copy all files that came with the weights."""
@@ -104,14 +107,14 @@ class Published:
             if tensor.ours not in arrays:
                 ones, dim = (1,) * len(tensor.index), tensor.split
                 chunks = (*ones, *tensor.inner[:dim], tensor.step, *tensor.inner[dim + 1 :])
-                name = f"params.{tensor.ours}"
+                name = f"{PARAMS}.{tensor.ours}"
                 arrays = {tensor.ours: array_files.create(folder, name, shapes[tensor.ours].shape, chunks)}
             for where, first, last in tensor.blocks():
                 rows = self.stored[tensor.name].rows(first, last)
                 arrays[tensor.ours][where].write(tensor.from_rows(rows)).result()
         for name in self.family.zeros:
             shape = shapes[name].shape
-            array_files.create(folder, f"params.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
+            array_files.create(folder, f"{PARAMS}.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
 
 
 def read_config(folder: pathlib.Path) -> dict:
@@ -261,7 +264,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         step = newest_checkpoint(checkpoints, run.config)
         weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
-        with checkpoints.files.check_complete(step), new_folder(folder, "hf") as part:
+        with checkpoints.store.check_complete(step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
             kept = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
             for file in kept or _described(part, workdir, values, run.config.data.tokenizer):

@@ -7,10 +7,12 @@ added to W.
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
+from tensorstore import TensorStore
 
-from checkpointing import adapters, array_files
+from checkpointing import adapters
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.record import frozen_refs
 from checkpointing.source_run import newest_checkpoint
@@ -36,17 +38,19 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
-        record, state = checkpoints.record(step), checkpoints.files.path / str(step) / "state"
+        record = checkpoints.record(step)
     if "base" not in frozen_refs(record):
         raise ConfigError(f"{workdir} has no adapters (lora.rank=0); export its weights with --hf={folder}")
     targets = fine_tuning.targets(record["config"]["lora.targets"])
     adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
-    arrays = {}
-    with checkpoints.files.check_complete(step):
+    arrays, root = {}, checkpoints.eval_params_part(step)
+
+    def opened(name: str) -> TensorStore:
+        return checkpoints.store.open_array(step, f"{root}.{name}")
+
+    with checkpoints.store.check_complete(step):
         for tensor in adapted:
-            arrays |= _parts(
-                pathlib.Path(state), tensor, "average" if "average" in run.abstract_state.extra else "params"
-            )
+            arrays |= _parts(opened, tensor)
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))
@@ -56,10 +60,10 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     return step
 
 
-def _parts(folder: pathlib.Path, tensor: Tensor, root: str) -> dict[str, np.ndarray]:
-    """Return {name: array} of lora_A and lora_B for the tensor of one layer."""
-    name = ".".join((root, *adapters.adapter_path(tuple(tensor.ours.split(".")))))
-    a, b = (array_files.open_array(folder, f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
+def _parts(opened: Callable[[str], TensorStore], tensor: Tensor) -> dict[str, np.ndarray]:
+    """Return {name: array} of lora_A and lora_B for the tensor of one layer; `opened` returns a parameter's array."""
+    name = ".".join(adapters.adapter_path(tuple(tensor.ours.split("."))))
+    a, b = (opened(f"{name}.{part}")[tensor.index].read().result() for part in adapters.PARTS)
     rank, theirs = a.shape[-1], PREFIX + tensor.name.removesuffix("weight")
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 

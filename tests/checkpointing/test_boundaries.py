@@ -19,7 +19,7 @@ ONE = Retention(newest=1)
 # the old checkpoint included, and be killed before the Nth change to files; until there is no such change any more.
 KILLED = """
 import os, pathlib, shutil, signal, sys
-from checkpointing.checkpoint_folder import Folder
+from checkpointing.shared_folder import SharedFolder
 
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
 prepared, copies, staged = sys.argv[1:]
@@ -34,14 +34,14 @@ def save(workdir, number):
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
     staging = pathlib.Path(workdir, "staging") if staged else None
-    folder = Folder(workdir, staging)
-    own = folder.arrays(2).parent
+    folder = SharedFolder(workdir, staging)
+    own = folder._own(2)
     own.parent.mkdir(parents=True)
     pathlib.Path(workdir, "written").rename(own)
     sys.addaudithook(hook)
-    files = folder.digest(2)
-    folder.land(2, files)
-    folder.commit(2, files)
+    parts = [folder.describe(2)]
+    folder.join(2, parts)
+    folder.commit(2, parts)
     folder.clear()
     folder.remove(1)
 
@@ -102,8 +102,8 @@ def test_wherever_a_save_is_killed_there_is_a_good_checkpoint_and_the_next_start
         with Checkpoints(tmp_path / str(number), ONE) as checkpoints:
             step = checkpoints.newest()
             found.append(step)
-            checkpoints.files.clear()
-            assert checkpoints.files.others() == {}, number
+            checkpoints.store.clear()
+            assert checkpoints.store.others() == {}, number
             assert checkpoints.record(step)["step"] == step
             assert not checkpoints.problems(step), number
     assert found == sorted(found) and set(found) == {1, 2}  # once there is the new one, it stays

@@ -140,6 +140,37 @@ def test_a_record_that_grows_during_the_save_is_kept_as_it_was(tmp_path):
         assert checkpoints.record(1)["losses"] == {"1": 0.5}
 
 
+def test_the_names_on_disk_are_those_of_earlier_versions_and_a_part_that_is_off_has_none(tmp_path):
+    """Checkpoints of earlier versions are restored by these names, whatever the fields of the state are called."""
+    for ema_decay, parts in ((0.0, set()), (0.9, {"average"})):
+        run = run_on(ema_decay=ema_decay, fsdp=8)
+        with mesh_context(run.mesh), Checkpoints(tmp_path / str(ema_decay), TWO) as checkpoints:
+            checkpoints.save_and_wait(3, initial_state(run), RECORD)
+            names = checkpoints.store.arrays(3).keys()
+            restored = checkpoints.restore(3, run.abstract_state)
+        assert {name.partition(".")[0] for name in names} == {
+            "step",
+            "examples",
+            "params",
+            "optimizer",
+            "guard",
+        } | parts
+        assert names >= {f"{part}.embed.embedding" for part in {"params"} | parts}
+        assert names >= {"guard.in_a_row", "optimizer.1.0.mu.stack.blocks.mlp.gate"}
+        assert restored.eval_params.keys() == restored.params.keys()
+
+
+@pytest.mark.parametrize(("saved_with", "wanted_with", "said"), [(0.0, 0.9, "lacks"), (0.9, 0.0, "also has")])
+def test_a_state_with_other_parts_than_the_checkpoint_is_refused_in_one_line(tmp_path, saved_with, wanted_with, said):
+    saver, other = (run_on(ema_decay=ema_decay, fsdp=8) for ema_decay in (saved_with, wanted_with))
+    with mesh_context(saver.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
+        checkpoints.save_and_wait(3, initial_state(saver), RECORD)
+        with pytest.raises(CheckpointError) as error:
+            checkpoints.restore(3, other.abstract_state)
+    line = f"checkpoint 3 of {tmp_path} {said} average, unlike the state of this run; restore it with the configuration"
+    assert str(error.value).startswith(line) and f"jax {jax.__version__}" in str(error.value)
+
+
 @pytest.fixture
 def bucket():
     with empty_bucket() as files:

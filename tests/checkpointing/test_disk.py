@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import pytest
 
-from checkpointing import checkpoint_folder
 from checkpointing import checkpoints as checkpoints_module
+from checkpointing import shared_folder
 from checkpointing.checkpoints import CheckpointError, Checkpoints, Damaged, SaveFailed
 from checkpointing.retention import Retention
 from tests import groups, warm
@@ -45,7 +45,7 @@ def assert_good(checkpoints: Checkpoints, step: int) -> None:
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state_of(step))
     assert checkpoints.newest() == step and checkpoints.record(step)["step"] == step
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(step, abstract), state_of(step))
-    assert checkpoints.files.others() == {}
+    assert checkpoints.store.others() == {}
 
 
 @pytest.fixture
@@ -152,14 +152,14 @@ def test_a_file_in_place_of_the_folder_fails_saves_and_is_an_error_to_start_with
 
 def test_what_was_saved_before_a_late_failure_does_not_hinder_the_same_step(opened, monkeypatch):
     checkpoints, _ = opened
-    folder, sync = checkpoints.files.path, checkpoint_folder._sync
+    folder, sync = checkpoints.store.place, shared_folder._sync
 
     def fails_at_the_end(path):
         if path == folder:
             raise OSError("gone for a moment")
         sync(path)
 
-    monkeypatch.setattr(checkpoint_folder, "_sync", fails_at_the_end)
+    monkeypatch.setattr(shared_folder, "_sync", fails_at_the_end)
     assert save(checkpoints, 2) == "gone for a moment"
     monkeypatch.undo()
     assert save(checkpoints, 2) is None
@@ -239,7 +239,7 @@ def test_two_runs_of_one_name_have_staging_folders_of_their_own(tmp_path, monkey
     for parent in ("one", "other"):
         (tmp_path / parent).mkdir()
         monkeypatch.chdir(tmp_path / parent)
-        folders.add(Checkpoints("mine", staging=tmp_path / "staging").files.staging)
+        folders.add(Checkpoints("mine", staging=tmp_path / "staging").store.staging)
     assert len(folders) == 2
 
 

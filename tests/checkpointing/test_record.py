@@ -7,6 +7,7 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint
 import pytest
 
 from checkpointing import array_files, manifest
@@ -141,7 +142,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored_is_told(workdir, gone
         return restore(self, *unused, **more)
 
     with Checkpoints(workdir) as checkpoints:
-        restore = checkpoints.restore_params.__globals__["ocp"].Checkpointer.restore
+        restore = orbax.checkpoint.Checkpointer.restore
         monkeypatch.setattr("orbax.checkpoint.Checkpointer.restore", delete)
         with pytest.raises(RunError) as error:
             checkpoints.restore_params(1, {"weight": jax.ShapeDtypeStruct((6,), np.float32)}, "params")

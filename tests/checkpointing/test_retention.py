@@ -74,7 +74,7 @@ def test_a_deletion_that_is_cut_short_leaves_no_checkpoint_and_is_taken_up(tmp_p
     with Checkpoints(tmp_path, Retention(newest=1)) as checkpoints:
         save(checkpoints, 1)
         lines, checkpoints.report = [], lambda text, **figures: lines.append(text)
-        monkeypatch.setattr(checkpoints.files, "_erase", cut_short)
+        monkeypatch.setattr(checkpoints.store, "_erase", cut_short)
         save(checkpoints, 2)
         assert names(tmp_path) == {"1.unfinished", "2"} and checkpoints.steps() == [2]
         assert lines[-1] == "step 2 is saved, but clearing up failed: cut short"

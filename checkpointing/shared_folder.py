@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run's checkpoints, and the file operations of a single process: its part of a save, and cleanup."""
+"""The usual checkpoint store: a folder `checkpoints` that all processes share, local or in a bucket.
+
+A checkpoint is a folder with its step as the name: the arrays in Orbax's format (`state`), the record, and a manifest
+with the digest of every file. Each process writes its shards to a folder of its own. Then each moves its files to the
+common folder, and process 0 adds the manifest and names the folder last.
+"""
 
 import contextlib
 import logging
@@ -8,63 +13,69 @@ import pathlib
 import re
 import secrets
 import shutil
+from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import type_handlers
+from tensorstore import TensorStore
 
-from checkpointing import array_files, manifest
+from checkpointing import array_files, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
 from checkpointing.record import MAX_BYTES as RECORD_BYTES
 from checkpointing.record import Record
+from checkpointing.store import CheckpointError
 from cluster import processes
 from cluster.hub import RunError
 from files.json_reader import parse_json
 from settings.stored_config import check_types
-from training.state import TrainState
 
 FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
-RECORD, ZARRAY = "record.json", ".zarray"
+STATE, RECORD, ZARRAY = "state", "record.json", ".zarray"
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
-# Each replica of an array writes a part of it if the parts have at least this many bytes. Otherwise one replica writes
-# all of it, so that no program has to be compiled to slice it.
-SMALLEST_PART = 1 << 20
+Files = dict[str, list]  # {file below a checkpoint's folder: [bytes, SHA-256]}
 
 
-class Folder:
-    """The checkpoints of a workdir as files.
+class SharedFolder:
+    """A `Store`: the folder `checkpoints` of a workdir.
+
+    checkpointing/store.py documents its methods. A docstring here says what is special about this store.
 
     Attributes:
-      path: of the folder.
+      place: path of the folder.
       is_local: whether it is in a file system rather than in a bucket.
-      failures: the exceptions that writing to it may raise.
     """
 
-    def __init__(self, workdir, staging: pathlib.Path | None, writer: str = ""):
+    is_shared = True
+
+    def __init__(self, workdir, staging: pathlib.Path | None = None):
         """Open the folder of a workdir, which is a path or the address of a bucket folder.
 
         Args:
-          staging: as for `Checkpoints`.
-          writer: a unique name of this run, the same in all its processes. If another run writes to the same workdir,
-            for example after the lock was deleted, neither run writes into the unfinished save of the other.
+          staging: local folder to which checkpoints are saved before they are copied; a bucket needs one.
+
+        Raises CheckpointError if there is a file in place of the folder.
         """
         path = epath.Path(workdir)
         self.is_local = "://" not in str(workdir)
-        self.path = (path.absolute() if self.is_local else path) / "checkpoints"
+        self.place = (path.absolute() if self.is_local else path) / "checkpoints"
         self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
         # The staging folder has a folder for each process of each run.
-        place = f"{copy_name(str(self.path.parent))}/process_{processes.index()}"
-        self.staging = staging and pathlib.Path(staging).expanduser().absolute() / place
-        self.writer, self.num_arrays, self.chunks = writer, 0, {}  # the last two belong to the present save
+        own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
+        self.staging = staging and pathlib.Path(staging).expanduser().absolute() / own
+        self.writer = ""
+        # These belong to the present save.
+        self.writing: ocp.AsyncCheckpointer | None = None
+        self.num_arrays, self.chunks = 0, {}
+        if self.is_local and self.place.exists() and not self.place.is_dir():
+            raise CheckpointError(f"{self.place} is no folder; move it away, or name another --workdir")
 
     def names(self) -> set[str]:
         """Return the names of all entries of the folder."""
-        return {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        return {path.name for path in self.place.iterdir()} if self.place.exists() else set()
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that were completely saved; they may be damaged since."""
         names = self.names()
         # A local folder is renamed to the step when it is complete; in a bucket, a separate mark is then deleted.
         return sorted(
@@ -74,12 +85,10 @@ class Folder:
         )
 
     def existing(self) -> list[str]:
-        """Return the names of all checkpoints, even damaged ones; a run must not start from step 0 if there are any."""
-        folders = [path.name for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
+        folders = [path.name for path in self.place.iterdir() if path.is_dir()] if self.place.exists() else []
         return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
 
     def others(self) -> dict[str, str]:
-        """Return {name: description} of damaged and unfinished checkpoints."""
         kinds = {
             DAMAGED: "set aside as damaged",
             UNFINISHED: "an unfinished save or deletion; the next start clears it",
@@ -87,63 +96,44 @@ class Folder:
         return {name: what for name in sorted(self.names()) for kind, what in kinds.items() if kind in name}
 
     def move_aside(self, step: int) -> str:
-        """Rename a checkpoint, so that it is not used; return a text that says where it is now."""
         taken = self.names()
         names = (f"{step}{DAMAGED}{number}" for number in ("", *range(2, 1000)))
         name = next(name for name in names if name not in taken)
         try:
-            (self.path / str(step)).rename(self.path / name)
+            (self.place / str(step)).rename(self.place / name)
         except self.failures as error:
             return f"it could not be set aside ({error})"
         return f"set aside as {name}"
 
-    def begin(self, step: int, state: TrainState) -> ocp.AsyncCheckpointer:
-        """Copy this process's part of the arrays with Orbax, and start to write it; return the Orbax writer."""
-        own, self.num_arrays = self._own(step), len(jax.tree.leaves(state))
+    def open(self, writer: str) -> None:
+        self.writer = writer
+
+    def begin(self, step: int, arrays: dict) -> None:
+        own, self.num_arrays = self._own(step), len(jax.tree.leaves(arrays))
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(parents=True)
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=processes.index(), active_processes={processes.index()},
-            barrier_sync_key_prefix=f"process-{processes.index()}",
-        )  # fmt: skip
-        arrays = type_handlers.ArrayHandler(
-            primary_host=processes.index(), array_metadata_store=None,
-            min_slice_bytes_for_replica_parallel=SMALLEST_PART,
-        )  # fmt: skip
-        handler = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=False, multiprocessing_options=alone,
-            type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, arrays)),
-        )  # fmt: skip
-        # Asynchronously created folders are signalled under one key for all processes, so none would wait for its own.
-        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        writer = ocp.AsyncCheckpointer(handler, multiprocessing_options=alone, async_options=at_once)
-        writer.save(self.arrays(step), args=ocp.args.PyTreeSave(state))
-        return writer
+        self.writing = orbax_arrays.begin(own / STATE, arrays)
 
-    def arrays(self, step: int) -> pathlib.Path:
-        """Return the folder of arrays of a checkpoint that this process is writing."""
-        return self._own(step) / "state"
-
-    def write(self, step: int, writer: ocp.AsyncCheckpointer, record: str) -> None:
+    def write(self, step: int, record: str) -> None:
         """Wait until the arrays are written; in process 0, write the record, and in a bucket the mark."""
-        with contextlib.closing(writer):
-            writer.wait_until_finished()
+        orbax_arrays.finish(self.writing)
         if processes.index() == 0:
             (self._own(step) / RECORD).write_text(record)
             if not self.is_local:
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.place.mkdir(parents=True, exist_ok=True)
                 self._mark(step).write_text("")
 
-    def digest(self, step: int) -> dict[str, list]:
-        """Return {file: [bytes, SHA-256]} of this process's part."""
+    def describe(self, step: int) -> Files:
+        """Return the digests of this process's files."""
         own = self._own(step)
         names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
         self.chunks = {name: array_files.chunks(own / name) for name in names if name.endswith(f"/{ZARRAY}")}
         return manifest.digests(own, names)
 
-    def land(self, step: int, files: dict[str, list]) -> None:
-        """Move `files` of this process's part to the common folder; copies from staging are read back and verified."""
+    def join(self, step: int, parts: list[Files]) -> None:
+        """Move this process's files to the common folder; copies from staging are read back and verified."""
         own, landing = self._own(step), self._landing(step)
+        _, files = _shared_out(parts)
         for name in files:
             (landing / name).parent.mkdir(parents=True, exist_ok=True)
             if not self.staging:
@@ -158,10 +148,13 @@ class Folder:
                 _sync(landing / name)
         shutil.rmtree(own)
 
-    def commit(self, step: int, files: dict[str, list]) -> None:
-        """Complete a checkpoint from the landed files; OSError if files of its arrays are missing."""
-        landing, checkpoint = self._landing(step), self.path / str(step)
-        self._check_complete(files)
+    def commit(self, step: int, parts: list[Files]) -> None:
+        """In process 0, add the manifest and give the folder its name; OSError if files of its arrays are missing."""
+        if processes.index() != 0:
+            return
+        files, _ = _shared_out(parts)
+        landing, checkpoint = self._landing(step), self.place / str(step)
+        self._check_arrays(files)
         manifest.write(landing, step, files)
         if not self.is_local:
             self._mark(step).unlink()
@@ -171,9 +164,9 @@ class Folder:
         if checkpoint.exists():  # left by a save that failed after this rename
             self.move_aside(step)
         landing.rename(checkpoint)
-        _sync(self.path)
+        _sync(self.place)
 
-    def _check_complete(self, files: dict[str, list]) -> None:
+    def _check_arrays(self, files: Files) -> None:
         """Raise OSError if files of arrays are missing because they were deleted while they were written.
 
         A manifest of the remaining files would declare the checkpoint valid.
@@ -186,36 +179,28 @@ class Folder:
                     raise OSError(f"{name.removesuffix(ZARRAY)}{chunk} is missing; it was deleted meanwhile")
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint; it is marked first, so that a partly deleted one does not count as a checkpoint."""
+        """Mark a checkpoint as unfinished, then delete it."""
         if self.is_local:
-            (self.path / str(step)).rename(self._mark(step))
+            (self.place / str(step)).rename(self._mark(step))
         else:
             self._mark(step).write_text("")
         self._erase(self._mark(step))
 
-    def drop(self, step: int) -> None:
-        """Remove the files of a failed save, as far as possible."""
+    def discard(self, step: int) -> None:
         shutil.rmtree(self._own(step), ignore_errors=True)
         if processes.index() == 0 and self.is_local:
             shutil.rmtree(self._landing(step), ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove the files of saves and deletions that failed or were killed."""
         if self.staging:
             shutil.rmtree(self.staging, ignore_errors=True)
         if processes.index() == 0:
             for name in self.names():
                 if name.endswith(UNFINISHED):
-                    self._erase(self.path / name)
+                    self._erase(self.place / name)
 
     def record(self, step: int) -> Record:
-        """Return the record of a checkpoint.
-
-        Raises:
-          RunError: it cannot be read.
-          JsonError, ConfigError: it has invalid values.
-        """
-        path = self.path / str(step) / RECORD
+        path = self.place / str(step) / RECORD
         try:
             content = path.read_bytes()
         except self.failures as error:
@@ -224,13 +209,24 @@ class Folder:
         check_types(record.get("config", {}), f"{path}: config")
         return record
 
-    def manifest(self, step: int) -> manifest.Manifest:
-        """Return the manifest of a checkpoint; RunError if it cannot be read."""
-        folder = self.path / str(step)
-        try:
-            return manifest.read(folder)
-        except self.failures as error:
-            raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
+    def problems(self, step: int) -> list[str]:
+        """Return a line for each damaged file, of those that this process checks."""
+        return manifest.problems(self.place / str(step), part=processes.index(), parts=processes.count())
+
+    def arrays(self, step: int) -> dict[str, Files]:
+        found = {}
+        for file, facts in self._files(step).items():
+            if file.startswith(f"{STATE}/") and file.count("/") > 1:  # Orbax has files of its own beside the arrays
+                found.setdefault(file.split("/")[1], {})[file] = facts
+        return found
+
+    def open_array(self, step: int, name: str) -> TensorStore:
+        """Return an array of a local checkpoint, to be read in parts in a block of `check_complete`."""
+        return array_files.open_array(pathlib.Path(self.place) / str(step) / STATE, name)
+
+    def restore(self, step: int, arrays: dict, replica_axis: int | None = None) -> dict:
+        with self.check_complete(step):
+            return orbax_arrays.restore(self.place / str(step) / STATE, arrays, replica_axis)
 
     @contextlib.contextmanager
     def check_complete(self, step: int):
@@ -238,23 +234,31 @@ class Folder:
 
         This replaces any exception of the block.
         """
-        folder, names = self.path / str(step), sorted(self.manifest(step)["files"])
+        folder, names = self.place / str(step), sorted(self._files(step))
         try:
             yield
         finally:
             if gone := manifest.missing(folder, names[processes.index() :: processes.count()]):
                 raise RunError(f"{folder} was deleted while it was read ({gone[0]} is missing); run the command again")
 
+    def _files(self, step: int) -> Files:
+        """Return the files of the manifest; RunError if it cannot be read."""
+        folder = self.place / str(step)
+        try:
+            return manifest.read(folder)["files"]
+        except self.failures as error:
+            raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
+
     def _erase(self, mark) -> None:
         """Delete an unfinished checkpoint, its mark last."""
         if self.is_local:
             # Rename first: otherwise a process that completes this save could rename the folder during the deletion.
-            erased = self.path / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
+            erased = self.place / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
             with contextlib.suppress(FileNotFoundError):  # the other process was faster
                 mark.rename(erased)
                 erased.rmtree()
             return
-        (self.path / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
+        (self.place / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
         mark.unlink()
 
     def _own(self, step: int) -> pathlib.Path:
@@ -265,11 +269,37 @@ class Folder:
 
     def _landing(self, step: int):
         """Return the folder that combines the parts of all processes."""
-        return self.path / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
+        return self.place / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
 
     def _mark(self, step: int):
         """Return the mark of an unfinished checkpoint: its folder's name, or in a bucket a separate file."""
-        return self.path / f"{step}{UNFINISHED}"
+        return self.place / f"{step}{UNFINISHED}"
+
+
+class FilledFolder(SharedFolder):
+    """A folder whose arrays a function writes one at a time, for imported weights that do not fit in memory.
+
+    The values of the arrays that are saved are not read. `fill` writes every array into a folder, by
+    checkpointing/array_files.py, under its name.
+    """
+
+    def __init__(self, workdir, fill: Callable[[pathlib.Path], None]):
+        super().__init__(workdir)
+        self.fill = fill
+
+    def begin(self, step: int, arrays: dict) -> None:
+        super().begin(step, jax.tree.map(lambda _: jax.numpy.zeros(1), arrays))
+
+    def write(self, step: int, record: str) -> None:
+        super().write(step, record)
+        self.fill(self._own(step) / STATE)
+
+
+def _shared_out(parts: list[Files]) -> tuple[Files, Files]:
+    """Return the files of all parts, and those that this process moves; the first process owns files of equal name."""
+    owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
+    files = {name: parts[number][name] for name, number in sorted(owners.items())}
+    return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
 
 
 def _failures_of_buckets() -> tuple:
