@@ -130,8 +130,7 @@ def train(
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
-    for model in other_models(run.objective) if corpus and corpus.tokenizer else ():
-        frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
+    check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
@@ -174,6 +173,12 @@ def train(
 def other_models(objective: Objective) -> list[FrozenModel]:
     """Return the frozen models whose weights are not those that the run starts from."""
     return [model for model in objective.frozen_models() if model.key != "train.init_from"]
+
+
+def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None) -> None:
+    """Raise ConfigError if another model of the objective was trained on another tokenizer than the corpus has."""
+    for model in other_models(objective) if corpus and corpus.tokenizer else ():
+        frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
 
 
 def announce(line: str) -> None:
@@ -233,6 +238,7 @@ def run_training(
         with HeartbeatFile(workdir, log):
             if corpus:
                 corpus.announce_rebuilds_to(job.report_progress)
+            reason = ""
             try:
                 reason = finish(job, train_with_roll_backs(job, record))
             except Stopped as stopped:
@@ -242,7 +248,7 @@ def run_training(
             finally:
                 log.account()
                 for callback in job.callbacks:
-                    callback.on_end(job)
+                    callback.on_end(job, has_failed=not reason)
     address = f"{checkpoints.address}/checkpoints/{log.last_step}"
     return Result(log.last_step, reason, log.last_figures, job.evaluations, address)
 

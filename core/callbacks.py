@@ -62,8 +62,8 @@ class Callback:
         """Act after a step was dispatched; its numbers may not be computed yet."""
         return None
 
-    def on_end(self, job) -> None:
-        """Act when the run ends, whatever its reason."""
+    def on_end(self, job, *, has_failed: bool) -> None:
+        """Act when the run ends. If it `has_failed` or was interrupted, an exception follows."""
 
 
 class Recheck(Callback):

@@ -138,9 +138,10 @@ class Faults(Callback):
 
         return step
 
-    def on_end(self, job):
+    def on_end(self, job, *, has_failed):
         """Name the faults that never struck."""
-        job.log.display.lines([f"never struck: {fault.text}" for fault in self.pending])
+        if not has_failed:
+            job.log.display.lines([f"never struck: {fault.text}" for fault in self.pending])
 
     def _due(self, what: str, step: int) -> list[Fault]:
         """Remove from `pending` and return the due faults of a kind, or of a phase."""

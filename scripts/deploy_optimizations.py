@@ -57,7 +57,7 @@ def measure(config) -> dict:
         state, draw = run.init(), jax.jit(run.objective.random_batch, out_shardings=shardings)
         for batch in [draw(jax.random.key(number)) for number in range(STEPS)]:
             started = time.perf_counter()
-            state, scalars = step(state, batch)
+            state, scalars = step(state, batch, {})
             losses.append(float(jax.block_until_ready(scalars["loss"])))
             seconds.append(time.perf_counter() - started)
     if not np.isfinite(losses).all():

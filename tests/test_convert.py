@@ -11,7 +11,7 @@ import train
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from configs.trm import sudoku_mini
 from core import assembly
-from core.evaluation import evaluate_newest
+from core.evaluators import evaluate_newest
 from migration import trm_reference
 from parallelism.mesh import mesh_context
 from settings.keys import flat

@@ -17,7 +17,7 @@ import pytest
 import train
 from checkpointing.checkpoints import Checkpoints
 from configs import base
-from core import assembly, job
+from core import assembly, evaluators, job
 from parallelism.mesh import mesh_context
 from reporting.step_log import NonFinite
 from tests import warm
@@ -250,7 +250,7 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(single_device, tmp_path,
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []
     monkeypatch.setattr(
-        job, "evaluate_heldout", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
+        evaluators, "evaluate_heldout", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
     )
     monkeypatch.setattr(job, "sample_lines", lambda run, params, corpus: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))

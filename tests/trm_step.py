@@ -41,7 +41,7 @@ def begun(abstract) -> object:
     carry["states"] = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), carry["states"])
     carry["halted"], carry["steps"] = rng.random(ROWS) < 0.5, rng.integers(1, MAX_STEPS, ROWS, np.int32)
     carry["draws"] = rng.integers(0, 2**32, carry["draws"].shape, np.uint32)
-    return dataclasses.replace(state, params=params, average=params, carry=carry)
+    return dataclasses.replace(state, params=params, extra=state.extra | {"average": params}, carry=carry)
 
 
 @functools.cache

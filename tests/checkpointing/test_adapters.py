@@ -95,7 +95,7 @@ def test_nothing_is_computed_nor_kept_for_weights_that_stay():
 
 def test_what_is_beside_adapters_has_the_type_of_its_products():
     run = assembled(adapted("query", (("dtype", "bfloat16"),), fsdp=8))
-    (frozen,) = run.abstract_frozen
+    frozen = run.abstract_frozen["base"]
     types = {name: leaf.dtype.name for name, leaf in flatten_dict(frozen, sep="/").items()}
     assert {name for name, kind in types.items() if kind != "bfloat16"} == {name for name in types if "norm" in name}
     query = frozen["stack"]["blocks"]["attention"]["query"]

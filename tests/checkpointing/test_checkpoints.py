@@ -59,7 +59,7 @@ def test_where_an_average_is_kept_it_is_what_is_read_to_be_evaluated(tmp_path):
     with mesh_context(run.mesh), Checkpoints(tmp_path, TWO) as checkpoints:
         state = initial_state(run)
         average = jax.tree.map(lambda weight: jax.device_put(np.asarray(weight) + 1, weight.sharding), state.params)
-        checkpoints.save(3, dataclasses.replace(state, average=average), RECORD)
+        checkpoints.save(3, dataclasses.replace(state, extra={"average": average}), RECORD)
         checkpoints.wait()
         restored = checkpoints.restore_eval_params(3, run.abstract_state.params)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), restored, average)

@@ -47,9 +47,7 @@ def counting_objective():
                 {"loss": (total, weight), "seen": (seen_B.sum(), jnp.float32(seen_B.size))},
             )
 
-    return types.SimpleNamespace(
-        make=lambda config, num_chunks: Counting(config.train.global_batch, config.train.sequence_length)
-    )
+    return types.SimpleNamespace(make=lambda config: Counting(config.train.global_batch, config.train.sequence_length))
 
 
 def batches(config, steps):

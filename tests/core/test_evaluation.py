@@ -10,7 +10,7 @@ from reporting.step_log import format_evaluation
 class Counting:
     """A run, and an objective, whose batches are what it measures."""
 
-    def eval_step(self, params, batch):
+    def eval_step(self, params, batch, frozen):
         return batch
 
     def format_metrics(self, figures):

@@ -45,10 +45,10 @@ def watched(tmp_path_factory):
     def guarded(run):
         step = compile_step(run)
 
-        def call(state, batch):
+        def call(state, batch, frozen):
             taken.append(len(taken) + 1)
             with jax.transfer_guard("disallow"):
-                return step(state, batch)
+                return step(state, batch, frozen)
 
         return call
 

@@ -36,6 +36,8 @@ from tests.trm_cases import (
     small_model,
 )
 from training import optimizers
+from training.step_transform import StepChange
+from training.transforms.average import Average
 
 CALLS = 5  # recorded, one after the other and with the same weights
 TABLE = "inner.puzzle_emb.weights"
@@ -138,7 +140,9 @@ def test_a_step_of_the_puzzle_table_is_that_recorded(name):
     optimizer = optimizers.signs_of_rows(lambda step: 1.0, config)
     table = {"table": of_case.params["puzzles"]["table"]}
     gradients = {"table": found["gradients"]["puzzles"]["table"]}
-    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(table), table, carry=found["carry"])
+    updates, _ = jax.jit(optimizer.update)(
+        gradients, optimizer.init(table), table, used_rows=found["carry"]["puzzle_identifiers"]
+    )
     wanted, exact = (of_case.grads[key] for key in ("puzzle_emb_after_signsgd_lr0.01_wd0.1", "grad/puzzle_emb_table"))
     limit = of_case.tolerance["gradient"] * np.linalg.norm(exact)
     certain = (np.abs(exact) > limit) | (exact == 0)
@@ -263,16 +267,17 @@ def test_initial_states_stay_to_the_last_bit_however_much_is_trained():
     _, state = nnx.split(abstract_model(beginner()))
     weights = optimizers.Weights({path: names for path, (_, names) in declared_axes(state).items()})
     optimizer = optimizers.make(optimizers.adam_atan2(config, weights), config, lambda step: 0.01, weights)
-    average, carry = optimizers.average(weights, config.ema_decay), {"puzzle_identifiers": jnp.arange(2)}
+    transform = Average(weights, config.ema_decay)
 
     @jax.jit
     def hundred(params):
         def update(_, both):
             params, averages, state = both
             gradients = jax.tree.map(lambda p: jnp.cos(31 * p), params)
-            updates, state = optimizer.update(gradients, state, params, carry=carry)
+            updates, state = optimizer.update(gradients, state, params, used_rows=jnp.arange(2))
             params = optax.apply_updates(params, updates)
-            return params, average(params, averages), state
+            averages = transform.update(None, StepChange(params, (), True), averages)[1]
+            return params, averages, state
 
         return jax.lax.fori_loop(0, 100, update, (params, params, optimizer.init(params)))[:2]
 

@@ -68,7 +68,7 @@ FAULTS = (
 def initial_state() -> TrainState:
     rng = np.random.default_rng(0)
     params, momentum = ({k: rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()} for _ in range(2))
-    return TrainState(np.int32(3), np.uint32(12), params, {}, {k: 0.1 * m for k, m in momentum.items()}, {})
+    return TrainState(np.int32(3), np.uint32(12), params, {k: 0.1 * m for k, m in momentum.items()}, {})
 
 
 def token_batch() -> dict:
@@ -89,7 +89,7 @@ def momentum_update(state, gradients, norm):
     gradients = jax.tree.map(lambda g: g * jnp.minimum(1, CLIP / norm), gradients)
     momentum = jax.tree.map(lambda m, g: BETA * m + g, state.optimizer, gradients)
     params = jax.tree.map(lambda p, m: p - RATE * m, state.params, momentum)
-    return TrainState(state.step + 1, state.examples + B, params, {}, momentum, {})
+    return TrainState(state.step + 1, state.examples + B, params, momentum, {})
 
 
 @jax.jit
@@ -248,7 +248,7 @@ class HandSharded:
 
 def layout(mesh, step) -> Layout:
     """Put the state where a hand-written step keeps it."""
-    specs = TrainState(P(), P(), SPECS, {}, SPECS, {}), dict.fromkeys(token_batch(), P("fsdp", "context"))
+    specs = TrainState(P(), P(), SPECS, SPECS, {}), dict.fromkeys(token_batch(), P("fsdp", "context"))
     return Layout(mesh, step, *jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
 
@@ -257,7 +257,7 @@ def found():
     """Return a function to what the proof says of the hand-written step with a fault."""
     one = make_mesh(dict(data=1, fsdp=1, context=1, expert=1, model=1), jax.devices()[:1])
     many = make_mesh(dict(data=1, fsdp=2, context=2, expert=1, model=2))
-    state, batch = TrainState(P(), P(), SPECS, {}, SPECS, {}), P("fsdp", "context")
+    state, batch = TrainState(P(), P(), SPECS, SPECS, {}), P("fsdp", "context")
     sharded = jax.jit(
         jax.shard_map(
             lambda fault, state, batch: HandSharded(fault)(state, batch), mesh=many, in_specs=(P(), state, batch),

@@ -14,6 +14,8 @@ from tests.support import assert_close, relative_error
 from tests.trm_cases import recorded
 from tests.trm_step import MAX_STEPS, stepped
 from training import optimizers, schedules
+from training.step_transform import StepChange
+from training.transforms.average import Average
 
 
 def aux(part: str) -> dict[str, np.ndarray]:
@@ -79,7 +81,11 @@ def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
 def test_the_average_is_that_recorded_and_of_tables_and_constants_what_they_are():
     of, config = aux("ema"), base.get_config().optimizer
     config.ema_decay = float(of["mu"])
-    average = jax.jit(optimizers.average(optimizers.Weights(TREE), config.ema_decay))
+    transform = Average(optimizers.Weights(TREE), config.ema_decay)
+
+    @jax.jit
+    def average(params, averages):
+        return transform.update(None, StepChange(params, (), True), averages)[1]
 
     def tree(array):
         array = jnp.asarray(array, jnp.float32)
