@@ -29,7 +29,6 @@ if __name__ == "__main__":
 import contextlib
 import dataclasses
 import functools
-import math
 import pathlib
 import threading
 import time
@@ -55,18 +54,18 @@ from core.evaluators import Evaluator, evaluate_newest, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
+from core.start import announce, check_tokenizers, initial_state, other_models, prepare_corpus, set_steps
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from objectives.objective import FrozenModel, Objective
 from reporting import preflight, step_log
 from reporting.clock import Clock
 from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
-from settings import layouts, preference, ramp, ranges, stored_config, validation
+from settings import layouts, preference, ramp, stored_config, validation
 from settings.keys import DATA_READ, flat
 from training import replicas
 from training.compiled_steps import CompiledSteps, Shape, shape_of
@@ -170,23 +169,6 @@ def train(
         return result
 
 
-def other_models(objective: Objective) -> list[FrozenModel]:
-    """Return the frozen models whose weights are not those that the run starts from."""
-    return [model for model in objective.frozen_models() if model.key != "train.init_from"]
-
-
-def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None) -> None:
-    """Raise ConfigError if another model of the objective was trained on another tokenizer than the corpus has."""
-    for model in other_models(objective) if corpus and corpus.tokenizer else ():
-        frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
-
-
-def announce(line: str) -> None:
-    """Print a line in process 0, before the display exists."""
-    if processes.index() == 0:
-        corpora.say(line)
-
-
 def retention(config) -> Retention:
     """Return the retention policy of checkpoints."""
     return Retention(config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best)
@@ -235,22 +217,28 @@ def run_training(
             signals=signals, lost=LostData(signals), context=context,
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
-        with HeartbeatFile(workdir, log):
-            if corpus:
-                corpus.announce_rebuilds_to(job.report_progress)
-            reason = ""
-            try:
-                reason = finish(job, train_with_roll_backs(job, record))
-            except Stopped as stopped:
-                reason = str(stopped)
-            except DataError as error:  # its exit status would say that nothing was trained
-                raise DataGone(str(error)) from error
-            finally:
-                log.account()
-                for callback in job.callbacks:
-                    callback.on_end(job, has_failed=not reason)
+        reason = run_job(job, record)
     address = f"{checkpoints.address}/checkpoints/{log.last_step}"
     return Result(log.last_step, reason, log.last_figures, job.evaluations, address)
+
+
+def run_job(job: Job, record: dict | None) -> str:
+    """Train to the end; return the reason of a Result."""
+    reason = ""
+    with HeartbeatFile(job.workdir, job.log):
+        if job.corpus:
+            job.corpus.announce_rebuilds_to(job.report_progress)
+        try:
+            reason = finish(job, train_with_roll_backs(job, record))
+        except Stopped as stopped:
+            reason = str(stopped)
+        except DataError as error:  # its exit status would say that nothing was trained
+            raise DataGone(str(error)) from error
+        finally:
+            job.log.account()
+            for callback in job.callbacks:
+                callback.on_end(job, has_failed=not reason)
+    return reason
 
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
@@ -329,66 +317,6 @@ def bucket_sync(bucket, workdir: pathlib.Path) -> Callable[[], None]:
     if first:
         bucket.fetch()
     return lambda: bucket.send(processes.log_file(workdir), first=first)
-
-
-def initial_state(run: assembly.Run, checkpoints: Checkpoints, record: dict | None):
-    """Restore the state of a checkpoint as `checkpoint.restore` says; without a record, initialize it.
-
-    If `train.init_from` is given, it initializes the parameters, except in a run with a frozen base.
-    """
-    config, abstract = run.config, run.abstract_state
-    if record is None:
-        begins = config.train.init_from and "base" not in run.abstract_frozen
-        return run.init(initial(config).restore(abstract.params)) if begins else run.init()
-    if "weights_only" in record:
-        return run.init(checkpoints.restore_params(record["step"], abstract.params, "params"))
-    if config.checkpoint.restore == "broadcast":
-        return checkpoints.restore_by_broadcast(record["step"], abstract, run.mesh)
-    return checkpoints.restore(record["step"], abstract)
-
-
-def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
-    """Return the corpus of `config.data`, tokenised once and cached, and equal on all hosts.
-
-    Raises ConfigError if a host has different data, or if the model's puzzle table is too small.
-    """
-    preference.check_source(config)
-    corpus = corpora.prepare(
-        config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
-    )
-    processes.check_same({"digest": corpus.digest}, "their corpus")
-    for name, part in zip(corpus.names, corpus.train.parts, strict=True):
-        if line := part.packing_summary(config.train.sequence_length):
-            announce(f"{name}: {line}")
-    for part in (*corpus.train.parts, corpus.heldout):
-        part.check_counts(config.train.sequence_length)
-    needed = max(part.num_identifiers for part in corpus.train.parts)
-    if config.model.puzzle_dim and needed > config.model.num_puzzles:
-        raise ConfigError(
-            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} of the data; use that"
-        )
-    return corpus
-
-
-def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
-    """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
-
-    Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
-    """
-    train, evaluation = config.train, config.evaluation
-    start, done, increases = position_of(record)
-    pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
-    if train.tokens:
-        left = train.tokens / train.sequence_length - done
-        train.steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
-    elif train.epochs:
-        left = train.epochs * pass_examples - done
-        train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
-    if evaluation.every_epochs:
-        train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
-    train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
-    ranges.check_steps(train.steps, train.global_batch)
-    return start, train.steps
 
 
 def main(command: command_line.Command) -> None:

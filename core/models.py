@@ -5,6 +5,7 @@ They have shapes, types and shardings here. Nothing is allocated.
 """
 
 import dataclasses
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -82,25 +83,21 @@ def build(config, mesh, objective: Objective) -> Models:
     others, graphs, params = {}, {}, {}
     for model in objective.frozen_models():
         stored = configuration_of(model, config)
-        other = _declared(lambda rngs, stored=stored: _plain(stored, mesh, rngs), mesh)
+        how = platform_defaults.execution(stored, mesh)
+        make_other = functools.partial(model_module(stored).make, stored.model, **how)
+        other = _declared(lambda rngs, make=make_other: make(rngs=rngs), mesh)
         graphs[model.role], abstract = nnx.split(other, nnx.Param)
-        others[model.role], params[model.role] = other, _frozen_params(stored, abstract, mesh)
+        others[model.role], params[model.role] = other, _frozen_params(abstract, how["dtype"], mesh)
+    how = platform_defaults.execution(config, mesh)
+    make_plain = functools.partial(model_module(config).make, config.model, **how)
 
     def make(rngs: nnx.Rngs) -> nnx.Module:
-        return objective.transform(_plain(config, mesh, rngs), rngs, **others)
+        return objective.transform(make_plain(rngs=rngs), rngs, **others)
 
     graph, trained, base = nnx.split(_declared(make, mesh), objective.trainable, ...)
     if jax.tree.leaves(base):
-        params["base"] = _frozen_params(config, base, mesh)
+        params["base"] = _frozen_params(base, how["dtype"], mesh)
     return Models(make, Graphs(graph, graphs), trained, base, params)
-
-
-def _plain(config, mesh, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the model of a configuration, before an objective changes it."""
-    return model_module(config).make(
-        config.model, dtype=platform_defaults.dtype(config, mesh), scan=platform_defaults.scan(config, mesh),
-        kernel=platform_defaults.kernel(config, mesh), rngs=rngs,
-    )  # fmt: skip
 
 
 def _declared(make: Callable, mesh) -> nnx.Module:
@@ -112,13 +109,12 @@ def _declared(make: Callable, mesh) -> nnx.Module:
         return nnx.eval_shape(lambda: make(nnx.Rngs(0)))
 
 
-def _frozen_params(config, abstract: nnx.State, mesh) -> dict:
+def _frozen_params(abstract: nnx.State, compute: jnp.dtype, mesh) -> dict:
     """Return frozen parameters as shapes with types and shardings.
 
     Weights of products are in the compute type and those of norms in float32, so the model computes the same as with
     trained weights.
     """
-    compute = platform_defaults.dtype(config, mesh)
     declared = declared_axes(abstract)
     kinds = {path: optimizers.kind(names) for path, (_, names) in declared.items()}
     types = unflatten_dict({path: compute if kind in PRODUCTS else jnp.float32 for path, kind in kinds.items()})

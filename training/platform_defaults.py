@@ -13,6 +13,11 @@ CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling 
 LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
 
 
+def execution(config, mesh) -> dict:
+    """Return how a model is executed: `dtype`, `scan` and `kernel`, arguments of `make` of a file of models/."""
+    return {"dtype": dtype(config, mesh), "scan": scan(config, mesh), "kernel": kernel(config, mesh)}
+
+
 def kernel(config, mesh) -> str:
     """Return the platform whose attention kernels are used; "": none, as on a CPU."""
     return "" if config.model.attention == "reference" or platform(mesh) == "cpu" else platform(mesh)

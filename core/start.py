@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run needs before its first step: its corpus, its number of steps, its initial state."""
+
+import math
+
+from checkpointing import frozen_models
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import initial
+from cluster import processes
+from configs.errors import ConfigError
+from core.assembly import Run
+from core.stages import position_of
+from input_pipeline import corpus as corpora
+from objectives.objective import FrozenModel, Objective
+from settings import preference, ramp, ranges
+
+
+def announce(line: str) -> None:
+    """Print a line in process 0, before the display exists."""
+    if processes.index() == 0:
+        corpora.say(line)
+
+
+def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
+    """Return the corpus of `config.data`, tokenised once and cached, and equal on all hosts.
+
+    Raises ConfigError if a host has different data, or if the model's puzzle table is too small.
+    """
+    preference.check_source(config)
+    corpus = corpora.prepare(
+        config.data, vocab_size=config.model.vocab_size, vocab_size_typed=vocab_size_typed, announce=announce
+    )
+    processes.check_same({"digest": corpus.digest}, "their corpus")
+    for name, part in zip(corpus.names, corpus.train.parts, strict=True):
+        if line := part.packing_summary(config.train.sequence_length):
+            announce(f"{name}: {line}")
+    for part in (*corpus.train.parts, corpus.heldout):
+        part.check_counts(config.train.sequence_length)
+    needed = max(part.num_identifiers for part in corpus.train.parts)
+    if config.model.puzzle_dim and needed > config.model.num_puzzles:
+        raise ConfigError(
+            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} of the data; use that"
+        )
+    return corpus
+
+
+def other_models(objective: Objective) -> list[FrozenModel]:
+    """Return the frozen models whose weights are not those that the run starts from."""
+    return [model for model in objective.frozen_models() if model.key != "train.init_from"]
+
+
+def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None) -> None:
+    """Raise ConfigError if another model of the objective was trained on another tokenizer than the corpus has."""
+    for model in other_models(objective) if corpus and corpus.tokenizer else ():
+        frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
+
+
+def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
+    """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
+
+    Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
+    """
+    train, evaluation = config.train, config.evaluation
+    start, done, increases = position_of(record)
+    pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
+    if train.tokens:
+        left = train.tokens / train.sequence_length - done
+        train.steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
+    elif train.epochs:
+        left = train.epochs * pass_examples - done
+        train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
+    if evaluation.every_epochs:
+        train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
+    train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
+    ranges.check_steps(train.steps, train.global_batch)
+    return start, train.steps
+
+
+def initial_state(run: Run, checkpoints: Checkpoints, record: dict | None):
+    """Restore the state of a checkpoint as `checkpoint.restore` says; without a record, initialize it.
+
+    If `train.init_from` is given, it initializes the parameters, except in a run with a frozen base.
+    """
+    config, abstract = run.config, run.abstract_state
+    if record is None:
+        begins = config.train.init_from and "base" not in run.abstract_frozen
+        return run.init(initial(config).restore(abstract.params)) if begins else run.init()
+    if "weights_only" in record:
+        return run.init(checkpoints.restore_params(record["step"], abstract.params, "params"))
+    if config.checkpoint.restore == "broadcast":
+        return checkpoints.restore_by_broadcast(record["step"], abstract, run.mesh)
+    return checkpoints.restore(record["step"], abstract)
