@@ -95,7 +95,9 @@ def check_kind(flags, config, address) -> None:
     if given and solves:
         raise ConfigError(f"--{given[0]}: {address} is a recursive model, which solves puzzles; give it --puzzle=FILE")
     if given:
-        raise ConfigError(f"--{given[0]}: {address} is a language model, which solves no puzzles; give it --prompt")
+        raise ConfigError(
+            f"--{given[0]}: {address} is a language model, which does not solve puzzles; give it --prompt"
+        )
     if solves and not flags.puzzle:
         raise ConfigError(f"{address} is a recursive model; give it a puzzle, --puzzle=FILE")
 
@@ -104,9 +106,9 @@ def check_prompts(flags) -> None:
     """Raise ConfigError for text that is not UTF-8, for prompts together with messages, or for a NaN."""
     for name in ("temperature", "top_p"):
         if math.isnan(flags[name].value):  # absl accepts NaN in every range
-            raise ConfigError(f"--{name}=nan is no number")
+            raise ConfigError(f"--{name}=nan is not a number")
     if flags.message and flags["prompt"].present:
-        raise ConfigError("--prompt is a text to go on with, and --message one to answer; give one of them")
+        raise ConfigError("--prompt is a text to continue, and --message is one to answer; give one of them")
     for name, text in [*(("message", text) for text in flags.message), *(("prompt", text) for text in flags.prompt)]:
         try:
             text.encode()

@@ -29,7 +29,9 @@ class Bucket:
         store = path_of(self.url)
         try:
             if not path_of("/".join(self.url.split("/")[:3])).exists():
-                raise ConfigError(f"--workdir={self.url}: there is no such bucket, or no leave to see it")
+                raise ConfigError(
+                    f"--workdir={self.url}: the bucket does not exist, or you have no permission to list it"
+                )
             votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
             for name in (*COPIED, *votes):
                 there, here = store / name, self.folder / name

@@ -112,9 +112,11 @@ class Lease:
             if now is not None:
                 self._take_over(now)
         except PreconditionFailed:
-            raise RunError(f"--workdir={self.url}: another run has begun there at this moment") from None
+            raise RunError(f"--workdir={self.url}: another run started there at the same moment") from None
         except (Forbidden, NotFound):
-            raise ConfigError(f"--workdir={self.url}: there is no such bucket, or no leave to write to it") from None
+            raise ConfigError(
+                f"--workdir={self.url}: the bucket does not exist, or you have no permission to write to it"
+            ) from None
         except _failures() as error:
             raise ConfigError(f"--workdir={self.url}/{NAME}: {error}") from None
 
@@ -134,7 +136,7 @@ class Lease:
                 run, self.generation, _ = self._read()
                 if run != self.run:
                     raise RunError(
-                        f"--workdir={self.url}: {named(run)} has taken this run's place there; see which is to go on"
+                        f"--workdir={self.url}: {named(run)} has taken over this run's lease; decide which continues"
                     ) from None
 
     def release(self) -> None:
@@ -203,7 +205,9 @@ def _date(text: str) -> float:
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except ValueError:
-        raise ConfigError(f"the storage answers with the date {text!r}; whose lease there is cannot be told") from None
+        raise ConfigError(
+            f"the storage answers with the date {text!r}; so nobody can say who holds the lease"
+        ) from None
 
 
 def _failures() -> tuple[type[Exception], ...]:

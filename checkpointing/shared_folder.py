@@ -69,7 +69,7 @@ class SharedFolder:
         self.writing: ocp.AsyncCheckpointer | None = None
         self.num_arrays, self.chunks = 0, {}
         if self.is_local and self.place.exists() and not self.place.is_dir():
-            raise CheckpointError(f"{self.place} is no folder; move it away, or name another --workdir")
+            raise CheckpointError(f"{self.place} is not a folder; move it away, or name another --workdir")
 
     def names(self) -> set[str]:
         """Return the names of all entries of the folder."""
@@ -142,7 +142,7 @@ class SharedFolder:
             with (own / name).open("rb") as source, (landing / name).open("wb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 24)
         if self.staging and manifest.digests(landing, list(files)) != files:
-            raise OSError(f"a copy below {landing} is not what was copied")
+            raise OSError(f"a copy below {landing} differs from its source")
         if self.is_local:
             for name in files:
                 _sync(landing / name)

@@ -102,9 +102,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
             "copy, or use a new --workdir"
         )
     if "weights_only" in record and config["train.init_from"]:
-        raise CheckpointError(
-            f"{workdir} has weights of its own to begin with; leave out train.init_from, or use a new --workdir"
-        )
+        raise CheckpointError(f"{workdir} already has weights; leave out train.init_from, or use a new --workdir")
     fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
     changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
     if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here

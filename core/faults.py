@@ -74,7 +74,7 @@ def _parse(text: str) -> Fault:
     pattern, process = KINDS.get(kind, ("", None))
     found = re.fullmatch(rf"{kind}{pattern}@(?P<step>[1-9]\d*)", text) if kind in KINDS else None
     if not found:
-        raise ConfigError(f"--faults: {text!r} is no fault; write for instance {EXAMPLE}")
+        raise ConfigError(f"--faults: {text!r} is not a fault; an example is {EXAMPLE}")
     given = {name: value for name, value in found.groupdict().items() if value is not None}
     return Fault(
         text, kind, int(given["step"]), int(given["process"]) if "process" in given else process,

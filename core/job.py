@@ -328,7 +328,7 @@ class Job:
         first, last = (self.examples_before(step) for step in (trouble.first_step, trouble.last_step + 1))
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
             raise NonFinite(
-                f"{trouble} at step {trouble.last_step}, after going back {self.roll_backs} times; "
+                f"{trouble} at step {trouble.last_step}, after {self.roll_backs} roll backs; "
                 f"nothing bad was saved; {self.write_bad_documents(trouble)}"
                 "use a lower --config.optimizer.learning_rate in a new --workdir"
             )

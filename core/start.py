@@ -39,7 +39,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(
-            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} of the data; use that"
+            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; use that"
         )
     return corpus
 

@@ -60,7 +60,7 @@ def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):
     process = command("train.py", "--workdir=gs://nothing/mine", "--config.data.source=synthetic", cache=tmp_path)
     status, _, err = finish(process)
     assert status == 2
-    assert err.strip().splitlines()[-1].startswith("error: --workdir=gs://nothing/mine: there is no such bucket")
+    assert err.strip().splitlines()[-1].startswith("error: --workdir=gs://nothing/mine: the bucket does not exist")
 
 
 def test_a_run_that_was_stopped_says_so_where_the_bucket_answers_no_more(bucket, tmp_path, monkeypatch):

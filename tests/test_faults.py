@@ -74,5 +74,5 @@ def test_a_mistyped_fault_is_told_in_one_line(faults, place):
     (process,) = faults.started(place, "mistyped", faults="hang@4")
     faults.until_ended([process])
     assert process.status == 2 and [line for _, line in process.err if line] == [process.last_line]
-    assert process.last_line.startswith("error: --faults: 'hang@4' is no fault; write for instance ")
+    assert process.last_line.startswith("error: --faults: 'hang@4' is not a fault; an example is ")
     assert not (place / "mistyped").exists()

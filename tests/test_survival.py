@@ -169,7 +169,7 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
         texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, train__save_every=1,
         optimizer__learning_rate=1e30, optimizer__clip_norm=0.0,
     )  # fmt: skip
-    with pytest.raises(NonFinite, match="after going back 1 times; nothing bad was saved") as error:
+    with pytest.raises(NonFinite, match="after 1 roll backs; nothing bad was saved") as error:
         run(config, tmp_path)
     assert error.value.exit_status == 3
     text = (tmp_path / "bad_documents.txt").read_text()
@@ -201,7 +201,9 @@ def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(si
 
 def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_named(texts, tmp_path):
     config = on_texts(texts, train__steps=8, train__recheck_every=3)
-    with pytest.raises(RunError, match=r"step 6 computed twice gave other bits on device 7 of process 0, in \d+ arr"):
+    with pytest.raises(
+        RunError, match=r"step 6 gave different bits when computed twice, on device 7 of process 0, in \d+ arr"
+    ):
         run(config, tmp_path, "flip@6")
     assert run(config, tmp_path)[8]["loss"] > 0  # and goes on from the checkpoint before
 

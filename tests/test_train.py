@@ -343,7 +343,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(single_d
     """Batches from elsewhere come but once, so that there is no going back."""
     config = in_process(train__steps=9, optimizer__learning_rate=1e30, optimizer__clip_norm=0.0, train__save_every=1)
     config.train.bad_steps, config.optimizer.name = 3, "sgd"
-    with pytest.raises(NonFinite, match=r"of 3 steps in a row were skipped .* at step \d, after going back 0") as error:
+    with pytest.raises(NonFinite, match=r"of 3 steps in a row were skipped .* at step \d, after 0 roll backs") as error:
         train.train(config, tmp_path, own_batches(config, 9))
     assert error.value.exit_status == 3
     with Checkpoints(tmp_path) as checkpoints:

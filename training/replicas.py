@@ -29,7 +29,7 @@ def check(state, mesh: jax.sharding.Mesh) -> None:
             first, first_holder = seen.setdefault((name, part), (checksum, holder))
             if checksum != first:
                 raise RunError(
-                    f"{name} is not the same on {first_holder} and on {holder}, which should hold copies of it; "
+                    f"{name} is not the same on {first_holder} and on {holder}, which should hold equal copies; "
                     "restore again, with --config.checkpoint.restore=broadcast where the hosts read different files"
                 )
 
@@ -65,7 +65,7 @@ def run_twice(train_step, state, batch, mesh: jax.sharding.Mesh):
         if differing:
             name, _, device = differing[0].split("|")
             raise RunError(
-                f"step {int(state.step)} computed twice gave other bits on device {device} of "
+                f"step {int(state.step)} gave different bits when computed twice, on device {device} of "
                 f"{processes.name(number)}, in {len(differing)} arrays, {name} among them; take that device out of "
                 "use, and start again from the last checkpoint"
             )

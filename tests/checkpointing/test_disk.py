@@ -142,7 +142,7 @@ def test_a_file_in_place_of_the_folder_fails_saves_and_is_an_error_to_start_with
     folder.rename(tmp_path / "moved")
     folder.touch()
     assert save(checkpoints, 2)
-    with pytest.raises(CheckpointError, match="checkpoints is no folder"):
+    with pytest.raises(CheckpointError, match="checkpoints is not a folder"):
         Checkpoints(tmp_path / "workdir", TWO)
     folder.unlink()
     (tmp_path / "moved").rename(folder)
@@ -215,7 +215,7 @@ def test_a_copy_that_comes_out_wrong_is_a_failed_save(tmp_path, monkeypatch):
         assert save(checkpoints, 1) is None
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfileobj", lambda source, copy, size: copy.write(source.read()[:-1]))
-            assert "is not what was copied" in save(checkpoints, 2)
+            assert "differs from its source" in save(checkpoints, 2)
         assert_good(checkpoints, 1)
         assert save(checkpoints, 3) is None
         assert_good(checkpoints, 3)

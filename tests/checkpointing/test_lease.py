@@ -158,7 +158,7 @@ def test_of_two_that_take_over_at_once_one_does(written, monkeypatch):
     first, second = Lease(URL), Lease(URL)
     usual = second._read
     monkeypatch.setattr(second, "_read", lambda: (usual(), first.claim())[0])  # between reading and writing
-    with pytest.raises(RunError, match="another run has begun there at this moment"):
+    with pytest.raises(RunError, match="another run started there at the same moment"):
         second.claim()
     first.release()
 
@@ -208,7 +208,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again(bucket, written, monkeypat
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket):
-    with pytest.raises(ConfigError, match=r"^--workdir=gs://nothing/mine: there is no such bucket, or no leave"):
+    with pytest.raises(ConfigError, match=r"^--workdir=gs://nothing/mine: the bucket does not exist, or you have no"):
         Lease("gs://nothing/mine").claim()
 
 

@@ -26,7 +26,7 @@ def test_the_example_of_the_help_is_read_as_it_says():
     "wrong", ["nan", "nan@0", "nan@x", "kil:1@3", "hang@4", "hang:lunch@4", "slow@5", "slow:2@5", "nan@3;kill@4", "@5"]
 )
 def test_what_is_no_fault_is_told_with_an_example(wrong):
-    with pytest.raises(ConfigError, match="is no fault; write for instance sigterm@120"):
+    with pytest.raises(ConfigError, match="is not a fault; an example is sigterm@120"):
         faults.parse_faults(wrong)
 
 
