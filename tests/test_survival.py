@@ -124,17 +124,16 @@ def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluat
 def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     single_device, texts, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(
-        "checkpointing.checkpoints.PATIENCE_SECONDS", 60.0
-    )  # each step is saved, however busy the machine
+    monkeypatch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)  # each step is saved
     config = on_texts(texts, train__steps=5, train__save_every=1, checkpoint__keep=9)
     with pytest.raises(Interrupted):  # or the state after a step that is not finite would not be saved
         run(config, tmp_path, "nan@4,sigterm@4,nan@40")
     trained = run(config, tmp_path, "nan@40")
     assert [line for line in capsys.readouterr().out.splitlines() if "struck" in line] == ["never struck: nan@40"]
     before, after = saved_states(config, (tmp_path, 3), (tmp_path, 4))
-    for part in ("params", "average", "optimizer", "carry"):
+    for part in ("params", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
+    assert_same(before.extra["average"], after.extra["average"])
     assert (int(after.step), int(after.extra["guard"]["skipped"]), int(after.examples)) == (4, 1, 32)
     assert [trained[step]["skipped"] for step in range(1, 6)] == [0, 0, 0, 1, 0]
     assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
