@@ -133,7 +133,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     before, after = saved_states(config, (tmp_path, 3), (tmp_path, 4))
     for part in ("params", "optimizer", "carry"):
         assert_same(getattr(before, part), getattr(after, part))
-    assert_same(before.extra["average"], after.extra["average"])
+    assert_same(*({k: v for k, v in state.extra.items() if k != "guard"} for state in (before, after)))
     assert (int(after.step), int(after.extra["guard"]["skipped"]), int(after.examples)) == (4, 1, 32)
     assert [trained[step]["skipped"] for step in range(1, 6)] == [0, 0, 0, 1, 0]
     assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
