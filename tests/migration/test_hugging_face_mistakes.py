@@ -168,7 +168,7 @@ def test_an_import_that_was_killed_leaves_no_run_and_is_begun_anew(tmp_path):
     ("tokens", "message"),
     [
         (np.zeros((2, 3), np.int64), r"contains int64 \[2, 3\]; it must be int32 \[batch, length\]"),
-        (np.zeros(3, np.int32), r"holds int32 \[3\]"),
+        (np.zeros(3, np.int32), r"has int32 \[3\]"),
         (np.full((1, 2), 61, np.int32), "contains the id 61; ids must be from 0 to 60"),
         (np.full((1, 2), -1, np.int32), "contains the id -1; ids must be"),
         (np.zeros((1, 129), np.int32), "rows of 129 tokens are longer than model.max_length=128"),
