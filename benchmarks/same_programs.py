@@ -6,12 +6,16 @@
 
 Both compile the cases of rehearsal/record.py. The second compares the scheduled programs, the total memory and the
 replayed time. Programs are compared without source locations, names of instructions, and the order of the parameters
-and results of the entry. Status 1: a program, memory or time differs. Names select cases.
+and results of the entry. An instruction is compared with all that it is computed from. That a program has the same
+instructions in another order is printed: the order of the results can change the order of their copies.
+Status 1: an instruction, memory or time differs. Names select cases.
 """
 
 import argparse
 import base64
+import collections
 import gzip
+import hashlib
 import json
 import pathlib
 import re
@@ -28,6 +32,7 @@ from rehearsal.estimate import estimate
 
 NAME = re.compile(r"%[\w.\-]+")
 KERNEL = re.compile(r'"body":"([A-Za-z0-9+/=]+)"')
+PARAMETER = re.compile(r"([(, ])[\w.\-]+(?=: )")
 LOCATIONS = re.compile(r",? ?metadata=\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|, ?stack_frame_id=\d+")
 
 
@@ -68,6 +73,45 @@ def without_locations(kernel: re.Match) -> str:
         return str(ir.Module.parse(base64.b64decode(kernel.group(1)))).replace("\n", " ").replace("%", "$")
 
 
+def digests(program: str) -> list[str]:
+    """Return a digest per instruction and result of the entry of a normalized program, in the order of the schedule.
+
+    A digest covers the operation, its operands' digests, and the computations that it calls.
+    """
+    known: dict[str, str] = {}
+    own: list[str] = []
+    computation = ""
+
+    def digest(text: str) -> str:
+        described = NAME.sub(lambda name: known.get(name.group(), "parameter"), text)
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    for line in program.splitlines():
+        if line == "ENTRY":
+            own = []
+        elif line.startswith("%") and line.endswith("{"):
+            computation = NAME.match(line).group()
+            own = [digest(PARAMETER.sub(r"\1", line[len(computation) :]))]
+        elif line.startswith("}"):
+            known[computation] = digest(" ".join(own))
+        else:
+            name, assigned, operation = line.partition(" = ")
+            own.append(digest(operation if assigned else line))
+            if assigned:
+                known[NAME.search(name).group()] = own[-1]
+    return own
+
+
+def difference(before: str, after: str) -> str:
+    """Return how two normalized programs differ: nothing, "order" or the number of instructions in one alone."""
+    ones, others = digests(before), digests(after)
+    if ones == others:
+        return ""
+    alone = (collections.Counter(ones) - collections.Counter(others)).total()
+    alone += (collections.Counter(others) - collections.Counter(ones)).total()
+    return f"{alone} instructions are in one program alone" if alone else "order"
+
+
 def main() -> None:
     """Compile, and keep or compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -83,7 +127,7 @@ def main() -> None:
         cases = [case for case in cases if (folder / f"{case.name}.json").exists()]
     folder.mkdir(parents=True, exist_ok=True)
     loaded = [case.load() for case in cases]
-    same = different = 0
+    same = reordered = different = 0
     for index, compiled in Compiler(cache_folder("") / "rehearsals").compile_all(
         [(one.config, one.topology) for one in loaded]
     ):
@@ -100,13 +144,16 @@ def main() -> None:
         before = gzip.decompress((folder / f"{name}.txt.gz").read_bytes()).decode()
         kept = json.loads((folder / f"{name}.json").read_text())
         lines = [f"{key}: {kept[key]!r} -> {value!r}" for key, value in figures.items() if value != kept[key]]
-        if text != before:
-            pairs = zip(before.splitlines(), text.splitlines(), strict=False)
-            changed = sum(one != other for one, other in pairs)
-            lines.append(f"program: {changed} of {before.count(chr(10)) + 1} lines differ")
+        found_difference = difference(before, text)
+        if found_difference not in ("", "order"):
+            lines.append(f"program: {found_difference}")
         same, different = same + (not lines), different + bool(lines)
-        print("\n  ".join([f"{name}: {'differs' if lines else 'the same'}", *lines]), flush=True)
-    support.finish("same_programs", {"cases": len(cases), "same": same, "different": different})
+        reordered += found_difference == "order"
+        verdict = "differs" if lines else "the same, in another order" if found_difference else "the same"
+        print("\n  ".join([f"{name}: {verdict}", *lines]), flush=True)
+    support.finish(
+        "same_programs", {"cases": len(cases), "same": same, "in another order": reordered, "different": different}
+    )
     sys.exit(different > 0)
 
 
