@@ -119,17 +119,24 @@ class Attention(Projections):
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:
     """Write keys and values into a layer's cache; return those of the whole length, all-gathered over context.
 
-    Without a cache S == T.
+    Without a cache S == T. A cache is [B, K, S, H]: a head's keys are next to each other, as the products read them.
     """
     if cache is not None:
-        k_BTKH = write_rows(cache["key"], k_BTKH, cache["start"])
-        v_BTKH = write_rows(cache["value"], v_BTKH, cache["start"])
-        cache = cache | {"key": k_BTKH, "value": v_BTKH}
+        written = {
+            name: write_rows(cache[name], jnp.swapaxes(new_BTKH, 1, 2), cache["start"], 2)
+            for name, new_BTKH in (("key", k_BTKH), ("value", v_BTKH))
+        }
+        k_BTKH, v_BTKH = (jnp.swapaxes(written[name], 1, 2) for name in ("key", "value"))
+        cache = cache | written
     k_BSKH = constrain(k_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     v_BSKH = constrain(v_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     return k_BSKH, v_BSKH, cache
 
 
-def write_rows(rows: jax.Array, new: jax.Array, start_B: jax.Array) -> jax.Array:
-    """Return `rows` [B, S, ...] with row b of `new` [B, T, ...] written at `start_B[b]`, at S - T if that is less."""
-    return jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(rows, new, start_B, 0)
+def write_rows(rows: jax.Array, new: jax.Array, start_B: jax.Array, dim: int = 1) -> jax.Array:
+    """Return `rows` with row b of `new` written from entry `start_B[b]` of a dimension on, earlier if it would not fit.
+
+    Args:
+      rows, new: [B, ...]; the same shape but for dimension `dim`, where `new` is not longer.
+    """
+    return jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(rows, new, start_B, dim - 1)

@@ -101,7 +101,7 @@ class Stack(Freezable):
             number of kinds. They are trees of arrays whose first dimension is the batch. The scanned body is a group
             of one layer of each kind. Layers that do not fill a group are unrolled at the end; their weights are
             copied out of the stack.
-          caches: with a leading layers axis, like the results.
+          caches: with a leading layers axis if the layers are scanned, else a list; like the results.
           key: of the dropout; None: no dropout.
         """
         graph, state = nnx.split(self.blocks)
@@ -111,11 +111,20 @@ class Stack(Freezable):
         streams = jnp.split(x_BTD, num_parts)
         contexts = [_split_rows(context, num_parts) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, num_parts))
-        layers = (nnx.to_pure_dict(state), caches, keys, layer_numbers)
         alone = self.scan and len(contexts) == 1
         kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
-        streams, outputs = (scan_layers if self.scan else unroll_layers)(kinds, self.num_layers, streams, layers)
-        caches, figures, recorded = outputs
+        weights = nnx.to_pure_dict(state)
+        if self.scan:
+            layers = weights, caches, keys, layer_numbers
+            streams, (caches, *others) = scan_layers(kinds, self.num_layers, streams, layers)
+        else:
+            layers = unstack((weights, keys, layer_numbers), self.num_layers)
+            of_layers = caches or [None] * self.num_layers
+            layers = [(layer, cache, *rest) for (layer, *rest), cache in zip(layers, of_layers, strict=True)]
+            streams, outputs = unroll_layers(kinds, streams, layers)
+            caches = [cache for cache, *_ in outputs] if caches else None
+            others = _stacked([others for _, *others in outputs])
+        figures, recorded = others
         taps.add_layers(recorded)
         return jnp.concatenate(streams), caches, figures
 
@@ -159,25 +168,35 @@ def _split_rows(context, count: int) -> list:
 
 
 def scan_layers(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
-    """Apply `num_layers` layers like `unroll_layers`, by a scan whose body is one layer of each kind."""
+    """Apply `num_layers` layers, stacked, by a scan whose body is one layer of each kind; return stacked results."""
     if len(kinds) == 1:
         return jax.lax.scan(kinds[0], streams, layers)
+
+    def apply_group(streams, group):
+        streams, outputs = unroll_layers(kinds, streams, unstack(group, len(kinds)))
+        return streams, _stacked(outputs)
+
     groups, rest = _group_layers(layers, num_layers // len(kinds), len(kinds))
-    streams, outputs = jax.lax.scan(functools.partial(unroll_layers, kinds, len(kinds)), streams, groups)
+    streams, outputs = jax.lax.scan(apply_group, streams, groups)
     outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
     if left := num_layers % len(kinds):
-        streams, last = unroll_layers(kinds, left, streams, rest)
-        outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, last)
+        streams, last = unroll_layers(kinds, streams, unstack(rest, left))
+        outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), outputs, _stacked(last))
     return streams, outputs
 
 
-def unroll_layers(kinds: list[Callable], num_layers: int, streams: list[jax.Array], layers) -> tuple:
-    """Apply `num_layers` layers, alternating the kinds; return (streams, the stacked other results of all layers)."""
+def unroll_layers(kinds: list[Callable], streams: list[jax.Array], layers: list) -> tuple[list[jax.Array], list]:
+    """Apply layers one after the other, alternating the kinds; return (streams, the other results of each layer)."""
     outputs = []
-    for index, layer in enumerate(unstack(layers, num_layers)):
+    for index, layer in enumerate(layers):
         streams, output = kinds[index % len(kinds)](streams, layer)
         outputs.append(output)
-    return streams, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+    return streams, outputs
+
+
+def _stacked(trees: list):
+    """Stack the leaves of equal trees on a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _group_layers(layers, num_groups: int, size: int) -> tuple:

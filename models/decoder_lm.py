@@ -7,7 +7,8 @@ evaluation and generation need these methods of a language model:
 - `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
   `__call__` returns the first two;
 - `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a dictionary whose
-  entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays [B, ...];
+  entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays [B, ...]. Layers
+  that are not scanned have arrays of their own, which a program that owns them writes in place;
 - `head_inputs(stream)`: the stream and the all-gathered head [D, V];
 - `head_weight()`: the head [D, V], sharded as it is stored;
 - `logits(stream)`, and `logit_cap`, their soft cap, 0 for none.
@@ -202,21 +203,26 @@ class DecoderLM(Freezable):
             all_gather_sequence(segments_BT), all_gather_sequence(positions_BT), cache
         )
         contexts = [(*context, segments_BT > 0) for context in contexts]
-        caches = None
-        if cache is not None:
-            starts_LB = jnp.broadcast_to(cache["start"], (self.num_layers, *cache["start"].shape))
-            caches = cache["layers"] | {"start": starts_LB}
+        caches = None if cache is None else self._caches_of_layers(cache)
         key = key if self.dropout_rate else None
         x_BTD = tap("embed", self.embed(tokens_BT, self.dtype))
         x_BTD = dropout(x_BTD, self.dropout_rate, key, self.num_layers)
         x_BTD, caches, figures = self.stack(x_BTD, contexts, caches=caches, key=key)
         if cache is not None:
             ends_BT = jnp.where(segments_BT > 0, 1 + jnp.arange(tokens_BT.shape[1]), 0)
+            kept = _without_start(caches) if self.stack.scan else [_without_start(of_layer) for of_layer in caches]
             cache = {
-                "layers": {name: caches[name] for name in cache["layers"]}, "segments": key_segments_BS,
+                "layers" if self.stack.scan else "each_layer": kept, "segments": key_segments_BS,
                 "positions": key_positions_BS, "start": cache["start"] + ends_BT.max(axis=1),
             }  # fmt: skip
         return self.norm(x_BTD), cache, figures
+
+    def _caches_of_layers(self, cache: dict) -> dict | list[dict]:
+        """Return what the stack takes: arrays [L, B, ...] if it scans its layers, else a list of arrays [B, ...]."""
+        start_B = cache["start"]
+        if self.stack.scan:
+            return cache["layers"] | {"start": jnp.broadcast_to(start_B, (self.num_layers, *start_B.shape))}
+        return [of_layer | {"start": start_B} for of_layer in cache["each_layer"]]
 
     def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
         """Return (the other arguments of each kind of layer, segments and positions [B, S] of the keys)."""
@@ -256,13 +262,24 @@ class DecoderLM(Freezable):
 
         `start` is the entry of each row that the next call writes first.
         """
-        shape = (self.num_layers, batch, length, self.num_kv_heads, self.head_dim)
-        return {
-            "layers": {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)},
+        shape = (batch, self.num_kv_heads, length, self.head_dim)
+        if self.stack.scan:
+            layers = {"layers": self._zeros((self.num_layers, *shape))}
+        else:
+            layers = {"each_layer": [self._zeros(shape) for _ in range(self.num_layers)]}
+        return layers | {
             "segments": jnp.zeros((batch, length), jnp.int32),
             "positions": jnp.zeros((batch, length), jnp.int32),
             "start": jnp.zeros((batch,), jnp.int32),
         }
+
+    def _zeros(self, shape: tuple) -> dict:
+        """Return empty keys and values."""
+        return {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)}
+
+
+def _without_start(of_layer: dict) -> dict:
+    return {name: of_layer[name] for name in ("key", "value")}
 
 
 make = DecoderLM  # call it with a mesh in context

@@ -100,12 +100,13 @@ def test_biases_start_at_zero_and_only_where_asked_for(biases, shapes):
 def test_extend_writes_each_row_at_its_own_start_and_leaves_the_rest():
     rng, starts = np.random.default_rng(2), (5, 0, S - 4)
     old, k, v = (rng.standard_normal((B, length, K, H)).astype(np.float32) for length in (S, 4, 4))
-    cache = {"key": jnp.array(old), "value": jnp.array(-old), "start": jnp.array(starts)}
+    cached = jnp.swapaxes(old, 1, 2)
+    cache = {"key": cached, "value": -cached, "start": jnp.array(starts)}
     keys, values, cache = extend(cache, k, v)
     expected = old.copy(), -old
     for row, start in enumerate(starts):
         expected[0][row, start : start + 4], expected[1][row, start : start + 4] = k[row], v[row]
     np.testing.assert_array_equal(keys, expected[0])
     np.testing.assert_array_equal(values, expected[1])
-    np.testing.assert_array_equal(cache["key"], keys)
-    np.testing.assert_array_equal(cache["value"], values)
+    np.testing.assert_array_equal(cache["key"], jnp.swapaxes(keys, 1, 2))
+    np.testing.assert_array_equal(cache["value"], jnp.swapaxes(values, 1, 2))

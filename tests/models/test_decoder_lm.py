@@ -263,9 +263,13 @@ def test_cached_decoding_equals_the_full_forward(name):
 def test_unrolled_layers_extend_the_cache_as_scanned_ones_do():
     (scanned, params), batch = variant("global_every"), one_document()
     unrolled, _ = make_model(model_config(**VARIANTS["global_every"]), scan=False)
-    cache = nnx.merge(scanned, params).empty_cache(2, T + 1)
     rows = [batch[name] for name in ("tokens", "positions", "segments")]
-    assert_close(extend(unrolled, params, cache, *rows), extend(scanned, params, cache, *rows))
+    results = []
+    for graph in (unrolled, scanned):
+        logits, cache = extend(graph, params, nnx.merge(graph, params).empty_cache(2, T + 1), *rows)
+        layers = cache.pop("layers", None) or jax.tree.map(lambda *each: jnp.stack(each), *cache.pop("each_layer"))
+        results.append((logits, layers, cache))
+    assert_close(*results)
 
 
 @pytest.mark.parametrize(("embed_dim", "num_layers", "tied"), [(256, 4, False), (64, 32, True)])
