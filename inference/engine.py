@@ -67,12 +67,7 @@ class Engine:
         Args:
           tokens_BT: int32, at least one token a row, then NO_TOKEN; see `pad_rows`.
         """
-        rows = tokens_BT.shape[0]
-        model = nnx.merge(self.graph, self.params)
-        cache = Cache(model.empty_cache(rows, self.length), jnp.zeros(rows, jnp.int32))
-        stream_BTD, cache = self._forward(model, cache, tokens_BT)
-        last_BTD = jnp.take_along_axis(stream_BTD, cache.num_tokens_B[:, None, None] - 1, axis=1)
-        return self._logits(model, last_BTD, cache)[:, 0], cache
+        return self.extend_to_last(self.empty(tokens_BT.shape[0]), tokens_BT)
 
     @jax.jit
     def extend(self, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
@@ -84,6 +79,43 @@ class Engine:
         model = nnx.merge(self.graph, self.params)
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
         return self._logits(model, stream_BTD, cache), cache
+
+    def extend_to_last(self, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
+        """Append tokens to the rows; return (float32 logits [B, V] after the last of each, cache), inside a jit.
+
+        Args:
+          tokens_BT: as in `extend`. Logits of a row without a token mean nothing.
+        """
+        model = nnx.merge(self.graph, self.params)
+        stream_BTD, cache = self._forward(model, cache, tokens_BT)
+        last_B = jnp.maximum(jnp.sum(tokens_BT != NO_TOKEN, axis=1), 1) - 1
+        last_BTD = jnp.take_along_axis(stream_BTD, last_B[:, None, None], axis=1)
+        return self._logits(model, last_BTD, cache)[:, 0], cache
+
+    def empty(self, num_rows: int) -> Cache:
+        """Return a cache of rows without tokens."""
+        model = nnx.merge(self.graph, self.params)
+        return Cache(model.empty_cache(num_rows, self.length), jnp.zeros(num_rows, jnp.int32))
+
+    def head_size(self) -> int:
+        """Return the number of logits; the last of them may be padding of the vocabulary."""
+        return jax.eval_shape(nnx.merge(self.graph, self.params).head_weight).shape[1]
+
+    def shorten(self, cache: Cache, num_tokens_B: jax.Array) -> Cache:
+        """Return a cache with only the first tokens of each row, `num_tokens_B` or all if there are fewer."""
+        num_tokens_B = jnp.minimum(cache.num_tokens_B, num_tokens_B)
+        return Cache(nnx.merge(self.graph, self.params).shorten_cache(cache.of_model, num_tokens_B), num_tokens_B)
+
+    def put(self, cache: Cache, rows_R: jax.Array, part: Cache) -> Cache:
+        """Return a cache whose row `rows_R[r]` is row r of `part`; a row number beyond the cache's drops it."""
+        of_model = {
+            name: jax.tree.map(
+                lambda leaf, new, at=(slice(None),) * int(name == "layers"): leaf.at[*at, rows_R].set(new, mode="drop"),
+                whole, part.of_model[name],
+            )
+            for name, whole in cache.of_model.items()
+        }  # fmt: skip
+        return Cache(of_model, cache.num_tokens_B.at[rows_R].set(part.num_tokens_B, mode="drop"))
 
     @jax.jit
     def fork(self, cache: Cache, rows_B: jax.Array) -> Cache:

@@ -9,6 +9,7 @@ evaluation and generation need these methods of a language model:
 - `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a dictionary whose
   entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays [B, ...]. Layers
   that are not scanned have arrays of their own, which a program that owns them writes in place;
+- `shorten_cache(cache, num_tokens)`: the cache with only the first tokens of each row;
 - `head_inputs(stream)`: the stream and the all-gathered head [D, V];
 - `head_weight()`: the head [D, V], sharded as it is stored;
 - `logits(stream)`, and `logit_cap`, their soft cap, 0 for none.
@@ -272,6 +273,11 @@ class DecoderLM(Freezable):
             "positions": jnp.zeros((batch, length), jnp.int32),
             "start": jnp.zeros((batch,), jnp.int32),
         }
+
+    def shorten_cache(self, cache: dict, num_tokens_B: jax.Array) -> dict:
+        """Return a cache of which each row has its first tokens alone; the entries after them are free."""
+        kept_BS = jnp.arange(cache["segments"].shape[1]) < num_tokens_B[:, None]
+        return cache | {"segments": jnp.where(kept_BS, cache["segments"], 0), "start": num_tokens_B}
 
     def _zeros(self, shape: tuple) -> dict:
         """Return empty keys and values."""

@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.decoding import choose, generate
+from inference.choice import Sampling, choice_of, choose
+from inference.decoding import generate
 from tests.support import forward, make_model, model_config
 
 V, END = 37, 0
 PROBABILITIES = np.array([0.05, 0.4, 0.2, 0.05, 0.3])
 
 
-@functools.partial(jax.jit, static_argnames=("temperature", "top_k", "top_p", "count"))
-def drawn(probabilities, seed=0, count=4000, **sampling):
-    """Return how often each token comes, of many draws."""
+def drawn(probabilities, count=4000, **sampling):
+    """Return how often each token comes, of many draws with a seed each."""
     logits = jnp.broadcast_to(jnp.log(probabilities), (count, len(probabilities)))
-    tokens = choose(logits, jax.random.key(seed), **sampling)
-    return jnp.bincount(tokens, length=len(probabilities)) / count
+    tokens = jax.jit(choose)(logits, choice_of([(Sampling(**sampling, seed=seed), 0) for seed in range(count)]))
+    return np.bincount(tokens, minlength=len(probabilities)) / count
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-300, 1e-40, 1e-30])  # two are 0 in float32
@@ -60,7 +60,7 @@ def test_top_k_and_top_p_keep_the_likeliest_in_their_proportions(sampling, kept)
 
 def test_rows_are_drawn_for_themselves():
     logits = jnp.log(jnp.array([[0.98, 0.01, 0.01], [0.01, 0.01, 0.98], [1 / 3, 1 / 3, 1 / 3]]))
-    tokens = np.stack([choose(logits, jax.random.key(seed), top_p=0.9) for seed in range(20)])
+    tokens = np.stack([choose(logits, choice_of([(Sampling(top_p=0.9, seed=seed), 0)] * 3)) for seed in range(20)])
     assert (tokens[:, 0] == 0).all() and (tokens[:, 1] == 2).all() and len(set(tokens[:, 2])) == 3
 
 

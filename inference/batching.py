@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching: requests enter free rows of one key-value cache while other rows go on decoding.
+
+    batch = Batch(engine, num_rows=32, vocab_size=tokenizer.vocab_size)  # in the run's mesh
+    done = batch.run([Request(prompt, max_tokens=64) for prompt in prompts])
+
+A batch has a cache of `num_rows` rows. Two kinds of programs use it, and both write it in place:
+
+- one decodes a token of every row;
+- one for each entry of CHUNKS extends up to a few rows by a part of a prompt. Such a row may begin as a copy of the
+  first tokens of another row, or of its own earlier tokens. So a prompt that shares a prefix with a row computes only
+  the rest: further samples of one prompt, the next turn of a conversation, the branches of a search.
+
+Letters: B rows of the cache, R rows of a chunk, T tokens of a chunk, V vocabulary, K the likeliest tokens.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inference.choice import Choice, Sampling, adjust, choice_of, choose, likeliest, log_probabilities
+from inference.engine import NO_TOKEN, Cache, Engine
+from layers.axes import constrain, mesh_axes, num_shards
+
+CHUNKS = (16, 32, 64, 128, 256, 512)  # tokens of a prompt that one call computes, with padding
+CHUNK_ROWS = 8  # prompts that one call computes at most
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt to continue.
+
+    Attributes:
+      prompt: token ids, at least one.
+      max_tokens: most tokens to draw, at least 1.
+      sampling: how they are drawn.
+      ends: tokens that end the continuation; they are not part of it.
+      first_V: bool [vocabulary], what the first token may be; None: any.
+      wants_top: whether the likeliest tokens at each place are reported.
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    ends: Collection[int] = ()
+    first_V: np.ndarray | None = None
+    wants_top: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Continuation:
+    """What a request has so far.
+
+    Attributes:
+      tokens: drawn so far.
+      log_probs: of each by the model itself, before temperature, truncation, penalty and bias.
+      tops: for each place {token: log-probability} of the NUM_TOP likeliest, if the request asks for them.
+      reason: why it ended: "end" for one of the ends, "length", or "cancelled"; "" while it goes on.
+      row: of the cache; None while it waits, and once it has ended.
+      num_computed: tokens of the prompt that are in the cache.
+    """
+
+    request: Request
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    log_probs: list[float] = dataclasses.field(default_factory=list)
+    tops: list[dict[int, float]] = dataclasses.field(default_factory=list)
+    reason: str = ""
+    row: int | None = None
+    num_computed: int = 0
+
+
+class Rows(NamedTuple):
+    """What the device holds for all rows: cache, last token, tokens seen, bias of the logits."""
+
+    cache: Cache
+    last_B: jax.Array
+    seen_BV: jax.Array
+    bias_BV: jax.Array
+
+
+class Chunk(NamedTuple):
+    """Parts of prompts, and what the token after each part may be."""
+
+    row_R: np.ndarray  # of the cache; the number of rows for none
+    tokens_RT: np.ndarray
+    first_RV: np.ndarray
+
+
+class Drawn(NamedTuple):
+    """One token a row, its log-probability, and the likeliest tokens with theirs."""
+
+    token_B: jax.Array
+    log_prob_B: jax.Array
+    top_log_probs_BK: jax.Array
+    top_tokens_BK: jax.Array
+
+
+class Batch:
+    """Requests that are decoded together; needs a mesh in context.
+
+    Attributes:
+      num_prompt_tokens: computed so far, without padding.
+      num_shared_tokens: of prompts, taken from other rows instead.
+      waiting: continuations without a row.
+    """
+
+    def __init__(self, engine: Engine, *, num_rows: int, vocab_size: int):
+        """Allocate the cache: `engine.length` tokens in each of `num_rows` rows, a multiple of the mesh's batch shards.
+
+        Args:
+          vocab_size: ids from here on are never drawn.
+        """
+        self.length, self.num_rows, self.vocab_size = engine.length, num_rows, vocab_size
+        self.engine = dataclasses.replace(engine, length=engine.length + CHUNKS[0])  # for the padding of a chunk
+        self.waiting: collections.deque[Continuation] = collections.deque()
+        self.num_prompt_tokens = self.num_shared_tokens = 0
+        self._running: list[Continuation | None] = [None] * num_rows
+        self._cached: list[list[int]] = [[] for _ in range(num_rows)]  # tokens of each row in the cache
+        self._used = [0] * num_rows  # when each row was last given to a request
+        self._clock = itertools.count(1)
+        shards = num_shards(mesh_axes(("batch",))[0])
+        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows))  # rows of a call
+        self._head_size = engine.head_size()
+        self._rows = _empty_rows(self.engine, num_rows, self._head_size)
+
+    def add(self, request: Request) -> Continuation:
+        """Queue a request; `step` gives it a row as soon as one is free.
+
+        Raises:
+          ValueError: prompt and continuation do not fit in the cache.
+        """
+        if len(request.prompt) + request.max_tokens > self.length:
+            raise ValueError(
+                f"a prompt of {len(request.prompt)} tokens and {request.max_tokens} more exceed the {self.length} "
+                "tokens of a row"
+            )
+        self.waiting.append(Continuation(request))
+        return self.waiting[-1]
+
+    def cancel(self, one: Continuation) -> None:
+        """End a continuation and free its row, if it goes on."""
+        if one in self.waiting:
+            self.waiting.remove(one)
+        if not one.reason:
+            self._end(one, "cancelled")
+
+    @property
+    def running(self) -> list[Continuation]:
+        """Continuations that have a row."""
+        return [one for one in self._running if one]
+
+    def run(self, requests: Sequence[Request]) -> list[Continuation]:
+        """Decode requests to their ends; return their continuations in the same order."""
+        added = [self.add(request) for request in requests]
+        while not all(one.reason for one in added):
+            self.step()
+        return added
+
+    def step(self) -> list[Continuation]:
+        """Give rows to waiting requests, compute a part of their prompts, and decode a token of every other row.
+
+        Return the continuations that have a new token or that ended.
+        """
+        self._admit()
+        decoding = [one for one in self.running if one.tokens]
+        return self._compute_chunk() + (self._decode(decoding) if decoding else [])
+
+    def _admit(self) -> None:
+        """Give free rows to the longest waiting requests; a row begins with what another row shares with the prompt."""
+        free = {row for row, one in enumerate(self._running) if one is None}
+        admitted: list[tuple[Continuation, int]] = []
+        while free and self.waiting and len(admitted) < self._many:
+            prompt = self.waiting[0].request.prompt
+            shared = [_common_prefix(tokens, prompt[:-1]) for tokens in self._cached]  # the last gives the logits
+            if self._soon_shared(prompt) > max(shared):
+                break
+            source = max(range(self.num_rows), key=lambda row: (shared[row], row in free))
+            one = self.waiting.popleft()
+            one.row = source if source in free and shared[source] else min(free, key=self._used.__getitem__)
+            one.num_computed = shared[source]
+            self._running[one.row], self._used[one.row] = one, next(self._clock)
+            free.discard(one.row)
+            admitted.append((one, source))
+        if admitted:
+            self._begin(admitted)
+
+    def _soon_shared(self, prompt: Sequence[int]) -> int:
+        """Return the longest prefix, in tokens, that a prompt shares with one that is being computed; 0 if short."""
+        computing = [one.request.prompt for one in self.running if not one.tokens]
+        longest = max((_common_prefix(other, prompt[:-1]) for other in computing), default=0)
+        return longest if longest >= CHUNKS[0] else 0
+
+    def _begin(self, admitted: list[tuple[Continuation, int]]) -> None:
+        """Copy the shared tokens into the rows of new continuations."""
+        size = self._few if len(admitted) <= self._few else self._many
+        rows, sources, kept = np.full(size, self.num_rows), np.zeros(size, np.int32), np.zeros(size, np.int32)
+        seen, bias = np.zeros((size, self._head_size), bool), np.full((size, self._head_size), -np.inf, np.float32)
+        bias[:, : self.vocab_size] = 0
+        for index, (one, source) in enumerate(admitted):
+            rows[index], sources[index], kept[index] = one.row, source, one.num_computed
+            seen[index, list(one.request.prompt)] = True
+            for token, added in one.request.sampling.logit_bias.items():
+                bias[index, token] += added
+        self._rows = _copy(self.engine, self._rows, rows, sources, kept, seen, bias)
+        tokens = [self._cached[source][: one.num_computed] for one, source in admitted]
+        for (one, _), cached in zip(admitted, tokens, strict=True):
+            self._cached[one.row] = cached
+            self.num_shared_tokens += len(cached)
+
+    def _compute_chunk(self) -> list[Continuation]:
+        """Compute a part of some prompts, of the longest waiting one at least; return those with a first token."""
+        unfinished = sorted((one for one in self.running if not one.tokens), key=lambda one: self._used[one.row])
+        if not unfinished:
+            return []
+        leader = unfinished[0]
+        size = self._chunk_size(_remaining(leader), leader.num_computed)
+        others = [one for one in unfinished[1:] if one.num_computed + size <= self.engine.length]
+        others.sort(key=lambda one: (_remaining(one) > size, -_remaining(one)))
+        chosen = [leader, *others][: self._many]
+        num_rows = self._few if len(chosen) <= self._few else self._many
+        chunk = Chunk(
+            np.full(num_rows, self.num_rows), np.full((num_rows, size), NO_TOKEN, np.int32),
+            np.ones((num_rows, self._head_size), bool),
+        )  # fmt: skip
+        for index, one in enumerate(chosen):
+            part = list(one.request.prompt[one.num_computed : one.num_computed + size])
+            chunk.row_R[index], chunk.tokens_RT[index, : len(part)] = one.row, part
+            if one.request.first_V is not None:
+                chunk.first_RV[index] = np.pad(one.request.first_V, (0, self._head_size - len(one.request.first_V)))
+            one.num_computed += len(part)
+            self.num_prompt_tokens += len(part)
+            self._cached[one.row] += part
+        self._rows, drawn = _extend(self.engine, self._rows, chunk, *self._how(chosen, num_rows))
+        complete = [(index, one) for index, one in enumerate(chosen) if not _remaining(one)]
+        self._append(complete, drawn)
+        return [one for _, one in complete]
+
+    def _chunk_size(self, remaining: int, num_computed: int) -> int:
+        """Return the smallest chunk that holds the remaining tokens, or the largest that fits in the row."""
+        fitting = [size for size in CHUNKS if num_computed + size <= self.engine.length]
+        return next((size for size in fitting if size >= remaining), fitting[-1])
+
+    def _decode(self, decoding: list[Continuation]) -> list[Continuation]:
+        """Draw a token of each of these rows."""
+        is_active = np.zeros(self.num_rows, bool)
+        by_row: list[Continuation | None] = [None] * self.num_rows
+        for one in decoding:
+            is_active[one.row], by_row[one.row] = True, one
+            self._cached[one.row].append(one.tokens[-1])
+        self._rows, drawn = _decode(self.engine, self._rows, is_active, *self._how(by_row, self.num_rows))
+        self._append([(one.row, one) for one in decoding], drawn)
+        return decoding
+
+    def _how(self, ones: Sequence[Continuation | None], size: int) -> tuple[Choice, np.ndarray]:
+        """Return how the tokens of `size` rows are drawn, and whether a request wants the likeliest tokens."""
+        greedy = Sampling(temperature=0.0), 0
+        rows = [(one.request.sampling, len(one.tokens)) if one else greedy for one in ones]
+        wants_top = any(one.request.wants_top for one in ones if one)
+        return choice_of([*rows, *[greedy] * (size - len(rows))]), np.array(wants_top)
+
+    def _append(self, rows: list[tuple[int, Continuation]], drawn: Drawn) -> None:
+        """Give each continuation the token that was drawn in a row; end it there if it must."""
+        drawn = Drawn(*(np.asarray(jax.device_get(leaf)) for leaf in drawn))
+        for index, one in rows:
+            token = int(drawn.token_B[index])
+            if token in one.request.ends:
+                self._end(one, "end")
+                continue
+            one.tokens.append(token)
+            one.log_probs.append(float(drawn.log_prob_B[index]))
+            if one.request.wants_top:
+                top = zip(drawn.top_tokens_BK[index].tolist(), drawn.top_log_probs_BK[index].tolist(), strict=True)
+                one.tops.append(dict(top))
+            if len(one.tokens) == one.request.max_tokens:
+                self._end(one, "length")
+
+    def _end(self, one: Continuation, reason: str) -> None:
+        one.reason = reason
+        if one.row is not None:
+            self._running[one.row] = None
+
+
+def _remaining(one: Continuation) -> int:
+    """Return the tokens of a prompt that are not in the cache."""
+    return len(one.request.prompt) - one.num_computed
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of equal tokens at the start."""
+    return next(
+        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
+def _empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
+    shape = num_rows, head_size
+    return Rows(
+        engine.empty(num_rows), jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32)
+    )
+
+
+@functools.partial(jax.jit, donate_argnames="rows")
+def _copy(engine: Engine, rows: Rows, row_R, source_R, keep_R, seen_RV, bias_RV) -> Rows:
+    """Begin row `row_R` with the first `keep_R` tokens of row `source_R`."""
+    copied = engine.shorten(engine.fork(rows.cache, source_R), keep_R)
+    return Rows(
+        engine.put(rows.cache, row_R, copied), rows.last_B, rows.seen_BV.at[row_R].set(seen_RV, mode="drop"),
+        rows.bias_BV.at[row_R].set(bias_RV, mode="drop"),
+    )  # fmt: skip
+
+
+@functools.partial(jax.jit, donate_argnames="rows")
+def _extend(engine: Engine, rows: Rows, chunk: Chunk, how: Choice, wants_top) -> tuple[Rows, Drawn]:
+    """Append a part of a prompt to each row of a chunk; draw the tokens after them."""
+    within_R = jnp.minimum(chunk.row_R, len(rows.last_B) - 1)
+    logits_RV, cache = engine.extend_to_last(engine.fork(rows.cache, within_R), chunk.tokens_RT)
+    bias_RV = jnp.where(chunk.first_RV, rows.bias_BV[within_R], -jnp.inf)
+    drawn, seen_RV = _draw(logits_RV, how, rows.seen_BV[within_R], bias_RV, wants_top)
+    return Rows(
+        engine.put(rows.cache, chunk.row_R, cache), rows.last_B.at[chunk.row_R].set(drawn.token_B, mode="drop"),
+        rows.seen_BV.at[chunk.row_R].set(seen_RV, mode="drop"), rows.bias_BV,
+    ), drawn  # fmt: skip
+
+
+@functools.partial(jax.jit, donate_argnames="rows")
+def _decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
+    """Append the last token of each active row, and draw the next."""
+    tokens_B1 = jnp.where(is_active_B, rows.last_B, NO_TOKEN)[:, None]
+    logits_BV, cache = engine.extend_to_last(rows.cache, tokens_B1)
+    drawn, seen_BV = _draw(logits_BV, how, rows.seen_BV, rows.bias_BV, wants_top)
+    last_B = jnp.where(is_active_B, drawn.token_B, rows.last_B)
+    return Rows(cache, last_B, jnp.where(is_active_B[:, None], seen_BV, rows.seen_BV), rows.bias_BV), drawn
+
+
+def _draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
+    """Return what was drawn, replicated, and the tokens that each row has then."""
+    token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
+    drawn = Drawn(token_B, log_probabilities(logits_BV, token_B), *likeliest(logits_BV, wants_top))
+    seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
+    return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV
