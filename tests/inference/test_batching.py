@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that enter and leave a batch have the tokens that they have alone, and share what they have in common."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from inference import batching
+from inference.batching import Batch, Request
+from inference.choice import Sampling
+from inference.engine import Engine
+from parallelism.mesh import make_mesh, mesh_context
+from tests.support import forward, make_model, model_config
+
+V, LENGTH = 40, 96
+GREEDY = Sampling(temperature=0.0)
+EIGHT = {"dcn_data": 1, "data": 2, "fsdp": 2, "context": 1, "expert": 1, "model": 2}
+WINDOWS = {"sliding_window": 3, "global_every": 2, "qk_norm": True, "tie_embeddings": True}
+
+
+@functools.cache
+def engine(scan: bool = False, windows: bool = False) -> Engine:
+    return Engine(*make_model(model_config(vocab_size=V, **(WINDOWS if windows else {})), scan=scan), LENGTH)
+
+
+def batch_of(num_rows: int, one: Engine | None = None) -> Batch:
+    return Batch(one or engine(), num_rows=num_rows, vocab_size=V)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, V, length).tolist() for length in lengths]
+
+
+def alone(prompt: list[int], num_tokens: int, one: Engine | None = None) -> tuple[list[int], list[float]]:
+    """Return the greedy tokens and their log-probabilities by a full forward pass for each token."""
+    one, text, log_probs = one or engine(), list(prompt), []
+    for _ in range(num_tokens):
+        padded = np.array([text + [0] * (LENGTH - len(text))])
+        index = np.arange(LENGTH)[None]
+        batch = {"tokens": padded, "positions": index, "segments": (index < len(text)).astype(np.int32)}
+        logits = np.asarray(forward(one.graph, one.params, batch)[0, len(text) - 1])
+        text.append(int(logits.argmax()))
+        log_probs.append(float(logits.max() - np.log(np.exp(logits).sum())))
+    return text[len(prompt) :], log_probs
+
+
+@pytest.mark.parametrize(("scan", "windows"), [(False, False), (True, True)])
+def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_alone(scan, windows):
+    """1e-5: what one float32 forward pass differs from another, as a cache changes the length that sums run over."""
+    one = engine(scan, windows)
+    asked = prompts([1, 5, 17, 40, 3, 33, 2, 16, 20, 9])
+    numbers = [6, 1, 9, 4, 12, 3, 5, 8, 2, 7]
+    done = batch_of(3, one).run(
+        [Request(prompt, number, GREEDY) for prompt, number in zip(asked, numbers, strict=True)]
+    )
+    for prompt, number, answer in zip(asked, numbers, done, strict=True):
+        tokens, log_probs = alone(prompt, number, one)
+        assert answer.tokens == tokens and answer.reason == "length"
+        np.testing.assert_allclose(answer.log_probs, log_probs, atol=1e-5)
+
+
+def test_other_requests_compile_nothing():
+    """Each program is compiled once for each size of a chunk and number of its rows."""
+    programs = (batching._decode, batching._extend, batching._copy)
+    for program in programs:
+        program.clear_cache()
+    batch = batch_of(9)
+    batch.run([Request(prompt, 3, GREEDY) for prompt in prompts([3, 20, 40])])
+    batch.run([Request(prompts([30])[0], 3, GREEDY)])
+    before = [program._cache_size() for program in programs]
+    assert before[0] == 1
+    batch.run([Request(prompt, 5, Sampling(top_p=0.5, seed=3)) for prompt in prompts([60, 22, 5, 7, 30, 41], seed=2)])
+    batch.run([Request(prompts([17], seed=4)[0], 2, GREEDY)])
+    assert [program._cache_size() for program in programs][0::2] == before[0::2]
+    assert batching._extend._cache_size() <= 2 * len(batching.CHUNKS)
+
+
+def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_new():
+    [prompt] = prompts([50])
+    batch = batch_of(4)
+    first = batch.run([Request(prompt, 4, Sampling(seed=seed)) for seed in range(4)])
+    assert batch.num_prompt_tokens == 50 + 3 and batch.num_shared_tokens == 3 * 49
+    turn = [*prompt, *first[2].tokens, 7, 8, 9]
+    [after] = batch.run([Request(turn, 5, GREEDY)])
+    assert batch.num_prompt_tokens == 53 + 4  # the last token of a continuation is not in the cache
+    assert after.tokens == alone(turn, 5)[0]
+    assert [one.tokens for one in batch.run([Request(prompt, 4, Sampling(seed=seed)) for seed in range(4)])] == [
+        one.tokens for one in first
+    ]
+
+
+def test_a_row_that_another_request_took_is_no_source_of_what_it_had():
+    """Prompts that begin alike are copied from a row before the row is overwritten in the same step."""
+    [base] = prompts([30])
+    batch = batch_of(2)
+    for seed in range(6):
+        asked = [[*base[: 10 + 3 * seed], *prompts([6], seed)[0]], prompts([25], 50 + seed)[0]]
+        for prompt, one in zip(asked, batch.run([Request(prompt, 3, GREEDY) for prompt in asked]), strict=True):
+            assert one.tokens == alone(prompt, 3)[0]
+
+
+def test_draws_depend_on_the_seed_and_not_on_the_other_rows():
+    asked = prompts([4, 9, 20])
+    how = Sampling(temperature=1.2, top_k=12, seed=5)
+    singly = [batch_of(1).run([Request(prompt, 8, how)])[0].tokens for prompt in asked]
+    together = batch_of(8).run([Request(prompt, 8, how) for prompt in asked])
+    assert [one.tokens for one in together] == singly
+
+
+def test_bias_penalty_and_first_token_change_what_is_drawn():
+    [prompt] = prompts([12])
+    plain = alone(prompt, 3)[0]
+    batch = batch_of(2)
+
+    def first_of(**how) -> list[int]:
+        return batch.run([Request(prompt, 3, Sampling(temperature=0.0, **how))])[0].tokens
+
+    assert first_of() == plain
+    assert first_of(logit_bias={17: 1e4}) == [17, 17, 17]
+    assert plain[0] not in first_of(logit_bias={plain[0]: -1e4})
+    allowed = np.arange(V) == 23
+    [one] = batch.run([Request(prompt, 3, GREEDY, first_V=allowed)])
+    assert one.tokens == [23, *alone([*prompt, 23], 2)[0]]
+    penalized = batch.run([Request(prompt, 20, Sampling(temperature=0.0, repetition_penalty=1e6))])[0].tokens
+    assert len(set(penalized)) == 20 and not set(penalized) & set(prompt)  # every positive logit is gone once seen
+
+
+def test_min_p_keeps_a_share_of_the_likeliest():
+    [prompt] = prompts([12])
+    batch = batch_of(8)
+    [one] = batch.run([Request(prompt, 1, GREEDY, wants_top=True)])
+    top = one.tops[0]
+    assert max(top, key=top.get) == one.tokens[0] and len(top) == 20
+    kept = {token for token, value in top.items() if value >= one.log_probs[0] + np.log(0.5)}
+    drawn = batch.run([Request(prompt, 1, Sampling(min_p=0.5, seed=seed)) for seed in range(60)])
+    assert {other.tokens[0] for other in drawn} == kept
+
+
+def test_cancelled_requests_free_their_rows_and_change_no_other():
+    asked = prompts([8, 12, 10])
+    batch = batch_of(2)
+    ones = [batch.add(Request(prompt, 10, GREEDY)) for prompt in asked]
+    for _ in range(3):
+        batch.step()
+    batch.cancel(ones[0])
+    late = batch.add(Request(asked[0], 4, GREEDY))
+    batch.cancel(late)
+    while not all(one.reason for one in ones):
+        batch.step()
+    assert [one.reason for one in ones] == ["cancelled", "length", "length"] and late.reason == "cancelled"
+    assert [one.tokens for one in ones[1:]] == [alone(prompt, 10)[0] for prompt in asked[1:]]
+    assert not batch.running and not batch.waiting and not late.tokens
+
+
+def test_a_request_fits_exactly_or_is_refused():
+    [prompt] = prompts([LENGTH - 4])
+    [one] = batch_of(1).run([Request(prompt, 4, GREEDY)])
+    assert one.tokens == alone(prompt, 4)[0]
+    with pytest.raises(ValueError, match="a prompt of 92 tokens and 5 more exceed the 96 tokens of a row"):
+        batch_of(1).add(Request(prompt, 5, GREEDY))
+
+
+def test_eight_devices_decode_as_one_does():
+    one = engine()
+    asked = prompts([5, 17, 30, 3, 12])
+    expected = batch_of(4).run([Request(prompt, 6, GREEDY) for prompt in asked])
+    with mesh_context(make_mesh(EIGHT)):
+        sharded = batch_of(4, one).run([Request(prompt, 6, GREEDY) for prompt in asked])
+    assert [a.tokens for a in sharded] == [b.tokens for b in expected]
+    for a, b in zip(sharded, expected, strict=True):
+        np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+    assert jax.device_count() >= 8
