@@ -59,9 +59,9 @@ else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause i
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop serve"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface interop,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop))
+	$(if $(filter-out huggingface interop serve,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, serve))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -112,6 +112,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
 	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
 	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
+	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

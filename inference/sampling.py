@@ -5,9 +5,8 @@ import numpy as np
 
 from configs.errors import ConfigError
 from inference import decoding
-from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
-from input_pipeline.chat.messages import KINDS
-from input_pipeline.chat.template import Template
+from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt
+from input_pipeline.chat.encoding import format_of_tokenizer
 
 
 def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, **sampling) -> list[str]:
@@ -15,25 +14,20 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
 
     The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
-    The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
-    one token. So the prompt's last token is resampled among the tokens that begin with it.
-
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`.
     """
-    encoded, allowed = zip(*(tokenizer.encode_open(prompt) for prompt in prompts), strict=True)
-    rows = [[tokenizer.end_of_document, *prompt] for prompt in encoded]  # as in training documents
+    asked = [text_prompt(tokenizer, prompt) for prompt in prompts]
     outputs = _continued(
-        run, params, tokenizer, rows, max_tokens=max_tokens, ends=[tokenizer.end_of_document],
-        first_BV=np.stack(allowed), **sampling,
+        run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,
+        first_BV=np.stack([prompt.first_V for prompt in asked]), **sampling,
     )  # fmt: skip
-    return [tokenizer.decode([*tokens, *output]) for tokens, output in zip(encoded, outputs, strict=True)]
+    return [tokenizer.decode([*prompt.before, *output]) for prompt, output in zip(asked, outputs, strict=True)]
 
 
 def check_answers(config, tokenizer, address) -> None:
     """Raise ConfigError if the model of a run never saw a conversation, so that its answers would mean nothing."""
-    has_template = isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
-    if config.data.source not in KINDS and not has_template:
+    if not can_chat(config, tokenizer):
         raise ConfigError(
             f"--message: {address} was not trained on conversations, and its tokenizer has no chat template; "
             "use --prompt"
@@ -47,15 +41,21 @@ def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: in
       ConfigError: a message and its answer are longer than `model.max_length`, or the chat template refuses a message.
       DataError: the tokenizer's chat template cannot be read.
     """
-    form = format_of_tokenizer(tokenizer, run.config.data.tokenizer)
+    asked = [message_prompt(tokenizer, run.config, message) for message in messages]
+    outputs = _continued(
+        run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,
+        **sampling,
+    )  # fmt: skip
+    return [tokenizer.decode(output) for output in outputs]
+
+
+def message_prompt(tokenizer, config, message: str) -> Prompt:
+    """Return the prompt of a user's message; ConfigError if the chat template refuses it."""
+    form = format_of_tokenizer(tokenizer, config.data.tokenizer)
     try:
-        said = [form.prompt([{"role": "user", "content": message}]) for message in messages]
-        prompts = [ChatTokenizer(tokenizer).encode(pieces) for pieces in said]
-        ends = [tokenizer.end_of_document, *tokenizer.encode(form.after_answer())[:1]]
+        return chat_prompt(tokenizer, form, [{"role": "user", "content": message}])
     except ValueError as error:
         raise ConfigError(f"--message is not what the chat template takes ({error})") from None
-    outputs = _continued(run, params, tokenizer, prompts, max_tokens=max_tokens, ends=ends, **sampling)
-    return [tokenizer.decode(output) for output in outputs]
 
 
 def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, **how) -> list[list[int]]:

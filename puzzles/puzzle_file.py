@@ -53,10 +53,15 @@ def read(path: pathlib.Path) -> Puzzle:
         raise ConfigError(f"{path}: {error.strerror}; name a text file with a Sudoku or a maze") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not text; {RULES}") from None
+    return parse(lines, path)
+
+
+def parse(lines: list[str], source: pathlib.Path | str) -> Puzzle:
+    """Return the puzzle in lines of text, as `read` does; messages call the text `source`."""
     if not any(line.strip() for line in lines):
-        raise ConfigError(f"{path}: is empty; {RULES}")
+        raise ConfigError(f"{source}: is empty; {RULES}")
     is_maze = set("".join(lines)) & set(CHARACTERS) - {" "}
-    return _maze(path, lines) if is_maze else _sudoku(path, lines)
+    return _maze(source, lines) if is_maze else _sudoku(source, lines)
 
 
 def board_text(kind: str, board: np.ndarray) -> str:
@@ -77,7 +82,7 @@ def digit(token: int, side: int) -> str:
     return "." if token == 1 else str(token - 1) if 2 <= token <= side + 1 else "?"
 
 
-def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
+def _maze(source: pathlib.Path | str, lines: list[str]) -> Puzzle:
     numbered = [(number, line) for number, line in enumerate(lines, 1)]
     while not numbered[-1][1]:
         numbered.pop()
@@ -87,36 +92,38 @@ def _maze(path: pathlib.Path, lines: list[str]) -> Puzzle:
     for number, line in numbered:
         wrong = [column for column, character in enumerate(line, 1) if character not in CHARACTERS]
         if wrong:
-            raise ConfigError(f"{path}:{number}: {line[wrong[0] - 1]!r} in column {wrong[0]} is not a cell; {RULES}")
+            raise ConfigError(f"{source}:{number}: {line[wrong[0] - 1]!r} in column {wrong[0]} is not a cell; {RULES}")
         if len(line) != width:
             raise ConfigError(
-                f"{path}:{number}: {len(line)} cells, but line {first} has {width}; make all lines of a maze equally "
+                f"{source}:{number}: {len(line)} cells, but line {first} has {width}; make all lines of a maze equally "
                 "long, with the spaces at their ends"
             )
     for mark, what in (("S", "start"), ("G", "goal")):
         where = [number for number, line in numbered for character in line if character == mark]
         if not where:
-            raise ConfigError(f"{path}:{first}: the maze has no {mark}; put one {mark} where its {what} is")
+            raise ConfigError(f"{source}:{first}: the maze has no {mark}; put one {mark} where its {what} is")
         if len(where) > 1:
-            raise ConfigError(f"{path}:{where[1]}: a second {mark}, after the one in line {where[0]}; keep one {what}")
+            raise ConfigError(
+                f"{source}:{where[1]}: a second {mark}, after the one in line {where[0]}; keep one {what}"
+            )
     return Puzzle("maze", np.array([[CHARACTERS.index(c) + 1 for c in line] for _, line in numbered], np.int32))
 
 
-def _sudoku(path: pathlib.Path, lines: list[str]) -> Puzzle:
+def _sudoku(source: pathlib.Path | str, lines: list[str]) -> Puzzle:
     cells = []
     for number, line in enumerate(lines, 1):
         for column, character in enumerate(line, 1):
             if character in EMPTY or character in "123456789":
                 cells.append(Cell(0 if character in EMPTY else int(character), number, column))
             elif character not in IGNORED:
-                raise ConfigError(f"{path}:{number}: {character!r} in column {column} is not a cell; {RULES}")
+                raise ConfigError(f"{source}:{number}: {character!r} in column {column} is not a cell; {RULES}")
     side = next((side for side in BOXES if side**2 == len(cells)), None)
     if side is None:
         raise ConfigError(
-            f"{path}:{_odd_line(cells)}: the Sudoku has {len(cells)} cells; it needs 16, 36 or 81, including "
+            f"{source}:{_odd_line(cells)}: the Sudoku has {len(cells)} cells; it needs 16, 36 or 81, including "
             "empty ones, each written as . or 0 or _"
         )
-    _check_sudoku(path, cells, side)
+    _check_sudoku(source, cells, side)
     return Puzzle("sudoku", np.array([cell.digit + 1 for cell in cells], np.int32).reshape(side, side))
 
 
@@ -127,7 +134,7 @@ def _odd_line(cells: list[Cell]) -> int:
     return next((line for line, count in counts.items() if count != usual[0][0]), max(counts, default=1))
 
 
-def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
+def _check_sudoku(source: pathlib.Path | str, cells: list[Cell], side: int) -> None:
     """Raise ConfigError for a digit too large for the size, or a digit twice in a row, column or box."""
     height, width = BOXES[side]
     met = {}
@@ -135,7 +142,7 @@ def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
         row, column = divmod(place, side)
         if cell.digit > side:
             raise ConfigError(
-                f"{path}:{cell.line}: {cell.digit} in column {cell.column}; a Sudoku of {side} x {side} "
+                f"{source}:{cell.line}: {cell.digit} in column {cell.column}; a Sudoku of {side} x {side} "
                 f"has digits from 1 to {side}"
             )
         units = {"row": row, "column": column, "box": (row // height, column // width)}
@@ -143,6 +150,6 @@ def _check_sudoku(path: pathlib.Path, cells: list[Cell], side: int) -> None:
             other = met.setdefault((unit, which, cell.digit), cell)
             if other is not cell:
                 raise ConfigError(
-                    f"{path}:{cell.line}: a second {cell.digit} in one {unit}, after the one in line {other.line}, "
+                    f"{source}:{cell.line}: a second {cell.digit} in one {unit}, after the one in line {other.line}, "
                     f"column {other.column}; correct one of them"
                 )

@@ -34,9 +34,9 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
 }
 LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
-ROOMS["core"] = LOWER
+ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
-COMMANDS = {"train", "generate", "rehearse", "convert", "sweep", "pod"}
+COMMANDS = {"train", "generate", "serve", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},
     "examples": LOWER | {"train", "core"},

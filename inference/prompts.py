@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts: a text, tokens or a conversation as what a model continues, and how its tokens become text."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from inference.text_stream import TextStream, num_certain
+from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
+from input_pipeline.chat.messages import KINDS, Message
+from input_pipeline.chat.template import PlainFormat, Template
+from input_pipeline.tokenization import AnyTokenizer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prompt:
+    """Tokens to continue.
+
+    Attributes:
+      tokens: of the prompt, as the model reads it.
+      ends: tokens that end the continuation.
+      first_V: bool [vocab_size], what the first token of the continuation may be; None: any.
+      before: tokens whose text goes before the continuation's, and may depend on it.
+      shown: characters of that text, and of the first token's, that belong to the prompt.
+    """
+
+    tokens: Sequence[int]
+    ends: Collection[int]
+    first_V: np.ndarray | None = None
+    before: Sequence[int] = ()
+    shown: int = 0
+
+    def text(self, tokenizer: AnyTokenizer, stops: Sequence[str] = ()) -> TextStream:
+        """Return the empty text of a continuation, which has no part of the prompt."""
+        return TextStream(tokenizer.decode, stops, self.before, self.shown)
+
+
+def text_prompt(tokenizer: AnyTokenizer, text: str) -> Prompt:
+    """Return the prompt of a text that goes on, as training documents begin.
+
+    The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
+    one token. So the prompt's last token is resampled among the tokens that begin with it.
+    """
+    kept, allowed = tokenizer.encode_open(text)
+    end = tokenizer.end_of_document
+    return Prompt([end, *kept], [end], allowed, kept, len(tokenizer.decode(tokenizer.encode(text))))
+
+
+def token_prompt(tokenizer: AnyTokenizer, tokens: Sequence[int]) -> Prompt:
+    """Return the prompt of tokens, which are continued as they are."""
+    return Prompt(tokens, [tokenizer.end_of_document], None, tokens, num_certain(tokenizer.decode(list(tokens))))
+
+
+def chat_prompt(tokenizer: AnyTokenizer, form: PlainFormat | Template, messages: Sequence[Message]) -> Prompt:
+    """Return the prompt of a conversation that the assistant continues; the answer ends where its turn does.
+
+    Raises:
+      ValueError: the chat template refuses the conversation.
+    """
+    tokens = ChatTokenizer(tokenizer).encode(form.prompt(messages))
+    return Prompt(tokens, [tokenizer.end_of_document, *tokenizer.encode(form.after_answer())[:1]])
+
+
+def can_chat(config, tokenizer: AnyTokenizer) -> bool:
+    """Return whether the model of a run was trained on conversations, or its tokenizer has a chat template."""
+    return config.data.source in KINDS or isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text of a continuation while it is decoded: whole characters only, and no part of a stop string."""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"  # what a tokenizer returns for bytes that are no character, or not yet
+MOST_HELD = 3  # bytes of an incomplete character, each of which may become a REPLACEMENT
+CONTEXT = 16  # tokens before a new one that are decoded with it at least, as far as there are any
+
+
+class TextStream:
+    """Turns tokens into text, one by one.
+
+    The texts that `add` and `end` return make up the text of all tokens up to the first stop string: the one that ends
+    first, and of several that end there the longest. This does not depend on how the text is cut into tokens.
+
+    A tokenizer may decode a token in a way that depends on the tokens before it, so a window of the last tokens is
+    decoded each time.
+
+    Attributes:
+      stopped: whether a stop string was found; it and all later text are left out.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], stops: Sequence[str] = (), before: Sequence[int] = (), shown: int = 0
+    ):
+        """Begin a text.
+
+        Args:
+          decode: token ids -> text.
+          stops: strings that end the text, none of them empty.
+          before: tokens in front of the first one.
+          shown: characters of their text, and of the first tokens' after it, that are not returned.
+        """
+        self.stopped = False
+        self._decode, self._stops = decode, stops
+        self._window, self._mark = list(before), 0
+        self._shown = shown  # characters of the window's text that were returned or are in `_held`
+        self._held = ""  # may be the beginning of a stop string
+
+    def add(self, token: int) -> str:
+        """Append a token; return the text that is certain now, "" after a stop string."""
+        if self.stopped:
+            return ""
+        self._window.append(token)
+        text = self._decode(self._window)
+        certain = num_certain(text)
+        found = self._pass(text[self._shown : certain])
+        self._shown = max(self._shown, certain)
+        if self._shown == certain == len(text) and len(self._window) - self._mark >= CONTEXT:
+            self._window, self._mark = self._window[self._mark :], len(self._window) - self._mark
+            self._shown = len(self._decode(self._window))
+        return found
+
+    def end(self) -> str:
+        """Return the rest of the text, with a REPLACEMENT for an incomplete character."""
+        if self.stopped:
+            return ""
+        return self._pass(self._decode(self._window)[self._shown :]) + self._rest()
+
+    def _pass(self, text: str) -> str:
+        """Return what was held and `text` up to a stop string; hold back what may begin one."""
+        text = self._held + text
+        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)[1]]
+        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        cut = len(text) - max((len(part) for part in beginnings if text.endswith(part)), default=0)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def _rest(self) -> str:
+        rest, self._held = self._held, ""
+        return rest
+
+
+def num_certain(text: str) -> int:
+    """Return the number of characters that further tokens cannot change: the end may be a part of a character."""
+    return len(text) - min(len(text) - len(text.rstrip(REPLACEMENT)), MOST_HELD)

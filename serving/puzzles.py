@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoint of a recursive model: a puzzle, and its answer after each supervision step."""
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from configs.errors import ConfigError
+from puzzles import puzzle_file, solving
+from serving.bodies import read
+from serving.errors import ApiError
+from serving.metrics import Metrics
+from serving.requests import PuzzleRequest
+
+Solve = Callable[[np.ndarray, int], Sequence[solving.Answer]]  # tokens, supervision steps -> answers
+
+
+class PuzzleService:
+    """Solves puzzles for clients, one at a time in a thread of its own.
+
+    Attributes:
+      abilities: what the model can be asked, for /v1/models.
+      in_flight: puzzles that are being solved or wait.
+    """
+
+    abilities = ("puzzles",)
+
+    def __init__(self, name: str, config, solve: Solve, mesh: Callable[[], AbstractContextManager], max_waiting: int):
+        """Serve a run, whose `config` this is, under a name; return when the model is compiled.
+
+        Args:
+          solve: called in the thread, in the mesh.
+          mesh: returns the context of the mesh.
+        """
+        self.name, self.max_length, self.in_flight = name, config.model.max_length, 0
+        self._config, self._solve, self._mesh, self._max_waiting = config, solve, mesh, max_waiting
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "solve")
+        self._thread.submit(self._answers, np.zeros(self.max_length, np.int32), 1).result()
+        self.metrics = Metrics({"torus_requests_in_flight": ("puzzles in work or waiting", lambda: self.in_flight)})
+
+    def routes(self) -> list[Route]:
+        """Return the endpoint."""
+        return [Route("/v1/puzzles", self.puzzle, methods=["POST"])]
+
+    def stop(self) -> None:
+        """End the thread after its current puzzle."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def puzzle(self, request: Request) -> Response:
+        """Solve a puzzle."""
+        started, given = time.monotonic(), await read(request, PuzzleRequest, self.name)
+        try:
+            puzzle = puzzle_file.parse(given.puzzle.splitlines(), "puzzle")
+            solving.check_fits(puzzle, self._config)
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="puzzle") from None
+        if self.in_flight > self._max_waiting:
+            raise ApiError(
+                429, f"{self.in_flight} puzzles are in work or wait already; try again later", code="busy",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
+        steps = given.supervision_steps or self._config.supervision.max_steps
+        self.in_flight += 1
+        try:
+            answers = await asyncio.wrap_future(self._thread.submit(self._answers, puzzle.tokens, steps))
+        finally:
+            self.in_flight -= 1
+        self.metrics.duration.observe(time.monotonic() - started)
+        return JSONResponse({"object": "puzzle.answer", "model": self.name} | described(puzzle, answers))
+
+    def _answers(self, tokens: np.ndarray, steps: int) -> Sequence[solving.Answer]:
+        with self._mesh():
+            return self._solve(tokens, steps)
+
+
+def described(puzzle: puzzle_file.Puzzle, answers: Sequence[solving.Answer]) -> dict:
+    """Return a puzzle and its answers as JSON: rows of characters, "." for an empty cell of a Sudoku."""
+    steps, shape = [], puzzle.tokens.shape
+    for answer in answers:
+        cells = answer.cells.reshape(shape)
+        wrong = np.argwhere(solving.mistakes(puzzle, cells)).tolist()
+        steps.append({"rows": rows(puzzle.kind, cells), "halt": answer.halt, "wrong": wrong})
+    last = answers[-1].cells.reshape(shape)
+    return {
+        "kind": puzzle.kind, "given": rows(puzzle.kind, puzzle.tokens), "steps": steps,
+        "box": list(puzzle_file.BOXES[len(last)]) if puzzle.kind == "sudoku" else None,
+        "solved": not solving.problem(puzzle, last), "verdict": solving.verdict(puzzle, last),
+    }  # fmt: skip
+
+
+def rows(kind: str, cells: np.ndarray) -> list[str]:
+    """Return the characters of each row."""
+    if kind == "maze":
+        return puzzle_file.board_text(kind, cells).split("\n")
+    return ["".join(puzzle_file.digit(token, len(cells)) for token in row) for row in cells.tolist()]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listens: a socket that is taken before the model is loaded, and a server that ends after its running requests."""
+
+import os
+import pathlib
+import signal
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from configs.errors import ConfigError, shown
+
+KEY_VARIABLE = "TORUS_API_KEY"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; clients that come early wait until the server is ready.
+
+    Raises:
+      ConfigError: the port is in use, or the host is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigError(
+            f"--host={shown(host)} --port={port}: {reason}; use another --port, or an address of this machine"
+        ) from None
+
+
+def read_key(file: str, host: str) -> str:
+    """Return the key that clients must send, "" for none; ConfigError if `host` needs one.
+
+    Args:
+      file: that has the key; "": the environment may have it.
+    """
+    key, source = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if file:
+        source = f"--api_key_file={file}"
+        try:
+            key = pathlib.Path(file).expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read ({error}); name a text file that has only the key") from None
+        if not key:
+            raise ConfigError(f"{source} is empty; write the key into it")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{source}: a key has only ASCII letters, digits and signs; choose another")
+    if not key and host not in LOOPBACK:
+        raise ConfigError(
+            f"--host={shown(host)} lets other machines in, so a key is needed: --api_key_file=FILE, "
+            f"or the environment variable {KEY_VARIABLE}"
+        )
+    return key
+
+
+class Server(uvicorn.Server):
+    """Says when it is ready, and when it stops."""
+
+    def __init__(self, app: Starlette, grace_seconds: int):
+        super().__init__(
+            uvicorn.Config(
+                app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
+                timeout_graceful_shutdown=grace_seconds,
+            )
+        )  # fmt: skip
+        self._grace_seconds = grace_seconds
+
+    def serve_on(self, listener: socket.socket) -> None:
+        """Serve until SIGINT or SIGTERM, and then at most the grace period; a second SIGINT ends at once."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
+            signal.signal(number, signal.SIG_IGN)
+        self.run(sockets=[listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        host, port = sockets[0].getsockname()[:2]
+        print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and finish running requests."""
+        print(f"stopping: running requests have {self._grace_seconds} s to finish", flush=True)
+        await super().shutdown(sockets)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that owns a batch: requests come to it through a queue, and their tokens go back to the event loop."""
+
+import asyncio
+import dataclasses
+import functools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+
+from inference.batching import CHUNK_ROWS, CHUNKS, Batch, Continuation, Request
+from inference.choice import Sampling
+
+
+class Update(NamedTuple):
+    """What is new of the request `index` of a job; `reason` as a continuation has it, "" while it goes on."""
+
+    index: int
+    tokens: list[int]
+    log_probs: list[float]
+    tops: list[dict[int, float]]
+    reason: str
+
+
+@dataclasses.dataclass(eq=False)
+class Part:
+    """A request of a job, of which `num_sent` tokens were sent to the event loop."""
+
+    request: Request
+    send: Callable[[list[int], list[float], list[dict[int, float]], str], None]
+    continuation: Continuation | None = None
+    num_sent: int = 0
+    ended: bool = False
+
+
+class Job:
+    """Requests that are decoded for one client; belongs to the event loop."""
+
+    def __init__(self, worker: "Worker", requests: Sequence[Request]):
+        """Queue the requests."""
+        self._worker, self._updates, loop = worker, asyncio.Queue(), asyncio.get_running_loop()
+
+        def send(index: int, *new) -> None:
+            loop.call_soon_threadsafe(self._updates.put_nowait, Update(index, *new))
+
+        self._parts = [Part(request, functools.partial(send, index)) for index, request in enumerate(requests)]
+        worker.in_flight += len(self._parts)
+        for part in self._parts:
+            worker.call(functools.partial(worker.add, part))
+
+    async def next(self) -> Update:
+        """Return the next update of a request that goes on."""
+        while True:
+            update = await self._updates.get()
+            if not self._parts[update.index].ended:
+                if update.reason:
+                    self._end(self._parts[update.index])
+                return update
+
+    def cancel(self, index: int) -> None:
+        """End a request and free its row, if it goes on."""
+        part = self._parts[index]
+        if not part.ended:
+            self._end(part)
+            self._worker.call(functools.partial(self._worker.cancel, part))
+
+    def close(self) -> None:
+        """End all requests that go on."""
+        for index in range(len(self._parts)):
+            self.cancel(index)
+
+    def _end(self, part: Part) -> None:
+        part.ended = True
+        self._worker.in_flight -= 1
+
+
+class Worker:
+    """A thread that steps a batch while there are requests.
+
+    Attributes:
+      in_flight: requests that have not ended; belongs to the event loop.
+      batch: belongs to the thread; others may only look.
+    """
+
+    def __init__(self, make_batch: Callable[[], Batch], mesh: Callable[[], AbstractContextManager]):
+        """Start the thread, and return when all programs are compiled.
+
+        Args:
+          make_batch: called in the thread, in the mesh.
+          mesh: returns the context of the mesh that the batch needs.
+        """
+        self.in_flight = 0
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._parts: dict[Continuation, Part] = {}
+        self._stopping, ready = False, threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(make_batch, mesh, ready), name="decode", daemon=True)
+        self._thread.start()
+        ready.wait()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function called in the thread."""
+        self._calls.put(function)
+
+    def stop(self) -> None:
+        """End the thread after its current step."""
+        self.call(functools.partial(setattr, self, "_stopping", True))
+        self._thread.join()
+
+    def add(self, part: Part) -> None:
+        """Add a request to the batch; in the thread."""
+        part.continuation = self.batch.add(part.request)
+        self._parts[part.continuation] = part
+
+    def cancel(self, part: Part) -> None:
+        """Cancel a request; in the thread."""
+        self.batch.cancel(part.continuation)
+        self._parts.pop(part.continuation, None)
+
+    def _work(self, make_batch, mesh, ready: threading.Event) -> None:
+        with mesh():
+            self.batch = make_batch()
+            compile_programs(self.batch)
+            ready.set()
+            while not self._stopping:
+                if self.batch.running or self.batch.waiting:
+                    self._step()
+                else:
+                    self._calls.get()()
+                while not self._calls.empty():
+                    self._calls.get()()
+
+    def _step(self) -> None:
+        """Step the batch, and send what is new."""
+        for one in self.batch.step():
+            part = self._parts[one]
+            start, part.num_sent = part.num_sent, len(one.tokens)
+            if one.reason:
+                del self._parts[one]
+            if not part.ended:  # else the event loop may be gone
+                part.send(one.tokens[start:], one.log_probs[start:], one.tops[start:], one.reason)
+
+
+def compile_programs(batch: Batch) -> None:
+    """Decode random prompts of every size of a chunk, one and as many as a call computes, so that all is compiled."""
+    rng, how = np.random.default_rng(0), Sampling(temperature=0.0)
+    for size in (size for size in CHUNKS if size <= batch.engine.length):
+        for count in (1, min(CHUNK_ROWS, batch.num_rows)):
+            prompts = rng.integers(batch.vocab_size, size=(count, min(size, batch.length - 2))).tolist()
+            batch.run([Request(prompt, 2, how) for prompt in prompts])
