@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from inference.prompts import Prompt
+from inference.text_stream import REPLACEMENT
 from input_pipeline.tokenization import AnyTokenizer
 from serving.worker import Job, Update
 
@@ -93,9 +94,10 @@ class Format:
         return {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model}
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token inside a text; some tokenizers drop the space of the first one."""
-        before = self.tokenizer.encode("a")
-        return self.tokenizer.decode([*before, token])[len(self.tokenizer.decode(before)) :]
+        """Return the text of a token inside a text; of a part of a character, its id."""
+        before = self.tokenizer.encode("a")  # some tokenizers drop the space of the first token
+        text = self.tokenizer.decode([*before, token])[len(self.tokenizer.decode(before)) :]
+        return f"token_id:{token}" if REPLACEMENT in text else text
 
     def top(self, drawn: Drawn) -> list[tuple[str, float]]:
         """Return (text, log-probability) of the likeliest tokens that are to be reported."""
@@ -166,8 +168,7 @@ class ChatFormat(Format):
         return {"content": content, "refusal": None}
 
     def _entry(self, text: str, log_prob: float) -> dict:
-        known = "\ufffd" not in text  # else a part of a character
-        return {"token": text, "logprob": log_prob, "bytes": list(text.encode()) if known else None}
+        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
 
 
 def finite(log_prob: float) -> float:

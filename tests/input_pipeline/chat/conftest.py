@@ -36,22 +36,23 @@ def write_lines(path, records) -> str:
     return str(path)
 
 
+def made_tokenizer(template: str | None, folder, **config) -> str:
+    """Write a byte-level BPE that tells the offsets of white space as Llama 3's does; return its path."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["what is the answer?\n    I think so    \nassistant user"] * 3, trainer)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}, "chat_template": template} | config
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder / "tokenizer.json")
+
+
 @pytest.fixture
 def write_tokenizer(tmp_path):
-    """Write a byte-level BPE that tells the offsets of white space as Llama 3's does; return its path."""
-
-    def write(template: str | None, folder=tmp_path, **config) -> str:
-        made = tokenizers.Tokenizer(models.BPE())
-        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        made.post_processor = processors.ByteLevel(trim_offsets=True)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        )
-        made.train_from_iterator(["what is the answer?\n    I think so    \nassistant user"] * 3, trainer)
-        made.save(str(folder / "tokenizer.json"))
-        config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}, "chat_template": template} | config
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        return str(folder / "tokenizer.json")
-
-    return write
+    """Write a tokenizer, by default in the test's folder; see `made_tokenizer`."""
+    return lambda template, folder=tmp_path, **config: made_tokenizer(template, folder, **config)
