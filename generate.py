@@ -2,9 +2,9 @@
 """Sample from a trained model: python generate.py --workdir=runs/tiny --prompt="def " --max_tokens=64
 
 Several --prompt make a batch. --temperature=0 takes the most likely token each time. --message="Hello" asks a model
-that was trained on conversations for an answer; each --message is a separate conversation. A recursive
-model solves a puzzle instead: python generate.py --workdir=runs/sudoku
---puzzle=puzzle.txt [--html=steps.html]
+that was trained on conversations for an answer; each --message is a separate conversation. --stream prints the text of
+one prompt or message while it is decoded. A recursive model solves a puzzle instead:
+python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
 """
 
 from core import command_line
@@ -18,6 +18,7 @@ command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from t
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=-(2**63), upper_bound=2**63 - 1)
+command_line.flags.DEFINE_bool("stream", False, "print the text of one prompt or message while it is decoded")
 command_line.flags.DEFINE_string("puzzle", "", "text file with a Sudoku or a maze to solve, see puzzles/puzzle_file.py")
 command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
 command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
@@ -36,7 +37,7 @@ from trained_run import TrainedRun, tokenizer_of
 from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
-OF_TEXT = ("prompt", "message", *SAMPLING)
+OF_TEXT = ("prompt", "message", "stream", *SAMPLING)
 OF_PUZZLES = ("puzzle", "html", "supervision_steps")
 
 
@@ -59,6 +60,11 @@ def continue_prompts(flags, config, address) -> None:
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)
     how = {name: flags[name].value for name in SAMPLING}
+    if flags.stream:
+        for part in trained.stream(flags.prompt[0], message=next(iter(flags.message), None), **how):
+            print(part, end="", flush=True)
+        print()
+        return
     texts = trained.answer(flags.message, **how) if flags.message else trained.generate(flags.prompt, **how)
     print("\n---\n".join(texts))
 
@@ -109,6 +115,8 @@ def check_prompts(flags) -> None:
             raise ConfigError(f"--{name}=nan is not a number")
     if flags.message and flags["prompt"].present:
         raise ConfigError("--prompt is a text to continue, and --message is one to answer; give one of them")
+    if flags.stream and len(flags.message or flags.prompt) > 1:
+        raise ConfigError("--stream prints one text while it is decoded; give it one --prompt or one --message")
     for name, text in [*(("message", text) for text in flags.message), *(("prompt", text) for text in flags.prompt)]:
         try:
             text.encode()

@@ -8,6 +8,7 @@ print(run.step, run.generate(["def "])[0])
 
 import functools
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from configs.errors import ConfigError
 from core import assembly
 from inference import sampling
+from inference.prompts import text_prompt
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reporting.metrics import read_steps
@@ -99,6 +101,25 @@ class TrainedRun:
             return sampling.answers(
                 self.run, self.params, self.tokenizer, messages, max_tokens=max_tokens, temperature=temperature, **how
             )
+
+    def stream(
+        self, prompt: str = "", *, message: str | None = None, max_tokens: int = 64, temperature: float = 0.7, **how
+    ) -> Iterator[str]:
+        """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
+        if message is None:
+            asked = text_prompt(self.tokenizer, prompt)
+        else:
+            sampling.check_answers(self.config, self.tokenizer, self.address)
+            asked = sampling.message_prompt(self.tokenizer, self.config, message)
+        parts = sampling.stream(
+            self.run, self.params, self.tokenizer, asked, max_tokens=max_tokens, temperature=temperature, **how
+        )
+        while True:
+            with mesh_context(self.run.mesh):  # not while the caller uses a part
+                part = next(parts, None)
+            if part is None:
+                return
+            yield part
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order."""

@@ -2,7 +2,7 @@
 """Samples from a trained model: a batch of prompts to the end, see inference/batching.py."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from flax import nnx
@@ -37,7 +37,25 @@ def generate(
         )
         for index, prompt in enumerate(prompts)
     ]  # fmt: skip
-    needed = max(map(len, prompts)) + max_tokens
-    engine = Engine(graph, params, -(-needed // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
-    batch = Batch(engine, num_rows=min(len(prompts), LARGEST_BATCH), vocab_size=vocab_size)
+    batch = _batch(graph, params, max(map(len, prompts)) + max_tokens, min(len(prompts), LARGEST_BATCH), vocab_size)
     return [one.tokens for one in batch.run(requests)]
+
+
+def stream(
+    graph: nnx.GraphDef, params: dict, prompt: list[int], *, max_tokens: int, ends: Collection[int], vocab_size: int,
+    first_V: np.ndarray | None = None, **sampling,
+) -> Iterator[int]:  # fmt: skip
+    """Yield the tokens that `generate` returns for one prompt, each as soon as it is drawn; see there."""
+    batch = _batch(graph, params, len(prompt) + max_tokens, 1, vocab_size)
+    one = batch.add(Request(prompt, max_tokens, Sampling(**sampling), ends, first_V))
+    num_seen = 0
+    while not one.reason:
+        batch.step()
+        yield from one.tokens[num_seen:]
+        num_seen = len(one.tokens)
+
+
+def _batch(graph: nnx.GraphDef, params: dict, length: int, num_rows: int, vocab_size: int) -> Batch:
+    """Return an empty batch whose rows have at least this length."""
+    engine = Engine(graph, params, -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+    return Batch(engine, num_rows=num_rows, vocab_size=vocab_size)

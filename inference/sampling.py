@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text in, text out."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from configs.errors import ConfigError
 from inference import decoding
 from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt
+from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import format_of_tokenizer
 
 
@@ -58,11 +61,31 @@ def message_prompt(tokenizer, config, message: str) -> Prompt:
         raise ConfigError(f"--message is not what the chat template takes ({error})") from None
 
 
+def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **sampling) -> Iterator[str]:
+    """Yield parts of the text that `continue_texts` or `answers` returns for a prompt, while it is decoded.
+
+    Raises:
+      ConfigError: prompt and continuation are longer than `model.max_length`.
+    """
+    _check_fits(run, len(prompt.tokens), max_tokens)
+    text = TextStream(tokenizer.decode, before=prompt.before)
+    tokens = decoding.stream(
+        run.graph, params, prompt.tokens, max_tokens=max_tokens, ends=prompt.ends, vocab_size=tokenizer.vocab_size,
+        first_V=prompt.first_V, **sampling,
+    )  # fmt: skip
+    yield from map(text.add, tokens)
+    yield text.end()
+
+
 def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, **how) -> list[list[int]]:
-    limit, longest = run.config.model.max_length, max(map(len, rows))
+    _check_fits(run, max(map(len, rows)), max_tokens)
+    return decoding.generate(run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size, **how)
+
+
+def _check_fits(run, longest: int, max_tokens: int) -> None:
+    limit = run.config.model.max_length
     if longest + max_tokens > limit:
         raise ConfigError(
             f"a prompt of {longest} tokens and --max_tokens={max_tokens} exceed model.max_length={limit}; "
             + (f"use --max_tokens={limit - longest}" if limit > longest else "shorten the prompt")
         )
-    return decoding.generate(run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size, **how)

@@ -59,6 +59,7 @@ MISTAKES = [
     ("generate.py --workdir=HERE/run --temperature=inf", {}, "inf is not a number in the range [0.0, 1e+30]"),
     ("generate.py --workdir=HERE/run --temperature=-1", {}, "-1.0 is not a number in the range [0.0, 1e+30]"),
     ("generate.py --workdir=HERE/run --seed=9223372036854775808", {}, "08 is not an integer in the range [-922337203"),
+    ("generate.py --workdir=HERE/decoder --stream --prompt=a --prompt=b", {}, "--stream prints one text while it is d"),
     ("generate.py --workdir=HERE/run --promt=x", {}, "--promt is not a flag; did you mean --prompt"),
     ("convert.py imprt --hf=x --workdir=HERE/run", {}, "convert.py imprt: the first argument must be import, ex"),
     ("convert.py --trm=x", {}, "must be import, export or logits"),

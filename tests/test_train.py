@@ -273,6 +273,8 @@ def test_generate_is_greedy_reproducible_and_takes_several_prompts(place, whole)
     assert outputs[0] == outputs[1] and outputs[0][0] == 0
     first, second = outputs[0][1].removesuffix("\n").split("\n---\n")
     assert len(first) == len("12 is ") + 5 and len(second) == len("9") + 5  # a byte a token
+    streamed = finish(command("generate.py", flags[0], *flags[3:], "--prompt=12 is ", "--stream", cache=place))
+    assert streamed == (0, f"{first}\n", outputs[0][2])
 
 
 def in_process(**changes):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import trained_run
+from configs.errors import ConfigError
 from core.evaluation import opening
 from input_pipeline import corpus as corpora
 from tests import warm
@@ -49,6 +50,15 @@ def test_logits_are_those_that_generate_draws_from(folder):
     tokens = [run.tokenizer.end_of_document, *b"1 is"]  # a byte is a token, so none is drawn anew
     assert run.tokenizer.decode([int(run.logits(np.array([tokens]))[0, -1].argmax())]) == text[len("1 is") :]
     assert [line["step"] for line in run.metrics()] == sorted(lines_of(folder / "whole", "train"))
+
+
+def test_a_stream_is_the_text_of_generate_in_parts(folder):
+    run = trained_run.open_run(folder / "runs" / "tiny")
+    [text] = run.generate(["1 is"], max_tokens=9, seed=3)
+    parts = list(run.stream("1 is", max_tokens=9, seed=3))
+    assert "".join(parts) == text and len(parts) > 5
+    with pytest.raises(ConfigError, match="was not trained on conversations"):
+        next(run.stream(message="hi"))
 
 
 def test_a_command_says_by_which_checkpoint_it_answers(folder):
