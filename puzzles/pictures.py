@@ -22,11 +22,15 @@ COLOURS = (
     "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00", "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
 )  # fmt: skip
 WIDTHS = {"sudoku": 26, "maze": 10, "arc": 16}  # most pixels per cell
-CSS = """
+CELL_COLOURS = """
 :root { --cell: #fff; --wall: #3c434d; --path: #6ea8dc; --start: #2e9e5b; --goal: #c2571a; --changed: #ffe08a;
   --wrong: #c4161c; }
 @media (prefers-color-scheme: dark) { :root { --cell: #262b32; --wall: #8b95a3; --path: #2f6ea8; --start: #3fb872;
   --goal: #e07b3c; --changed: #6b5714; --wrong: #ff6b63; } }
+"""
+CSS = (
+    CELL_COLOURS
+    + """\
 .boards { display: flex; flex-wrap: wrap; gap: 14px; align-items: flex-start; } figure { max-width: 340px; }
 figcaption { font-size: 13px; margin-top: 6px; font-variant-numeric: tabular-nums; }
 figcaption span { color: var(--soft); } .bar { height: 4px; margin-top: 4px; background: var(--rule); }
@@ -41,6 +45,7 @@ svg { max-width: 100%; } text { font: 13px system-ui, sans-serif; fill: var(--in
 .halo { stroke: #fff; stroke-width: 5; } .ring { stroke: var(--changed); stroke-width: 3; }
 .white { stroke: #fff; stroke-width: 2; } .black { stroke: #000; }
 """
+)
 LEGEND = """The answer of the model after each supervision step. Yellow, or a frame on colors: changed since the step
 before. A red stroke: wrong; if the solution is not known, a given that was changed or a digit that occurs twice. The
 bar is the probability of halting at that step."""

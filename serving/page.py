@@ -5,6 +5,7 @@ import base64
 import hashlib
 import pathlib
 
+from puzzles import pictures
 from reporting import html_page
 
 FOLDER = pathlib.Path(__file__).parent
@@ -13,6 +14,7 @@ FOLDER = pathlib.Path(__file__).parent
 def page() -> tuple[str, dict[str, str]]:
     """Return (HTML document, headers)."""
     body, style, script = ((FOLDER / f"page.{suffix}").read_text() for suffix in ("html", "css", "js"))
+    style = pictures.CELL_COLOURS + style
     document = html_page.document("Torus", f"{body}<script>{script}</script>", style)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(html_page.CSS + style)}; "

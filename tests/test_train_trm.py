@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real runs of a tiny recursive model on Sudokus of 4 x 4 made on the spot, by the loop that trains everything."""
 
+import contextlib
 import json
 import pathlib
 import shutil
 
+import httpx2
 import jax
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from configs.trm import sudoku_mini
 from core import assembly
 from parallelism.mesh import mesh_context
 from settings.validation import validate
+from tests.browser import Browser, executable
+from tests.serving.conftest import serving
 from tests.test_train import command, finish
 
 STEPS, SAVED = 52, 48
@@ -130,3 +134,52 @@ def test_generate_solves_by_a_trained_checkpoint(whole, tmp_path):
     assert out.startswith("puzzle\n1 . | . 4\n") and "\nstep 2: " in out and "\nstep 3: " not in out
     assert out.splitlines()[-1].startswith(("NOT a solution: ", "a valid solution"))
     assert page.read_text().count("<figure>") == 3
+
+
+@pytest.fixture(scope="module")
+def served(whole):
+    """A server of the run."""
+    pytest.importorskip("uvicorn", reason="needs the packages of `make setup EXTRAS=serve`")
+    with serving(whole) as served:
+        yield served
+
+
+def test_a_server_solves_as_generate_does_and_says_what_is_no_puzzle(served, whole, tmp_path):
+    puzzle = "1..4\n....\n....\n4..1\n"
+    (tmp_path / "puzzle.txt").write_text(puzzle)
+    flags = [f"--workdir={whole}", f"--puzzle={tmp_path}/puzzle.txt", "--supervision_steps=2"]
+    printed = finish(command("generate.py", *flags, cache=tmp_path / "cache"))[1].splitlines()
+    ask = lambda **body: httpx2.post(f"{served.url}/v1/puzzles", json=body)  # noqa: E731
+    answer = ask(puzzle=puzzle, supervision_steps=2).raise_for_status().json()
+    assert answer["given"] == puzzle.split() and answer["box"] == [2, 2] and answer["verdict"] == printed[-1]
+    assert answer["solved"] == answer["verdict"].startswith("a valid")
+    last = [line.replace(" ", "").replace("|", "") for line in printed[-6:-1] if "-" not in line]
+    assert answer["steps"][-1]["rows"] == last and len(answer["steps"]) == 2
+    assert f"step 2: probability of halting {answer['steps'][1]['halt']:.3f}" in "\n".join(printed)
+    assert len(ask(puzzle=puzzle).json()["steps"]) == 3  # as in training
+    for body, message in [
+        ({"puzzle": "1"}, "puzzle:1: the Sudoku has 1 cells; it needs 16, 36 or 81"),
+        ({"puzzle": "S G"}, "the puzzle is a maze of 1 x 3, but the model was trained on data.source=sudoku"),
+        ({"puzzle": puzzle, "supervision_steps": 0}, "supervision_steps should be greater than or equal to 1, not 0"),
+    ]:
+        refused = ask(**body)
+        assert refused.status_code == 400 and message in refused.json()["error"]["message"]
+    assert httpx2.post(f"{served.url}/v1/completions", json={"prompt": "x"}).status_code == 404
+
+
+def test_the_page_shows_how_the_answer_changes(served, tmp_path):
+    executable()
+    with contextlib.closing(Browser(tmp_path / "profile")) as browser:
+        browser.open(served.url, width=390)
+        browser.wait("!document.querySelector('#puzzles').hidden")
+        browser.value("document.querySelector('#solve button').click()")
+        browser.wait("document.querySelector('#at').value === '3'")
+        assert browser.value("document.querySelectorAll('#board i').length") == 16
+        assert browser.value("document.querySelector('#caption').textContent").startswith("Step 3 of 3: ")
+        assert browser.value("document.querySelector('#verdict').textContent").startswith("After 3 steps: ")
+        browser.value("const at = document.querySelector('#at'); at.value = 0; at.oninput()")
+        assert browser.value("document.querySelector('#board').ariaLabel") == "1..4\n....\n....\n4..1"
+        browser.fill("#puzzle", "1")
+        browser.value("document.querySelector('#solve button').click()")
+        browser.wait("document.querySelector('#puzzle-error').textContent.includes('it needs 16, 36 or 81')")
+        assert len(browser.screenshot(tmp_path / "page.png")) > 10_000

@@ -13,6 +13,7 @@ from tests.input_pipeline.chat.conftest import CHATML, made_tokenizer
 from tests.support import write_sums
 from tests.test_train import SMALL, command, finish
 
+LENGTH = 96  # tokens of a row
 SECRET = "sk-of-the-tests-9f2c"
 
 
@@ -47,7 +48,7 @@ def run(tmp_path_factory) -> pathlib.Path:
     place = tmp_path_factory.mktemp("served")
     write_sums(place / "texts", 20)
     values = SMALL | {
-        "model.max_length": 96, "model.vocab_size": 304, "data.path": f"{place}/texts/*.txt",
+        "model.max_length": LENGTH, "model.vocab_size": 304, "data.path": f"{place}/texts/*.txt",
         "data.tokenizer": made_tokenizer(CHATML, place), "train.eval_every": 0, "train.save_every": 0,
         "evaluation.sample_tokens": 0,
     }  # fmt: skip

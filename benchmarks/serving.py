@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does serve.py answer right under load? 200 requests of 16 concurrent `openai` clients; needs EXTRAS=serve.
+
+Requests have random lengths; some are cancelled and some are wrong. Each answer is compared with the engine alone, in
+this process, at temperature 0. None may be wrong or lost, and the server's memory may not grow after the first 50.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import support
+
+from core import command_line  # noqa: F401, which chooses the platform before jax is imported
+
+import openai
+
+from inference.batching import Batch, Request
+from inference.choice import Sampling
+from inference.engine import Engine
+from inference.prompts import text_prompt
+from parallelism.mesh import mesh_context
+from trained_run import TrainedRun, open_run
+
+REQUESTS, CLIENTS = (60 if support.QUICK else 200), 16
+SETTLED = 50  # requests after which memory may not grow
+LIMIT_MB = 20.0
+LENGTH = 256  # tokens of a row
+KINDS = {"whole": 0.4, "stream": 0.3, "cancelled": 0.15, "wrong": 0.15}
+WRONG = (
+    {"max_tokens": LENGTH + 1}, {"temperature": "hot"}, {"n": 0}, {"extra_body": {"temprature": 1}}, {"prompt": []}
+)  # fmt: skip
+KEYS = {
+    "model.num_layers": 2, "model.embed_dim": 64, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 96,
+    "model.vocab_size": 256, "model.max_length": LENGTH, "train.sequence_length": 64, "train.global_batch": 8,
+    "train.steps": 40, "train.eval_every": 0, "evaluation.sample_tokens": 0, "data.tokenizer": "byte",
+    "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 2, "logging.tensorboard": False,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """A request: what kind, the prompt, the most tokens, and after how many parts it is cancelled."""
+
+    kind: str
+    prompt: str
+    max_tokens: int
+    parts: int
+    changes: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a request: whether it is right, and the seconds to the first part of a stream."""
+
+    ask: Ask
+    right: bool
+    first: float | None = None
+
+
+def asks(count: int, length: int, seed: int = 0) -> list[Ask]:
+    """Return random requests that fit in `length` tokens, a byte each."""
+    rng = random.Random(seed)
+    kinds = rng.choices(list(KINDS), list(KINDS.values()), k=count)
+    sizes = [(rng.randint(1, length // 2), rng.randint(1, length // 3)) for _ in kinds]
+    return [
+        Ask(
+            kind, "".join(rng.choices("0123456789 is times;\n", k=size)), most, rng.randint(1, 8),
+            rng.choice(WRONG) if kind == "wrong" else {},
+        )
+        for kind, (size, most) in zip(kinds, sizes, strict=True)
+    ]  # fmt: skip
+
+
+def expected(trained: TrainedRun, given: Sequence[Ask], length: int) -> list[str]:
+    """Return the greedy continuation of each, by the engine alone."""
+    tokenizer = trained.tokenizer
+    prompts = [text_prompt(tokenizer, ask.prompt) for ask in given]
+    with mesh_context(trained.run.mesh):
+        batch = Batch(Engine(trained.run.graph, trained.params, length), num_rows=4, vocab_size=tokenizer.vocab_size)
+        done = batch.run([
+            Request(prompt.tokens, ask.max_tokens, Sampling(temperature=0.0), prompt.ends, prompt.first_V)
+            for prompt, ask in zip(prompts, given, strict=True)
+        ])  # fmt: skip
+    streams = [prompt.text(tokenizer) for prompt in prompts]
+    return ["".join([*map(stream.add, one.tokens), stream.end()]) for stream, one in zip(streams, done, strict=True)]
+
+
+def outcome(client: openai.OpenAI, ask: Ask, text: str) -> Outcome:
+    """Send a request; compare its answer with `text`."""
+    given = {"model": client.models.list().data[0].id, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
+    given |= {"temperature": 0} | ask.changes
+    if ask.kind == "wrong":
+        try:
+            client.completions.create(**given)
+        except openai.BadRequestError as error:
+            return Outcome(ask, set(error.body) == {"message", "type", "param", "code"})
+        return Outcome(ask, False)
+    if ask.kind == "whole":
+        return Outcome(ask, client.completions.create(**given).choices[0].text == text)
+    start, first, parts = time.perf_counter(), None, []
+    with client.completions.create(**given, stream=True) as stream:
+        for part in stream:
+            parts += [choice.text for choice in part.choices]
+            first = first or time.perf_counter() - start
+            if ask.kind == "cancelled" and len(parts) >= ask.parts:
+                break
+    said = "".join(parts)
+    return Outcome(ask, text.startswith(said) if ask.kind == "cancelled" else said == text, first)
+
+
+def load(
+    url: str, given: Sequence[Ask], texts: Sequence[str], clients: int, done: Callable[[int], None] = lambda count: None
+) -> list[Outcome]:
+    """Send all requests by so many clients at once; `done` gets the number of answered ones."""
+    found = []
+    with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        connected = [
+            stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=20))
+            for _ in range(clients)
+        ]
+        futures = [
+            pool.submit(outcome, connected[index % clients], ask, text)
+            for index, (ask, text) in enumerate(zip(given, texts, strict=True))
+        ]
+        for future in concurrent.futures.as_completed(futures):
+            found.append(future.result())
+            done(len(found))
+    return found
+
+
+def memory_mb(pid: int) -> float:
+    """Return the resident memory of a process."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@contextlib.contextmanager
+def server(workdir: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Serve a run; yield (process number, address). It must end with status 0."""
+    command = [sys.executable, "serve.py", f"--workdir={workdir}", "--port=0"]
+    process = subprocess.Popen(command, cwd=support.ROOT, stdout=subprocess.PIPE, text=True)
+    line = next((line for line in process.stdout if line.startswith("ready: ")), None)
+    if line is None:
+        sys.exit(f"{' '.join(command)} ended with status {process.wait()}")
+    yield process.pid, line.split()[1]
+    process.send_signal(signal.SIGTERM)
+    if process.wait():
+        sys.exit(f"the server ended with status {process.returncode}")
+
+
+def main() -> None:
+    """Train, serve, load, compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        workdir, texts = pathlib.Path(folder, "run"), pathlib.Path(folder, "texts")
+        texts.mkdir()
+        for index in range(40):
+            (texts / f"{index}.txt").write_text(" ".join(f"{n * index} is {n} times {index};" for n in range(60)))
+        support.train(
+            [f"--config.{key}={value}" for key, value in (KEYS | {"data.path": f"{texts}/*.txt"}).items()], workdir
+        )
+        given = asks(REQUESTS, LENGTH)
+        answers = expected(open_run(workdir), given, LENGTH)
+        memory = {}
+        with server(workdir) as (pid, url):
+            start = time.perf_counter()
+            found = load(url, given, answers, CLIENTS, lambda count: memory.update({count: memory_mb(pid)}))
+            seconds = time.perf_counter() - start
+    firsts = sorted(one.first for one in found if one.first is not None)
+    wrong = sum(not one.right for one in found)
+    growth = max(value for count, value in memory.items() if count >= SETTLED) - memory[SETTLED]
+    figures = {
+        "requests": len(found), "clients": CLIENTS, "lost": REQUESTS - len(found), "wrong": wrong,
+        "cancelled": sum(one.ask.kind == "cancelled" for one in found),
+        "bad_requests": sum(one.ask.kind == "wrong" for one in found),
+        "growth_after_50_mb": round(growth, 1), "seconds": round(seconds, 1),
+        "first_token_median_ms": round(1000 * statistics.median(firsts)),
+        "first_token_95th_percentile_ms": round(1000 * statistics.quantiles(firsts, n=20)[-1]),
+    }  # fmt: skip
+    if wrong or figures["lost"] or growth > LIMIT_MB:
+        sys.exit(f"failed: {figures}")
+    support.finish("serving", figures)
+
+
+if __name__ == "__main__":
+    main()
