@@ -47,7 +47,7 @@ class Browser:
             [
                 sys.executable, "-c", TAKE_PIPES, str(theirs), str(answers), executable(), "--headless=new",
                 "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={folder}",
-                "--no-first-run", "--disable-background-networking", "about:blank",
+                "--no-first-run", "--hide-scrollbars", "--disable-background-networking", "about:blank",
             ],
             pass_fds=(theirs, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -4,6 +4,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import time
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests import warm
 from tests.serving.conftest import SECRET, serving
+from tests.support import ROOT
 from tests.test_train import command, finish
 from trained_run import open_run
 
@@ -324,3 +326,17 @@ def test_without_the_extra_it_says_how_to_install_it(completing):
     status, out, err = finish(warm.start(["-c", program], dict(os.environ)))
     assert (status, out) == (2, "")
     assert err == "error: serve.py needs the package uvicorn: run `make setup EXTRAS=serve`\n"
+
+
+def test_what_the_page_of_the_docs_shows_runs(chatting, capsys):
+    text = (ROOT / "docs" / "serving.md").read_text().replace("http://127.0.0.1:8000", chatting.url)
+    [program] = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(program.replace('model="tiny"', 'model="chatting"'), {})
+    assert len(capsys.readouterr().out) > 20
+    commands = re.findall(r"curl (\S+)/v1/(\w+) .*?-d '(.*?)'$", text, re.MULTILINE | re.DOTALL)
+    assert [name for _, name, _ in commands] == ["completions", "puzzles"]
+    answer = httpx2.post(f"{chatting.url}/v1/completions", json=json.loads(commands[0][2]))
+    assert answer.status_code == 200
+    from serving.requests import PuzzleRequest  # which needs the extra
+
+    assert PuzzleRequest.model_validate_json(commands[1][2]).supervision_steps == 4
