@@ -19,15 +19,21 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
 
 import functools
+from typing import NamedTuple
 
 from configs.errors import ConfigError
 from inference.batching import Batch
 from inference.engine import Engine
+from inference.prompts import can_chat
+from input_pipeline.chat.encoding import format_of_tokenizer
+from input_pipeline.chat.template import PlainFormat, Template
+from input_pipeline.tokenization import AnyTokenizer
 from parallelism.mesh import mesh_context
 from puzzles import solving
 from trained_run import TrainedRun, tokenizer_of
 
 OF_TEXT = ("rows", "max_length")
+NO_CHAT = "; no chat, because it was not trained on conversations and its tokenizer has no chat template"
 
 try:
     from serving.app import make_app
@@ -45,27 +51,41 @@ def main(command: command_line.Command) -> None:
     key = read_key(flags.api_key_file, flags.host)
     check_lengths(flags, config)
     solves = config.train.objective == "recursive"
-    tokenizer = None if solves else tokenizer_of(command.address, config)  # report errors before the slow restore
+    texts = None if solves else texts_of(command.address, config)  # report errors before the slow restore
     with listen(flags.host, flags.port) as listener:
         trained = TrainedRun(command.address, config)
         print(trained.describe(), flush=True)
         name = str(command.address).rstrip("/").rpartition("/")[2]
-        service = puzzle_service(name, trained, flags) if solves else text_service(name, trained, tokenizer, flags)
-        print(f"{name}: {', '.join(service.abilities)}", flush=True)
+        service = puzzle_service(name, trained, flags) if solves else text_service(name, trained, texts, flags)
+        print(f"{name}: {', '.join(service.abilities)}{'' if solves or texts.form else NO_CHAT}", flush=True)
         Server(make_app(service, key), flags.grace_seconds).serve_on(listener)
         service.stop()
 
 
-def text_service(name: str, trained: TrainedRun, tokenizer, flags) -> TextService:
+class Texts(NamedTuple):
+    """The tokenizer of a run, and the format of its conversations, None if the model has seen none."""
+
+    tokenizer: AnyTokenizer
+    form: PlainFormat | Template | None
+
+
+def texts_of(address, config) -> Texts:
+    """Return the tokenizer of a run and the format of its conversations."""
+    tokenizer = tokenizer_of(address, config)
+    form = format_of_tokenizer(tokenizer, config.data.tokenizer) if can_chat(config, tokenizer) else None
+    return Texts(tokenizer, form)
+
+
+def text_service(name: str, trained: TrainedRun, texts: Texts, flags) -> TextService:
     """Return the service of a language model, with all programs compiled."""
     length = flags.max_length or trained.config.model.max_length
 
     def make_batch() -> Batch:
         engine = Engine(trained.run.graph, trained.params, length)
-        return Batch(engine, num_rows=flags.rows, vocab_size=tokenizer.vocab_size)
+        return Batch(engine, num_rows=flags.rows, vocab_size=texts.tokenizer.vocab_size)
 
     worker = Worker(make_batch, functools.partial(mesh_context, trained.run.mesh))
-    return TextService(name, trained.config, tokenizer, worker, flags.max_waiting)
+    return TextService(name, *texts, worker, flags.max_waiting)
 
 
 def puzzle_service(name: str, trained: TrainedRun, flags) -> PuzzleService:

@@ -234,8 +234,9 @@ function step(number) {
     if (wrong.has(`${y},${x}`)) kinds.push("wrong");
     return element("i", kinds.join(" "), "#o .".includes(letter) ? "" : letter);
   })));
-  const found = wrong.size ? `, ${wrong.size} cells break a rule` : "";
-  $("caption").textContent = number ? `Step ${number} of ${boards.steps.length}: ${changed} cells changed${found}; ` +
+  const cells = (count) => `${count} ${count === 1 ? "cell" : "cells"}`;
+  const found = wrong.size ? `, ${cells(wrong.size)} wrong` : "";
+  $("caption").textContent = number ? `Step ${number} of ${boards.steps.length}: ${cells(changed)} changed${found}; ` +
     `probability of halting ${boards.steps[number - 1].halt.toFixed(3)}` : "The puzzle";
 }
 

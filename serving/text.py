@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from inference import batching
-from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt, token_prompt
-from input_pipeline.chat.encoding import format_of_tokenizer
+from inference.prompts import Prompt, chat_prompt, text_prompt, token_prompt
+from input_pipeline.chat.template import PlainFormat, Template
+from input_pipeline.tokenization import AnyTokenizer
 from serving.answers import Answer, ChatFormat, CompletionFormat, Format, Piece, pieces, usage
 from serving.bodies import read
 from serving.errors import ApiError
@@ -45,10 +46,12 @@ class TextService:
       abilities: what the model can be asked, for /v1/models.
     """
 
-    def __init__(self, name: str, config, tokenizer, worker: Worker, max_waiting: int):
-        """Serve the model of a run, whose `config` this is, under a name."""
-        self.name, self._tokenizer, self._worker, self._max_waiting = name, tokenizer, worker, max_waiting
-        self._form = format_of_tokenizer(tokenizer, config.data.tokenizer) if can_chat(config, tokenizer) else None
+    def __init__(
+        self, name: str, tokenizer: AnyTokenizer, form: PlainFormat | Template | None, worker: Worker, max_waiting: int
+    ):
+        """Serve a model under a name; `form` is the format of its conversations, None if it has seen none."""
+        self.name, self._tokenizer, self._form = name, tokenizer, form
+        self._worker, self._max_waiting = worker, max_waiting
         self.abilities = ["completions", *(["chat"] if self._form else [])]
         self.max_length = worker.batch.length
         self.metrics = Metrics({
