@@ -224,8 +224,11 @@ def run_training(
 
 def run_job(job: Job, record: dict | None) -> str:
     """Train to the end; return the reason of a Result."""
-    reason = ""
-    with HeartbeatFile(job.workdir, job.log):
+    reason = None
+    with HeartbeatFile(job.workdir, job.log), contextlib.ExitStack() as ends:  # which calls all, even if one fails
+        for callback in reversed(job.callbacks):
+            ends.callback(lambda callback=callback: callback.on_end(job, has_failed=reason is None))
+        ends.callback(job.log.account)
         if job.corpus:
             job.corpus.announce_rebuilds_to(job.report_progress)
         try:
@@ -234,10 +237,6 @@ def run_job(job: Job, record: dict | None) -> str:
             reason = str(stopped)
         except DataError as error:  # its exit status would say that nothing was trained
             raise DataGone(str(error)) from error
-        finally:
-            job.log.account()
-            for callback in job.callbacks:
-                callback.on_end(job, has_failed=not reason)
     return reason
 
 

@@ -18,7 +18,7 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection
-from core.callbacks import Callback, RollBack
+from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
 from core.evaluators import EvaluationContext, Evaluator
 from core.stages import Stage, Stages, position_of
@@ -146,8 +146,11 @@ class Job:
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
-        wanted = (callback.on_step(self, state, step) for callback in self.callbacks)
-        actions = {type(action): action for action in wanted if action}
+        actions = {}
+        for callback in self.callbacks:
+            if (action := callback.on_step(self, state, step)) is not None:
+                check_action(callback, action, self.stages.shape(step))
+                actions[type(action)] = action
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step)
         return actions
