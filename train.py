@@ -50,7 +50,7 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, evaluate_newest, of_corpus
+from core.evaluators import Evaluator, check_names, evaluate_newest, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
@@ -119,6 +119,7 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
+    check_names(evaluators)
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):

@@ -20,7 +20,7 @@ from cluster.interruption import Interruption
 from core import assembly, inspection
 from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
-from core.evaluators import EvaluationContext, Evaluator
+from core.evaluators import EvaluationContext, Evaluator, as_numbers
 from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
 from inference.engine import Engine
@@ -265,9 +265,13 @@ class Job:
     def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
         """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""
 
+        stopped = False
+
         def is_stopped() -> bool:
+            nonlocal stopped
             self.clock.enter("evaluation")  # one more batch is progress
-            return stop()
+            stopped = stop()
+            return stopped
 
         self.log.flush()  # the pending step is no part of the evaluation
         context = EvaluationContext(
@@ -276,7 +280,10 @@ class Job:
         )  # fmt: skip
         with self.clock.within("evaluation"):
             figures = evaluator.evaluate(context)
-            figures = None if self.lost.gather_reason() else figures
+            lost = self.lost.gather_reason()
+            if figures is None and not (stopped or lost):  # else the run would end as if it had been interrupted
+                raise TypeError(f"evaluator {evaluator.name} returned None and was not asked to stop")
+            figures = None if lost or figures is None else as_numbers(evaluator, figures)
             if figures is not None:
                 if evaluator.ranks_checkpoints and not math.isnan(figures["loss"]):
                     self.checkpoints.losses[step] = figures["loss"]
