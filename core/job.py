@@ -30,7 +30,7 @@ from input_pipeline import ledger
 from input_pipeline.errors import DataError, DataLost
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_shapes, local_rows, place
+from parallelism.placement import check_batch, check_shapes, local_rows, place
 from reporting import step_log
 from reporting.clock import Clock
 from reporting.step_log import NonFinite, every
@@ -142,6 +142,7 @@ class Job:
         sampled = run.objective.sample_batch(engine, batch, key)
         if sampled is None:
             return batch
+        check_batch(sampled, batch, f"the batch that train.objective={run.config.train.objective} sampled")
         return jax.device_put(sampled, {name: array.sharding for name, array in batch.items()})
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
