@@ -54,7 +54,7 @@ from core.evaluators import Evaluator, check_names, evaluate_newest, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
-from core.start import announce, check_tokenizers, initial_state, other_models, prepare_corpus, set_steps
+from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -80,7 +80,7 @@ class Result:
       reason: "finished", "nothing to train", or the reason of a callback's Stop.
       metrics: the scalars of the last step by name, such as `loss`; {} if nothing was trained.
       evaluations: {name of an evaluator: its last figures}.
-      checkpoint: address of the last checkpoint.
+      checkpoint: the last checkpoint: the place of its store, and its step.
     """
 
     step: int
@@ -95,7 +95,7 @@ def train(
     evaluators: Sequence[Evaluator] = (), bucket=None, topology=None, vocab_size_typed: bool = True,
     faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None, store: Store | None = None,
 ) -> Result:  # fmt: skip
-    """Train up to `train.steps`, then evaluate and print a summary.
+    """Train up to `train.steps`, then evaluate and print a summary. Call it in the main thread, which gets signals.
 
     Args:
       config: validated, its mesh resolved.
@@ -141,7 +141,7 @@ def train(
     ):
         send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
-        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
         if config.train.init_from and not record:
             initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
         corpus = corpus.resume(record) if corpus and record else corpus
@@ -154,7 +154,7 @@ def train(
                 f"{passed}Finished at step {start}; nothing was trained. "
                 f"--config.train.steps={2 * start} continues the run."
             )
-            return Result(start, "nothing to train", {}, {}, f"{checkpoints.address}/checkpoints/{start}")
+            return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
@@ -219,8 +219,9 @@ def run_training(
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)
-    address = f"{checkpoints.address}/checkpoints/{log.last_step}"
-    return Result(log.last_step, reason, log.last_figures, job.evaluations, address)
+    return Result(
+        log.last_step, reason, log.last_figures, job.evaluations, f"{checkpoints.store.place}/{log.last_step}"
+    )
 
 
 def run_job(job: Job, record: dict | None) -> str:
