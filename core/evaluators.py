@@ -3,7 +3,9 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
@@ -16,6 +18,9 @@ from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
 from reporting.step_log import StepLog
+
+OWN_KINDS = ("train", "event")  # kinds of lines of every run
+OF_A_LINE = ("kind", "step", "time")  # keys of every line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +57,20 @@ class Evaluator:
     """Every process of a run calls it, at the same steps.
 
     Attributes:
-      name: kind of its lines in metrics.jsonl.
+      name: kind of its lines in metrics.jsonl. It differs from those of a run's own lines and of other evaluators.
       every: steps from one evaluation to the next; it always runs after the last step. 0: only then.
       ranks_checkpoints: whether `checkpoint.keep_best` compares its figure "loss".
     """
 
-    name: str
+    name = ""
     every = 0
     ranks_checkpoints = False
 
     def evaluate(self, context: EvaluationContext) -> dict[str, float] | None:
-        """Return figures by name, the same in all processes; None if `context.stop` said so."""
+        """Return figures by name, the same in all processes; None if `context.stop` said so.
+
+        A figure is a number, or an array with one element. OF_A_LINE are not names of figures.
+        """
         raise NotImplementedError
 
     def report(self, log: StepLog, step: int, figures: dict[str, float]) -> None:
@@ -118,6 +126,34 @@ class Votes(Evaluator):
     def lines(self, context, figures):
         """Return the results in words."""
         return vote_lines(figures, context.corpus)
+
+
+def check_names(evaluators: Sequence[Evaluator]) -> None:
+    """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name}
+    for evaluator in evaluators:
+        name = evaluator.name
+        if not isinstance(name, str) or not name or name in taken:
+            raise ValueError(
+                f"{type(evaluator).__name__}.name={name!r}: give each evaluator a name of its own, which is none of "
+                f"{', '.join(sorted(taken))}"
+            )
+        taken.add(name)
+
+
+def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
+    """Return figures that metrics.jsonl can hold; TypeError or ValueError for others, with their evaluator."""
+    if evaluator.ranks_checkpoints and "loss" not in figures:
+        raise ValueError(f'evaluator {evaluator.name}: ranks_checkpoints needs a figure "loss"')
+    numbers = {}
+    for name, value in figures.items():
+        array = np.asarray(value)
+        if name in OF_A_LINE:
+            raise ValueError(f"evaluator {evaluator.name}: each line has its own {name!r}; rename the figure")
+        if array.size != 1 or array.dtype.kind in "OSUMm":
+            raise TypeError(f"evaluator {evaluator.name}: figure {name!r} is {value!r}; it must be one number")
+        numbers[name] = array.item() if array.dtype.kind in "iub" else float(array.item())
+    return numbers
 
 
 def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:

@@ -44,7 +44,8 @@ class Engine:
     compiled once for each graph, length and shape of the tokens; other parameters and tokens need no compilation. No
     method changes a cache, so several calls may extend the same one.
 
-    A row that outgrows the cache has NaN as logits, from that call on.
+    A row that outgrows the cache has NaN as logits, from that call on. ValueError is raised for more tokens in a call
+    than the cache has in all.
 
     Attributes:
       graph: of a model with the interface of models/decoder_lm.py.
@@ -128,6 +129,10 @@ class Engine:
 
     def _forward(self, model: nnx.Module, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
         """Return (normalised stream [B, T, D] of new tokens, cache)."""
+        if tokens_BT.shape[1] > self.length:
+            raise ValueError(
+                f"rows of {tokens_BT.shape[1]} tokens do not fit the cache of an Engine of length={self.length}"
+            )
         is_token_BT = tokens_BT != NO_TOKEN
         positions_BT = cache.num_tokens_B[:, None] + jnp.arange(tokens_BT.shape[1])
         segments_BT = is_token_BT.astype(jnp.int32)

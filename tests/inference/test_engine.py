@@ -100,6 +100,9 @@ def test_a_row_that_outgrows_the_cache_has_no_logits_from_then_on():
         assert np.isnan(logits[2]).any() == np.isnan(logits[2]).all() == (7 + 4 * num_calls > LENGTH)
         assert np.isfinite(logits[:2]).all() and np.isfinite(logits[3:]).all()
     check_extended(one, [[*PROMPTS[1], *[6] * 5]], [[6]], logits[3:])
+    for too_long in (one.prefill, lambda tokens: one.extend(cache, tokens)):
+        with pytest.raises(ValueError, match=f"rows of {LENGTH + 1} tokens do not fit .* length={LENGTH}"):
+            too_long(np.ones((5, LENGTH + 1), np.int32))
 
 
 def test_eight_devices_decode_as_one_does():
