@@ -5,9 +5,14 @@ A model of 6 layers and 256 wide continues 32 prompts of 16 to 256 tokens by 64 
 All ways have the same float32 weights and prompts, take turns, and count their prefill. The fastest of the rounds
 counts. A text without a cache is padded to its final length and goes through the model for every token. transformers
 runs where torch is installed (make setup EXTRAS=interop). The tokens of all ways are compared.
+
+Then `tiny` is trained for some steps, and its held-out loss computed with cached keys and values as they are, and
+rounded to int8.
 """
 
+import functools
 import importlib.util
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -20,18 +25,22 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from configs import base
+from core.evaluation import heldout_batches
 from inference import batching
 from inference.batching import Batch, Request
 from inference.choice import Sampling
-from inference.engine import Engine
+from inference.engine import CACHE_TYPES, Engine
+from input_pipeline.corpus import prepare_to_evaluate
 from migration import hugging_face_families as families
 from migration.hugging_face import tensors_of
 from models import decoder_lm
 from parallelism.mesh import make_mesh, mesh_context
+from trained_run import open_run
 
 VOCAB, ROWS, NEW_TOKENS, LENGTH = 8192, 32, 64, 320
 NUM_PROMPTS, ROUNDS = (4, 1) if support.QUICK else (32, 3)
 SHARED_PROMPT, SAMPLES = 512, 16
+STEPS = 20 if support.QUICK else 200
 
 
 def model_config():
@@ -119,6 +128,31 @@ def shared_prefix_saving(engine: Engine) -> float:
     return SAMPLES * SHARED_PROMPT / batch.num_prompt_tokens
 
 
+def heldout_losses() -> dict[str, float]:
+    """Return nats per token of held-out text by the type of the cache, through which all keys and values go."""
+    typed = {"train.steps": STEPS, "train.eval_every": 0, "evaluation.sample_tokens": 0, "logging.tensorboard": "false"}
+    with tempfile.TemporaryDirectory() as workdir:
+        support.train([f"--config.{key}={value}" for key, value in typed.items()], workdir)
+        trained = open_run(workdir)
+        corpus = prepare_to_evaluate(trained.config.data, vocab_size=trained.config.model.vocab_size)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def summed_loss(params, batch, cache_dtype):
+        model = nnx.merge(trained.run.graph, params)
+        cache = model.empty_cache(*batch["tokens"].shape, CACHE_TYPES[cache_dtype])
+        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], cache)
+        log_probs_BTV = jax.nn.log_softmax(model.logits(stream_BTD))
+        chosen_BT = jnp.take_along_axis(log_probs_BTV, jnp.maximum(batch["targets"], 0)[..., None], axis=-1)[..., 0]
+        is_target_BT = batch["targets"] >= 0
+        return -jnp.sum(jnp.where(is_target_BT, chosen_BT, 0)), jnp.sum(is_target_BT)
+
+    sums = dict.fromkeys(CACHE_TYPES, 0.0)
+    with mesh_context(trained.run.mesh):
+        for batch in heldout_batches(trained.run, corpus, 2):
+            sums = {name: sums[name] + np.array(summed_loss(trained.params, batch, name), float) for name in sums}
+    return {f"heldout_loss_{name}_cache": round(float(total / count), 5) for name, (total, count) in sums.items()}
+
+
 def main() -> None:
     """Time each way in turn, and print."""
     rng = np.random.default_rng(0)
@@ -147,13 +181,14 @@ def main() -> None:
                 rates[name] = max(rates[name], rate)
                 print(f"round {number + 1}: {name} {rate:,.0f} tokens/s", flush=True)
         saving = shared_prefix_saving(engine)
+    losses = heldout_losses()
     figures = {f"{name}_tokens_per_second": round(rate, 1) for name, rate in rates.items()}
     equal = {name: sum(a == b for a, b in zip(text, texts["batched"], strict=False)) for name, text in texts.items()}
     figures |= {
         "batched_speedup": round(rates["batched"] / rates["cached"], 2), "shared_prefix_saving": round(saving, 1),
         "compilations": compilations, "prompts": len(prompts),
     } | {f"equal_{name}": count for name, count in equal.items() if name != "batched"}  # fmt: skip
-    support.finish("decoding", figures)
+    support.finish("decoding", figures | losses)
 
 
 if __name__ == "__main__":

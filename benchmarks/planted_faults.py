@@ -273,9 +273,19 @@ FAULTS = (
         ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
     Fault(
-        "top_p leaves out the token that reaches it", "inference/decoding.py",
+        "top_p leaves out the token that reaches it", "inference/choice.py",
         "jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV", "jnp.cumsum(probabilities_BV, axis=-1)",
         ("tests/inference/test_decoding.py",),
+    ),
+    Fault(
+        "requests of one prompt that come together compute it each", "inference/batching.py",
+        "if self._soon_shared(prompt) > max(shared):", "if self._soon_shared(prompt) < 0:",
+        ("tests/inference/test_batching.py",),
+    ),
+    Fault(
+        "a copied row keeps a token too many", "inference/batching.py",
+        "engine.shorten(engine.fork(rows.cache, source_R), keep_R)",
+        "engine.shorten(engine.fork(rows.cache, source_R), keep_R + 1)", ("tests/inference/test_batching.py",),
     ),
     Fault(
         "votes are weighed, not counted", "puzzles/voting.py",

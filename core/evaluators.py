@@ -50,7 +50,8 @@ class EvaluationContext:
     @property
     def engine(self) -> Engine:
         """The engine that decodes with `params`."""
-        return Engine(self.run.graph, self.params, length=self.run.config.model.max_length)
+        config = self.run.config
+        return Engine(self.run.graph, self.params, config.model.max_length, config.inference.cache_dtype)
 
 
 class Evaluator:

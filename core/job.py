@@ -137,7 +137,8 @@ class Job:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""
         run, frozen = self.run, self.compiled_steps.frozen
         params = run.models.merge_base(state.params, frozen)
-        engine = Engine(run.graph, params, length=run.config.model.max_length)
+        config = run.config
+        engine = Engine(run.graph, params, config.model.max_length, config.inference.cache_dtype)
         key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
         sampled = run.objective.sample_batch(engine, batch, key)
         if sampled is None:

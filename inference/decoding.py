@@ -17,7 +17,7 @@ LENGTH_MULTIPLE = 128  # tokens of a row, so that prompts of other lengths use t
 
 def generate(
     graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, ends: Collection[int],
-    vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, **sampling,
+    vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, cache_dtype: str = "model", **sampling,
 ) -> list[list[int]]:  # fmt: skip
     """Continue each prompt by up to `max_tokens` tokens; stop at one of the `ends`, which is not returned.
 
@@ -26,6 +26,7 @@ def generate(
       prompts: token ids, at least one each.
       vocab_size: ids from here on are never drawn.
       first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
+      cache_dtype: see `Engine`.
       seed: of the first prompt's draws; the next prompt has the next seed.
       sampling: see `Sampling` in inference/choice.py.
     """
@@ -38,6 +39,6 @@ def generate(
         for index, prompt in enumerate(prompts)
     ]  # fmt: skip
     needed = max(map(len, prompts)) + max_tokens
-    engine = Engine(graph, params, -(-needed // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+    engine = Engine(graph, params, -(-needed // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, cache_dtype)
     batch = Batch(engine, num_rows=min(len(prompts), LARGEST_BATCH), vocab_size=vocab_size)
     return [one.tokens for one in batch.run(requests)]

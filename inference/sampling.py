@@ -65,4 +65,7 @@ def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_token
             f"a prompt of {longest} tokens and --max_tokens={max_tokens} exceed model.max_length={limit}; "
             + (f"use --max_tokens={limit - longest}" if limit > longest else "shorten the prompt")
         )
-    return decoding.generate(run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size, **how)
+    return decoding.generate(
+        run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size,
+        cache_dtype=run.config.inference.cache_dtype, **how,
+    )  # fmt: skip
