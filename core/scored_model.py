@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of a run as scoring/ takes it, on the run's mesh."""
+
+from collections.abc import Callable
+
+from checkpointing.checkpoints import Checkpoints
+from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from core.assembly import Run, assemble
+from parallelism.mesh import mesh_context
+from scoring.likelihood import LanguageModel
+
+
+def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable) -> LanguageModel:
+    """Return the language model with these parameters; a batch has as many tokens as one of evaluation."""
+    return LanguageModel(
+        run.graph, params, run.mesh, tokenizer, max_length=run.config.model.max_length,
+        tokens_per_batch=run.eval_rows * run.config.train.sequence_length, on_batch=on_batch,
+    )  # fmt: skip
+
+
+def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[LanguageModel, int]:
+    """Return the model of the newest valid checkpoint of a run, and the step of that checkpoint."""
+    run = assemble(config)
+    with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
+        step = newest_checkpoint(checkpoints, config)
+        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
+    return scored_model(run, params, tokenizer, on_batch), step
