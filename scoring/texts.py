@@ -41,12 +41,11 @@ def continue_greedily(
 ) -> list[str]:
     """Return the likeliest continuation of each prompt, up to the first of its stop strings or the end of a document.
 
-    A prompt that does not fit before `max_tokens` new ones loses its first tokens; a continuation of `max_length`
-    tokens or more is cut so that one token of the prompt is left.
+    At most `max_length` / 2 tokens are generated. A prompt that does not fit before them loses its first tokens.
     """
     encoded, limits = [], []
     for prompt, limit in zip(prompts, max_tokens, strict=True):
-        limits.append(min(limit, model.max_length - 1))
+        limits.append(min(limit, model.max_length // 2))
         tokens = [*model.prefix, *model.tokenizer.encode(prompt)]
         encoded.append(tokens[-(model.max_length - limits[-1]) :])
     order = sorted(range(len(prompts)), key=lambda number: (-limits[number], -len(encoded[number])))

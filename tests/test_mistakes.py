@@ -61,6 +61,9 @@ MISTAKES = [
     ("generate.py --workdir=HERE/run --seed=9223372036854775808", {}, "08 is not an integer in the range [-922337203"),
     ("generate.py --workdir=HERE/run --promt=x", {}, "--promt is not a flag; did you mean --prompt"),
     ("score.py --workdir=HERE/decoder", {}, "nothing to score; give --questions=FILE.jsonl"),
+    ("score.py --workdir=HERE/solver --tasks=hellaswag", {}, "solver is a recursive model, which has no log-lik"),
+    ("score.py --workdir=HERE/decoder --core=HERE/none", {}, "none/core.yaml: No such file or directory; name a "),
+    ("score.py --workdir=HERE/decoder --tasks=x --include_path=HERE/none", {}, "--include_path=HERE/none is not a f"),
     ("score.py --workdir=HERE/decoder --questions=HERE/none", {}, "none: No such file or directory; name a file with"),
     ("score.py --workdir=HERE/decoder --questions=HERE/q", {"q": '{"text": "a"}\n{"a": 1}\n'}, "q, line 2: has no key"),
     ("score.py --workdir=HERE/decoder --questions=HERE/q --results=HERE/none/r", {}, "r: the folder HERE/none does"),
@@ -100,7 +103,7 @@ MISTAKES = [
     ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),
     ("make -n train steps=5", {}, 'steps is no variable; they are ACCELERATOR ARGS CONFIG EXTRAS'),
     ("make -n setup ACCELERATOR=tpus", {}, "ACCELERATOR=tpus is unknown: it is cpu, gpu or tpu"),
-    ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown: it is huggingface, interop"),
+    ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown: it is huggingface, interop, lm"),
     # data
     (f"{TRAIN} --config.data.path=HERE/none", {}, "data path 'HERE/none': no such file or folder (current folder: "),
     (f"{TRAIN} --config.data.source=jsonl", {}, "data.path is empty; name a file, a folder, or a glob such as "),
