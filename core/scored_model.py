@@ -6,14 +6,21 @@ from collections.abc import Callable
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from core.assembly import Run, assemble
+from input_pipeline.tokenization import HuggingFaceTokenizer
 from parallelism.mesh import mesh_context
 from scoring.likelihood import LanguageModel
+from scoring.texts import published_prefix
 
 
-def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable) -> LanguageModel:
-    """Return the language model with these parameters; a batch has as many tokens as one of evaluation."""
+def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_trained: bool = True) -> LanguageModel:
+    """Return the language model with these parameters; a batch has as many tokens as one of evaluation.
+
+    If the run `is_trained`, a text begins like its training documents; else as the tokenizer was published.
+    """
+    is_published = not is_trained and isinstance(tokenizer, HuggingFaceTokenizer)
+    prefix = published_prefix(tokenizer) if is_published else (tokenizer.end_of_document,)
     return LanguageModel(
-        run.graph, params, run.mesh, tokenizer, max_length=run.config.model.max_length,
+        run.graph, params, run.mesh, tokenizer, prefix, max_length=run.config.model.max_length,
         tokens_per_batch=run.eval_rows * run.config.train.sequence_length, on_batch=on_batch,
     )  # fmt: skip
 
@@ -24,4 +31,4 @@ def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[Lang
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_state.params)
-    return scored_model(run, params, tokenizer, on_batch), step
+    return scored_model(run, params, tokenizer, on_batch, is_trained=step > 0), step  # an import is step 0

@@ -201,7 +201,9 @@ def rows_of_item(model: LanguageModel, task: CoreTask, number: int) -> list[Row]
     else:
         context = before + item["context"].strip() + task.delimiter
         prompts = [context.strip(), context + item["continuation"]]
-    tokens = [np.array([*model.prefix, *model.tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+    tokens = [
+        np.array([*(model.prefix or [model.start]), *model.tokenizer.encode(prompt)], np.int32) for prompt in prompts
+    ]
     if task.kind == "schema":
         end = _shared([one[::-1] for one in tokens])
         splits = [max(1, len(one) - end) for one in tokens]

@@ -39,6 +39,7 @@ class LanguageModel:
 
     Attributes:
       graph, params: the model, with the interface of models/decoder_lm.py.
+      prefix: tokens before each text that the model was trained on; () for none.
       max_length: the longest input, in tokens.
       tokens_per_batch: about so many tokens go through the model at once, over all devices.
       on_batch: called before each batch with (what is computed, batches done, their number). It may raise an exception
@@ -49,14 +50,15 @@ class LanguageModel:
     params: dict
     mesh: jax.sharding.Mesh
     tokenizer: AnyTokenizer
+    prefix: tuple[int, ...]
     max_length: int
     tokens_per_batch: int
     on_batch: Callable[[str, int, int], None] = lambda what, done, total: None
 
     @property
-    def prefix(self) -> list[int]:
-        """The tokens before the first one of a text, as in training documents."""
-        return [self.tokenizer.end_of_document]
+    def start(self) -> int:
+        """The token before a text that nothing else precedes."""
+        return self.prefix[-1] if self.prefix else self.tokenizer.end_of_document
 
     @property
     def batch_shards(self) -> int:

@@ -3,10 +3,20 @@
 
 from collections.abc import Sequence
 
+import tokenizers
+
 from inference import decoding
+from input_pipeline.tokenization import HuggingFaceTokenizer
 from scoring.likelihood import LanguageModel, Row
 
 ROWS = 16  # prompts that are continued at once
+
+
+def published_prefix(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
+    """Return the tokens that a tokenizer.json itself puts before a text, such as <s>; often there are none."""
+    raw = tokenizers.Tokenizer.from_buffer(tokenizer.files["tokenizer.json"])
+    ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
+    return tuple(ids[: ids.index(mark[0])])
 
 
 def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:
@@ -19,17 +29,17 @@ def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:
     continuation = context[len(stripped) :] + continuation
     whole = model.tokenizer.encode(stripped + continuation)
     split = min(len(model.tokenizer.encode(stripped)), len(whole) - 1)  # a last token may take in both
-    return Row([*model.prefix, *whole[:split]], whole[split:])
+    return Row([*model.prefix, *whole[:split]] or [model.start], whole[split:])
 
 
 def rows_of_text(model: LanguageModel, text: str) -> list[Row]:
     """Return rows that score each token of a text once, with as much context as fits.
 
-    The first row begins with the prefix. Each later one scores up to `max_length` tokens, the first of them after one
-    token of context; the last has a full context.
+    The first row begins with the model's `start`. Each later one scores up to `max_length` tokens, the first of them
+    after one token of context; the last has a full context.
     """
     tokens, longest = model.tokenizer.encode(text), model.max_length
-    rows = [Row(model.prefix[-1:], tokens[:longest])] if tokens else []
+    rows = [Row([model.start], tokens[:longest])] if tokens else []
     for start in range(longest, len(tokens), longest):
         end = min(start + longest, len(tokens))
         rows.append(Row(tokens[end - longest - 1 : start], tokens[start:end]))
@@ -46,7 +56,7 @@ def continue_greedily(
     encoded, limits = [], []
     for prompt, limit in zip(prompts, max_tokens, strict=True):
         limits.append(min(limit, model.max_length // 2))
-        tokens = [*model.prefix, *model.tokenizer.encode(prompt)]
+        tokens = [*model.prefix, *model.tokenizer.encode(prompt)] or [model.start]
         encoded.append(tokens[-(model.max_length - limits[-1]) :])
     order = sorted(range(len(prompts)), key=lambda number: (-limits[number], -len(encoded[number])))
     texts = [""] * len(prompts)

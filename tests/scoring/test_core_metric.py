@@ -113,7 +113,7 @@ def test_core_is_the_mean_of_centred_accuracies(folder, monkeypatch):
         return [Likelihood(-1.0, next(right)) for _ in rows]
 
     monkeypatch.setattr(core_metric, "log_likelihoods", by_hand)
-    model = LanguageModel(None, {}, None, ByteTokenizer(), 1000, 1000)
+    model = LanguageModel(None, {}, None, ByteTokenizer(), (END,), 1000, 1000)
     results = core_metric.score(model, tasks)
     found = figures_of(tasks, results)
     first = sum(item["gold"] == 0 for item in tasks[0].items) / 4

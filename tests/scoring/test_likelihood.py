@@ -24,7 +24,7 @@ ROWS = [Row(*(RNG.integers(0, V, size).tolist() for size in sizes)) for sizes in
 
 def language_model(**changes) -> LanguageModel:
     graph, params = make_model(model_config(vocab_size=V, max_length=LONGEST, logit_soft_cap=5.0))
-    model = LanguageModel(graph, params, one_device_mesh(), ByteTokenizer(), LONGEST, tokens_per_batch=256)
+    model = LanguageModel(graph, params, one_device_mesh(), ByteTokenizer(), (0,), LONGEST, tokens_per_batch=256)
     return dataclasses.replace(model, **changes)
 
 

@@ -6,18 +6,20 @@ import types
 
 import pytest
 import sentencepiece
+import tokenizers
 
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer
+from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 from scoring import texts
 from scoring.likelihood import Row
-from scoring.texts import cut, row_of_pair, rows_of_text
+from scoring.texts import cut, published_prefix, row_of_pair, rows_of_text
 
 END = 0
 
 
 def stand_in(tokenizer, max_length: int = 4):
     """Return what rows are made by, without a model."""
-    return types.SimpleNamespace(tokenizer=tokenizer, max_length=max_length, prefix=[tokenizer.end_of_document])
+    end = tokenizer.end_of_document
+    return types.SimpleNamespace(tokenizer=tokenizer, max_length=max_length, prefix=[end], start=end)
 
 
 def test_white_space_between_context_and_continuation_belongs_to_the_continuation():
@@ -53,6 +55,20 @@ def test_windows_score_each_token_once_with_as_much_context_as_fits(length):
         first = tokens.index(row.continuation[0])
         assert row.context == tokens[first - len(row.context) : first]
         assert len(row.context) + len(row.continuation) - 1 == 4  # the input fills the model
+
+
+def test_a_published_tokenizer_says_what_it_puts_before_a_text(tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="</s>"))
+    for single, prefix in (("<s> $A </s>", (0,)), ("$A", ())):
+        words.post_processor = tokenizers.processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+        words.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+        assert published_prefix(open_tokenizer(str(tmp_path / "tokenizer.json"))) == prefix
+    model = stand_in(open_tokenizer(str(tmp_path / "tokenizer.json")))
+    model.prefix = ()
+    assert row_of_pair(model, "", "a") == Row([1], [2])  # something has to precede it
 
 
 def test_a_text_ends_at_the_first_of_its_stop_strings():
