@@ -47,7 +47,7 @@ $(if $(uv),uv venv --quiet --seed --allow-existing --python $$candidate .venv,$$
 endef
 
 pip = $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --only-binary :all:
-torch := $(shell sed -n 's/^interop = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+torch := $(shell sed -n 's/^interop = \[\("torch==[^]]*\)\].*/\1/p' pyproject.toml | tr -d '",')
 
 # These packages of lm-evaluation-harness are published as source only.
 sources := rouge-score,sqlitedict,word2number

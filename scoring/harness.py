@@ -84,11 +84,16 @@ def score(
 
     Args:
       limit: of the items of a task; 0: all.
+
+    Raises:
+      ConfigError: the data of a task cannot be read, or a task asks for random draws.
     """
     os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
-    found = evaluator.simple_evaluate(
-        Torus(model), tasks=list(names), task_manager=manager, limit=limit or None, bootstrap_iters=BOOTSTRAPS
-    )
+    how = {"task_manager": manager, "limit": limit or None, "bootstrap_iters": BOOTSTRAPS}
+    try:
+        found = evaluator.simple_evaluate(Torus(model), tasks=list(names), **how)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {error}") from None
     counts = {task: sizes["effective"] for task, sizes in found["n-samples"].items()}
     return _results(found["samples"]), {
         task: _figures(metrics, counts.get(task, 0)) for task, metrics in found["results"].items()

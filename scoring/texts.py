@@ -22,14 +22,14 @@ def published_prefix(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
 def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:
     """Return the row that scores `continuation` after `context`.
 
-    Both are encoded as one text, which is split at the length of the encoded context. White space at the end of the
+    Both are encoded as one text, and the continuation begins where the context, encoded alone, ends. If a token crosses
+    that place, the context is still the one that was encoded alone, as in the harness. White space at the end of the
     context belongs to the continuation, since tokens begin with it.
     """
     stripped = context.rstrip()
-    continuation = context[len(stripped) :] + continuation
-    whole = model.tokenizer.encode(stripped + continuation)
-    split = min(len(model.tokenizer.encode(stripped)), len(whole) - 1)  # a last token may take in both
-    return Row([*model.prefix, *whole[:split]] or [model.start], whole[split:])
+    whole = model.tokenizer.encode(context + continuation)
+    before = model.tokenizer.encode(stripped)[: len(whole) - 1]  # a last token may take in both
+    return Row([*model.prefix, *before] or [model.start], whole[len(before) :])
 
 
 def rows_of_text(model: LanguageModel, text: str) -> list[Row]:

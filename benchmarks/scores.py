@@ -126,7 +126,7 @@ def main() -> None:
     wrong += [name for name, value in figures.items() if "other_answers" in name and value]
     if wrong:
         sys.exit(f"{', '.join(wrong)}: not what lm-evaluation-harness gives with transformers")
-    support.finish("scoring", figures)
+    support.finish("scores", figures)
 
 
 if __name__ == "__main__":
