@@ -24,9 +24,10 @@ from collections.abc import Callable
 
 import jax
 
+from checkpointing.bucket import path_of
 from cluster import processes
 from configs.errors import ConfigError
-from core.scored_model import restored_model
+from core.scored_model import check_same_on_hosts, restored_model
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
 from settings import validation
@@ -51,10 +52,9 @@ def main(command: command_line.Command) -> None:
             of_items, of_tasks = suite(model)
             results, by_task = results + of_items, by_task | of_tasks
     if processes.index() == 0:
-        path = results_file(command)
-        figures.write_results(path, results)
+        place = write(command, results)
         print("\n".join(figures.table(by_task)))
-        print(f"{command.address} at step {step:,}; each item: {path}", file=sys.stderr)
+        print(f"{command.address} at step {step:,}; each item: {place}", file=sys.stderr)
     processes.leave()
 
 
@@ -86,6 +86,7 @@ def of_questions(items: list[questions.Item]) -> Callable[..., Scores]:
     """Return what scores a model on the user's questions."""
 
     def score(model) -> Scores:
+        check_same_on_hosts(items, "the items of --questions")
         results = tasks.score(model, items)
         return results, tasks.figures_of(results)
 
@@ -96,6 +97,7 @@ def of_core(of_tasks: list[core_metric.CoreTask]) -> Callable[..., Scores]:
     """Return what scores a model on the tasks of CORE."""
 
     def score(model) -> Scores:
+        check_same_on_hosts(of_tasks, "the items of --core")
         results = core_metric.score(model, of_tasks)
         return results, core_metric.figures_of(of_tasks, results)
 
@@ -112,10 +114,16 @@ def of_harness(names: list[str], include_path: str, limit: int) -> Callable[...,
     return lambda model: harness.score(model, names, manager, limit)
 
 
-def results_file(command: command_line.Command) -> pathlib.Path:
-    """Return the file for the result of each item."""
-    given = command_line.FLAGS.results
-    return pathlib.Path(given).expanduser() if given else command.workdir / RESULTS
+def write(command: command_line.Command, results: list[dict]) -> str:
+    """Write the result of each item; return the file, which by default is in the run's folder or bucket."""
+    if given := command_line.FLAGS.results:
+        figures.write_results(pathlib.Path(given).expanduser(), results)
+        return given
+    path = command.workdir / RESULTS
+    figures.write_results(path, results)
+    if command.bucket:
+        (path_of(command.bucket.url) / RESULTS).write_bytes(path.read_bytes())
+    return f"{command.address}/{RESULTS}"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 """Does a published model score here as lm-evaluation-harness scores it with transformers?
 
 For each family of published models, a tiny random one is imported. The same questions and texts, made here, are scored
-by the harness's own backend for Hugging Face models and by `torus`. Log-likelihoods must agree to 1e-4 of 1 + their
-size, and the chosen answers must be the same, except where the two best of an item differ by less than 2e-4, which are
-counted.
+by the harness's own backend for Hugging Face models and by `torus`. Log-likelihoods of choices must agree to 1e-4 nats,
+and those of texts to 1e-4 of their size. The chosen answers must be the same, except where the two best of an item
+differ by less than 2e-4 nats, which are counted.
 
 It needs two extras: make setup EXTRAS="interop lm-eval".
 """
@@ -101,17 +101,14 @@ def compare(case: str, folder: pathlib.Path) -> dict[str, float]:
     values = [np.array([value for value, _ in side[0]]).reshape(ITEMS, 4) for side in (found, expected)]
     margins = np.diff(np.sort(values[1], axis=1)[:, -2:])[:, 0]
     clear = margins >= MARGIN
+    rolling = [np.array(side[1]) for side in (found, expected)]
     return {
-        "difference": relative(*values), "rolling_difference": relative(*map(np.array, (found[1], expected[1]))),
+        "difference": float(np.abs(values[0] - values[1]).max()),
+        "rolling_difference": float(np.abs(rolling[0] / rolling[1] - 1).max()),
         "other_answers": int((values[0].argmax(1) != values[1].argmax(1))[clear].sum()),
         "other_greedy": sum(ours[1] != theirs[1] for ours, theirs in zip(found[0], expected[0], strict=True)),
         "close_items": int((~clear).sum()),
     }  # fmt: skip
-
-
-def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference, relative to 1 + the size of the expected value."""
-    return float((np.abs(found - expected) / (1 + np.abs(expected))).max())
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 """The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks."""
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from cluster import processes
 from configs.errors import ConfigError
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
-from core.scored_model import scored_model
+from core.scored_model import check_same_on_hosts, scored_model
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
@@ -163,9 +162,7 @@ def task_items(config) -> list[questions.Item]:
     """
     paths = [path.strip() for path in config.evaluation.tasks.split(",") if path.strip()]
     items = questions.read_files(paths, "evaluation.tasks")
-    processes.check_same(
-        {"digest": hashlib.sha256(repr(items).encode()).hexdigest()[:12]}, "the items of evaluation.tasks"
-    )
+    check_same_on_hosts(items, "the items of evaluation.tasks")
     return items
 
 

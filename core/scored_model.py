@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run as scoring/ takes it, on the run's mesh."""
+"""The model of a run as scoring/ takes it, on the run's mesh; and the check that all hosts score the same."""
 
+import hashlib
 from collections.abc import Callable
 
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from cluster import processes
 from core.assembly import Run, assemble
 from input_pipeline.tokenization import HuggingFaceTokenizer
 from parallelism.mesh import mesh_context
@@ -32,3 +34,8 @@ def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[Lang
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_state.params)
     return scored_model(run, params, tokenizer, on_batch, is_trained=step > 0), step  # an import is step 0
+
+
+def check_same_on_hosts(items: list, what: str) -> None:
+    """Raise ConfigError if another process has read other items, which would need other batches."""
+    processes.check_same({"digest": hashlib.sha256(repr(items).encode()).hexdigest()[:12]}, what)
