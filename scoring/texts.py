@@ -3,8 +3,6 @@
 
 from collections.abc import Sequence
 
-import tokenizers
-
 from inference import decoding
 from input_pipeline.tokenization import HuggingFaceTokenizer
 from scoring.likelihood import LanguageModel, Row
@@ -14,6 +12,8 @@ ROWS = 16  # prompts that are continued at once
 
 def published_prefix(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
     """Return the tokens that a tokenizer.json itself puts before a text, such as <s>; often there are none."""
+    import tokenizers  # imported here because few runs need it
+
     raw = tokenizers.Tokenizer.from_buffer(tokenizer.files["tokenizer.json"])
     ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
     return tuple(ids[: ids.index(mark[0])])
