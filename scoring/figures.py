@@ -62,8 +62,10 @@ def flat(tasks: dict[str, dict[str, Figure]]) -> dict[str, float]:
 
 def lines(found: dict[str, float]) -> list[str]:
     """Return a line for each metric in a result of `flat`."""
-    errors = {name: f" (standard error {found[f'{name}_stderr']:.4f})" for name in found if f"{name}_stderr" in found}
-    return [f"{name}: {found[name]:.4f}{errors.get(name, '')}" for name in found if not name.endswith("_stderr")]
+    errors = {
+        name: f" (standard error {_text(found[f'{name}_stderr'])})" for name in found if f"{name}_stderr" in found
+    }
+    return [f"{name}: {_text(found[name])}{errors.get(name, '')}" for name in found if not name.endswith("_stderr")]
 
 
 def table(tasks: dict[str, dict[str, Figure]]) -> list[str]:
@@ -71,8 +73,12 @@ def table(tasks: dict[str, dict[str, Figure]]) -> list[str]:
     rows = [("task", "metric", "value", "standard error", "items")]
     for task, metrics in tasks.items():
         for name, (value, error, count) in metrics.items():
-            rows.append((task, name, f"{value:.4f}", "-" if math.isnan(error) else f"{error:.4f}", f"{count:,}"))
+            rows.append((task, name, _text(value), "-" if math.isnan(error) else _text(error), f"{count:,}"))
     return aligned(rows)
+
+
+def _text(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
 def write_results(path: pathlib.Path, results: Iterable[dict]) -> None:
