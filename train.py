@@ -50,7 +50,7 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, check_names, evaluate_newest, of_corpus
+from core.evaluators import Evaluator, check_names, check_tasks, evaluate_newest, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
@@ -127,6 +127,7 @@ def train(
             preflight.check_state_fits(run)
     for model in other_models(run.objective):
         frozen_models.source_of(model, config).check_has_checkpoint()
+    check_tasks(config, has_corpus=batches is None)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None

@@ -288,6 +288,23 @@ FAULTS = (
         "engine.shorten(engine.fork(rows.cache, source_R), keep_R + 1)", ("tests/inference/test_batching.py",),
     ),
     Fault(
+        "a choice is normalised by its characters", "scoring/tasks.py",
+        "value / len(one.encode())", "value / len(one)", ("tests/scoring/test_tasks.py",),
+    ),
+    Fault(
+        "the logits of the position before are scored", "scoring/likelihood.py",
+        "np.arange(end - count, end)", "np.arange(end - count, end) - 1", ("tests/scoring/test_likelihood.py",),
+    ),
+    Fault(
+        "a window of a long text has a token less of context", "scoring/texts.py",
+        "tokens[end - longest - 1 : start]", "tokens[end - longest : start]", ("tests/scoring/test_texts.py",),
+    ),
+    Fault(
+        "an accuracy is centred but not scaled", "scoring/core_metric.py",
+        "(accuracy.value - baseline) / (1 - baseline)", "accuracy.value - baseline",
+        ("tests/scoring/test_core_metric.py",),
+    ),
+    Fault(
         "votes are weighed, not counted", "puzzles/voting.py",
         "(-count, -total / count, predicted)", "(-total, -count, predicted)",
         ("tests/puzzles/test_voting.py",),

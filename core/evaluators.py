@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes on puzzles."""
+"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks."""
 
 import dataclasses
 import pathlib
@@ -11,13 +11,17 @@ from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
+from configs.errors import ConfigError
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.scored_model import check_same_on_hosts, scored_model
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
 from reporting.step_log import StepLog
+from scoring import figures as scores
+from scoring import questions, tasks
 
 OWN_KINDS = ("train", "event")  # kinds of lines of every run
 OF_A_LINE = ("kind", "step", "time")  # keys of every line
@@ -131,7 +135,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -157,9 +161,64 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
     return numbers
 
 
+class _Stopped(Exception):
+    """All processes stop before the next batch."""
+
+
+class Tasks(Evaluator):
+    """The metrics of the user's tasks, see scoring/tasks.py."""
+
+    name = "tasks"
+
+    def __init__(self, every: int, items: list[questions.Item]):
+        """Score these items every so many steps."""
+        self.every, self.items = every, items
+
+    def evaluate(self, context):
+        """Return {task/metric: value}, and {task/metric_stderr: standard error}."""
+
+        def on_batch(what: str, done: int, total: int) -> None:
+            if context.stop():
+                raise _Stopped
+
+        model = scored_model(context.run, context.params, context.corpus.tokenizer, on_batch)
+        try:
+            return scores.flat(tasks.figures_of(tasks.score(model, self.items)))
+        except _Stopped:
+            return None
+
+    def lines(self, context, figures):
+        """Return a line for each metric."""
+        return scores.lines(figures)
+
+
+def task_items(config) -> list[questions.Item]:
+    """Return the items of `evaluation.tasks`, which must be equal on all hosts.
+
+    Raises ConfigError or JsonError for a file that cannot be read or scored.
+    """
+    paths = [path.strip() for path in config.evaluation.tasks.split(",") if path.strip()]
+    items = questions.read_files(paths, "evaluation.tasks")
+    check_same_on_hosts(items, "the items of evaluation.tasks")
+    return items
+
+
+def check_tasks(config, *, has_corpus: bool) -> None:
+    """Raise ConfigError or JsonError if `evaluation.tasks` cannot be scored in this run."""
+    if config.evaluation.tasks and not has_corpus:
+        raise ConfigError(
+            f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
+        )
+    task_items(config)
+
+
 def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
     """Return the evaluators that every run with a corpus has."""
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes()] if corpus else []
+    if corpus is None:
+        return []
+    items = task_items(config)
+    of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
+    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:
