@@ -47,21 +47,24 @@ $(if $(uv),uv venv --quiet --seed --allow-existing --python $$candidate .venv,$$
 endef
 
 pip = $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --only-binary :all:
-torch := $(shell sed -n 's/^interop = \["\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+torch := $(shell sed -n 's/^interop = \[\("torch==[^]]*\)\].*/\1/p' pyproject.toml | tr -d '",')
+
+# These packages of lm-evaluation-harness are published as source only.
+sources := rouge-score,sqlitedict,word2number
 
 define install
 echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
 touch $(unfinished); \
-if $(pip) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
+if $(pip) $(if $(filter lm-eval,$(EXTRAS)),--no-binary $(sources)) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
 then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) \
     $(if $(EXTRAS),&& touch $(addprefix .venv/extra-,$(EXTRAS))); \
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop serve"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface interop serve,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, serve))
+	$(if $(filter-out huggingface interop lm-eval serve,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -112,6 +115,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
 	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
 	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
+	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock,requirements-lm-eval.lock)
 	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays

@@ -81,7 +81,7 @@ def text_service(name: str, trained: TrainedRun, texts: Texts, flags) -> TextSer
     length = flags.max_length or trained.config.model.max_length
 
     def make_batch() -> Batch:
-        engine = Engine(trained.run.graph, trained.params, length)
+        engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
         return Batch(engine, num_rows=flags.rows, vocab_size=texts.tokenizer.vocab_size)
 
     worker = Worker(make_batch, functools.partial(mesh_context, trained.run.mesh))

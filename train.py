@@ -50,11 +50,11 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, evaluate_newest, of_corpus
+from core.evaluators import Evaluator, check_names, check_tasks, evaluate_newest, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
-from core.start import announce, check_tokenizers, initial_state, other_models, prepare_corpus, set_steps
+from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -80,7 +80,7 @@ class Result:
       reason: "finished", "nothing to train", or the reason of a callback's Stop.
       metrics: the scalars of the last step by name, such as `loss`; {} if nothing was trained.
       evaluations: {name of an evaluator: its last figures}.
-      checkpoint: address of the last checkpoint.
+      checkpoint: the last checkpoint: the place of its store, and its step.
     """
 
     step: int
@@ -95,7 +95,7 @@ def train(
     evaluators: Sequence[Evaluator] = (), bucket=None, topology=None, vocab_size_typed: bool = True,
     faults: Sequence[Fault] = (), started: float | None = None, origin: dict | None = None, store: Store | None = None,
 ) -> Result:  # fmt: skip
-    """Train up to `train.steps`, then evaluate and print a summary.
+    """Train up to `train.steps`, then evaluate and print a summary. Call it in the main thread, which gets signals.
 
     Args:
       config: validated, its mesh resolved.
@@ -119,6 +119,7 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
+    check_names(evaluators)
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
@@ -126,6 +127,7 @@ def train(
             preflight.check_state_fits(run)
     for model in other_models(run.objective):
         frozen_models.source_of(model, config).check_has_checkpoint()
+    check_tasks(config, has_corpus=batches is None)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
@@ -140,7 +142,7 @@ def train(
     ):
         send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
-        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir)
+        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
         if config.train.init_from and not record:
             initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
         corpus = corpus.resume(record) if corpus and record else corpus
@@ -153,7 +155,7 @@ def train(
                 f"{passed}Finished at step {start}; nothing was trained. "
                 f"--config.train.steps={2 * start} continues the run."
             )
-            return Result(start, "nothing to train", {}, {}, f"{checkpoints.address}/checkpoints/{start}")
+            return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
         if processes.index() == 0:
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
@@ -218,14 +220,18 @@ def run_training(
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)
-    address = f"{checkpoints.address}/checkpoints/{log.last_step}"
-    return Result(log.last_step, reason, log.last_figures, job.evaluations, address)
+    return Result(
+        log.last_step, reason, log.last_figures, job.evaluations, f"{checkpoints.store.place}/{log.last_step}"
+    )
 
 
 def run_job(job: Job, record: dict | None) -> str:
     """Train to the end; return the reason of a Result."""
-    reason = ""
-    with HeartbeatFile(job.workdir, job.log):
+    reason = None
+    with HeartbeatFile(job.workdir, job.log), contextlib.ExitStack() as ends:  # which calls all, even if one fails
+        for callback in reversed(job.callbacks):
+            ends.callback(lambda callback=callback: callback.on_end(job, has_failed=reason is None))
+        ends.callback(job.log.account)
         if job.corpus:
             job.corpus.announce_rebuilds_to(job.report_progress)
         try:
@@ -234,10 +240,6 @@ def run_job(job: Job, record: dict | None) -> str:
             reason = str(stopped)
         except DataError as error:  # its exit status would say that nothing was trained
             raise DataGone(str(error)) from error
-        finally:
-            job.log.account()
-            for callback in job.callbacks:
-                callback.on_end(job, has_failed=not reason)
     return reason
 
 

@@ -273,9 +273,36 @@ FAULTS = (
         ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
     Fault(
-        "top_p leaves out the token that reaches it", "inference/decoding.py",
+        "top_p leaves out the token that reaches it", "inference/choice.py",
         "jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV", "jnp.cumsum(probabilities_BV, axis=-1)",
         ("tests/inference/test_decoding.py",),
+    ),
+    Fault(
+        "requests of one prompt that come together compute it each", "inference/batching.py",
+        "if self._soon_shared(prompt) > max(shared):", "if self._soon_shared(prompt) < 0:",
+        ("tests/inference/test_batching.py",),
+    ),
+    Fault(
+        "a copied row keeps a token too many", "inference/batching.py",
+        "engine.shorten(engine.fork(rows.cache, source_R), keep_R)",
+        "engine.shorten(engine.fork(rows.cache, source_R), keep_R + 1)", ("tests/inference/test_batching.py",),
+    ),
+    Fault(
+        "a choice is normalised by its characters", "scoring/tasks.py",
+        "value / len(one.encode())", "value / len(one)", ("tests/scoring/test_tasks.py",),
+    ),
+    Fault(
+        "the logits of the position before are scored", "scoring/likelihood.py",
+        "np.arange(end - count, end)", "np.arange(end - count, end) - 1", ("tests/scoring/test_likelihood.py",),
+    ),
+    Fault(
+        "a window of a long text has a token less of context", "scoring/texts.py",
+        "tokens[end - longest - 1 : start]", "tokens[end - longest : start]", ("tests/scoring/test_texts.py",),
+    ),
+    Fault(
+        "an accuracy is centred but not scaled", "scoring/core_metric.py",
+        "(accuracy.value - baseline) / (1 - baseline)", "accuracy.value - baseline",
+        ("tests/scoring/test_core_metric.py",),
     ),
     Fault(
         "votes are weighed, not counted", "puzzles/voting.py",
@@ -283,9 +310,20 @@ FAULTS = (
         ("tests/puzzles/test_voting.py",),
     ),
     Fault(
-        "a prompt begins with two ends of document", "inference/sampling.py",
-        "[[tokenizer.end_of_document, *prompt]", "[[tokenizer.end_of_document] * 2 + [*prompt]",
-        ("tests/inference/test_answer.py", "tests/inference/test_decoding.py"),
+        "a prompt begins with two ends of document", "inference/prompts.py",
+        "Prompt([end, *kept]", "Prompt([end, end, *kept]", ("tests/inference/test_answer.py",),
+    ),
+    Fault(
+        "a stream shows a part of a character", "inference/text_stream.py",
+        "MOST_HELD = 3", "MOST_HELD = 2", ("tests/inference/test_text_stream.py",),
+    ),
+    Fault(
+        "the stop string that begins first ends a text", "inference/text_stream.py",
+        "text[: min(found)[1]]", "text[: min(begin for _, begin in found)]", ("tests/inference/test_text_stream.py",),
+    ),
+    Fault(
+        "a client that disconnects keeps its row", "serving/worker.py",
+        "self.batch.cancel(part.continuation)", "pass", ("tests/serving/test_worker.py",),
     ),
     Fault(
         "exported matrices are not transposed", "migration/hugging_face_tensors.py",

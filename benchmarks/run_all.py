@@ -14,7 +14,7 @@ RESULTS, HEADING = (
     FOLDER / "RESULTS.md",
     "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
 )
-NOT_BENCHMARKS = ("run_all", "support", "trm_reference_torch", "updates")
+NOT_BENCHMARKS = ("run_all", "same_programs", "support", "trm_reference_torch", "updates")
 
 
 def main() -> None:

@@ -81,7 +81,8 @@ class Checkpoints:
             try:
                 self.store.clear()
             except self.store.failures as error:
-                self.report(f"the remains of an earlier run in {self.store.place} cannot be deleted: {error}")
+                remains = f"the remains of an earlier run in {self.store.place} cannot be deleted: {error}"
+                self.report(remains, event="not_cleared")
 
     def _report_early(self, text: str, **figures) -> None:
         self.early_events.append(figures)

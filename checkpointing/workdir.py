@@ -82,10 +82,13 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
         )
 
 
-def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path) -> dict | None:
+def check_resumable(
+    checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path,
+    may_change: frozenset[str] = keys_of(RESUME),
+) -> dict | None:  # fmt: skip
     """Return the newest checkpoint's record, or None in a fresh workdir; `config` is flat, with dotted keys.
 
-    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that may not change in a run; the
+    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that are not in `may_change`; the
     message names each key with its old and new value.
     """
     step = checkpoints.newest()
@@ -104,7 +107,7 @@ def check_resumable(checkpoints: Checkpoints, config: dict, corpus_digest: str, 
     if "weights_only" in record and config["train.init_from"]:
         raise CheckpointError(f"{workdir} already has weights; leave out train.init_from, or use a new --workdir")
     fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
-    changed = differences(record["config"], {key: config[key] for key in fixed}, _may_change(config))
+    changed = differences(record["config"], {key: config[key] for key in fixed}, may_change)
     if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, keys_of(MACHINE)) or ["other documents"]
@@ -123,17 +126,6 @@ def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str
         for key, value in now.items()
         if stored.get(key) != value and key not in may_change
     ]
-
-
-def _may_change(config: dict) -> frozenset[str]:
-    """Return the keys that may change in this run.
-
-    The batch size of a recursive model may not change, since its rows carry puzzles from step to step. The path of the
-    base weights of adapters may change, since a checkpoint identifies them by their digest.
-    """
-    held = {"train.global_batch"} if config["train.objective"] == "recursive" else set()
-    moved = {"train.init_from"} if config["lora.rank"] else set()
-    return (keys_of(RESUME) - held) | moved
 
 
 def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:

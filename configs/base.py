@@ -302,6 +302,14 @@ evaluation.every_epochs = Key(0.0, "instead of train.eval_every: passes over the
 evaluation.pooled_votes = Key(False, "whether ARC is also scored with the votes of earlier checkpoints, reported apart")
 evaluation.chunk_tokens = Key(0, "tokens of a sequence that are computed at once; keys and values are cached; 0: all")
 evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run; 0: no sample", most=1_000_000)
+evaluation.tasks = Key("", 'files of questions that are scored, separated by commas, see docs/scoring.md; "": none')
+evaluation.tasks_every = Key(0, "steps between scorings of evaluation.tasks; 0: only at the end")
+
+inference = Section(KEYS, "inference", RESUME | READ | UNCOMPILED)
+inference.cache_dtype = Key(
+    "model", "type of cached keys and values when a model decodes; int8 has a scale for each token and head",
+    choices=("model", "int8"),
+)  # fmt: skip
 
 logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
 logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")

@@ -151,6 +151,7 @@ def assemble(
     make_state = _state_maker(config, objective, built, update)
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
+    step_transform.check_memories(abstract_state.extra)
     weights = axis_rules.weight_shardings(declared_axes(built.trained), mesh)
     shardings = _state_shardings(abstract_state, weights, mesh)
     make = functools.partial(
@@ -214,7 +215,9 @@ def _update(config, built: Models, rate_factor: float, transforms: Sequence[Step
     weights = optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
-    return Update(weights, optimizer, (*step_transform.of_config(config, weights, schedule), *transforms))
+    transforms = *step_transform.of_config(config, weights, schedule), *transforms
+    step_transform.check(transforms)
+    return Update(weights, optimizer, transforms)
 
 
 def _state_maker(config, objective: Objective, built: Models, update: Update) -> Callable[..., TrainState]:

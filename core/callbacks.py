@@ -24,14 +24,21 @@ class Stop:
 
 @dataclasses.dataclass(frozen=True)
 class Reshard:
-    """Continue with another batch size or mesh from the next step on."""
+    """Continue with another batch size or mesh from the next step on.
+
+    `shape` must be that of `job.stages`, because the batches and a resumed run follow it. So only `Stages` returns this
+    action; `batch.ramp` and `layout.changes` say when.
+    """
 
     shape: Shape
 
 
 @dataclasses.dataclass(frozen=True)
 class RollBack:
-    """Restore the newest checkpoint from before `first_step`, and leave out the batches of the steps up to this one."""
+    """Restore the newest checkpoint from before `first_step`, and leave out the batches of the steps up to this one.
+
+    A run on a caller's batches cannot do this. It ends with NonFinite, and the message has the reason.
+    """
 
     reason: str
     first_step: int
@@ -42,6 +49,24 @@ class Stopped(Exception):
 
 
 Action = Save | Stop | Reshard | RollBack
+
+
+def check_action(callback: "Callback", action: object, present: Shape) -> None:
+    """Raise TypeError if what a callback returned is no action, ValueError for a Reshard that `Stages` does not want.
+
+    `present` is the shape of the next step, as `Stages` has it.
+    """
+    name = type(callback).__name__
+    if not isinstance(action, Action):
+        raise TypeError(
+            f"{name}.on_step returned {action!r}; it must return None, Save(), Stop(reason), Reshard(shape) or "
+            "RollBack(reason, first_step)"
+        )
+    if isinstance(action, Reshard) and action.shape != present:
+        raise ValueError(
+            f"{name}.on_step returned {action}, but the next step has {present}; use the keys batch.ramp and "
+            "layout.changes to change the batch size and the mesh"
+        )
 
 
 class Callback:
@@ -59,11 +84,17 @@ class Callback:
         return train_step
 
     def on_step(self, job, state, step: int) -> Action | None:
-        """Act after a step was dispatched; its numbers may not be computed yet."""
+        """Act after a step was dispatched; its numbers may not be computed yet.
+
+        If several callbacks return an action of the same type, the last one counts.
+        """
         return None
 
     def on_end(self, job, *, has_failed: bool) -> None:
-        """Act when the run ends. If it `has_failed` or was interrupted, an exception follows."""
+        """Act when the run ends, even if another callback fails here.
+
+        If the run `has_failed` or was interrupted, an exception follows.
+        """
 
 
 class Recheck(Callback):

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes on puzzles."""
+"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks."""
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
+from configs.errors import ConfigError
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.scored_model import check_same_on_hosts, scored_model
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
 from reporting.step_log import StepLog
+from scoring import figures as scores
+from scoring import questions, tasks
+
+OWN_KINDS = ("train", "event")  # kinds of lines of every run
+OF_A_LINE = ("kind", "step", "time")  # keys of every line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,24 +54,28 @@ class EvaluationContext:
     @property
     def engine(self) -> Engine:
         """The engine that decodes with `params`."""
-        return Engine(self.run.graph, self.params, length=self.run.config.model.max_length)
+        config = self.run.config
+        return Engine(self.run.graph, self.params, config.model.max_length, config.inference.cache_dtype)
 
 
 class Evaluator:
     """Every process of a run calls it, at the same steps.
 
     Attributes:
-      name: kind of its lines in metrics.jsonl.
+      name: kind of its lines in metrics.jsonl. It differs from those of a run's own lines and of other evaluators.
       every: steps from one evaluation to the next; it always runs after the last step. 0: only then.
       ranks_checkpoints: whether `checkpoint.keep_best` compares its figure "loss".
     """
 
-    name: str
+    name = ""
     every = 0
     ranks_checkpoints = False
 
     def evaluate(self, context: EvaluationContext) -> dict[str, float] | None:
-        """Return figures by name, the same in all processes; None if `context.stop` said so."""
+        """Return figures by name, the same in all processes; None if `context.stop` said so.
+
+        A figure is a number, or an array with one element. OF_A_LINE are not names of figures.
+        """
         raise NotImplementedError
 
     def report(self, log: StepLog, step: int, figures: dict[str, float]) -> None:
@@ -120,9 +133,92 @@ class Votes(Evaluator):
         return vote_lines(figures, context.corpus)
 
 
+def check_names(evaluators: Sequence[Evaluator]) -> None:
+    """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name}
+    for evaluator in evaluators:
+        name = evaluator.name
+        if not isinstance(name, str) or not name or name in taken:
+            raise ValueError(
+                f"{type(evaluator).__name__}.name={name!r}: give each evaluator a name of its own, which is none of "
+                f"{', '.join(sorted(taken))}"
+            )
+        taken.add(name)
+
+
+def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
+    """Return figures that metrics.jsonl can hold; TypeError or ValueError for others, with their evaluator."""
+    if evaluator.ranks_checkpoints and "loss" not in figures:
+        raise ValueError(f'evaluator {evaluator.name}: ranks_checkpoints needs a figure "loss"')
+    numbers = {}
+    for name, value in figures.items():
+        array = np.asarray(value)
+        if name in OF_A_LINE:
+            raise ValueError(f"evaluator {evaluator.name}: each line has its own {name!r}; rename the figure")
+        if array.size != 1 or array.dtype.kind in "OSUMm":
+            raise TypeError(f"evaluator {evaluator.name}: figure {name!r} is {value!r}; it must be one number")
+        numbers[name] = array.item() if array.dtype.kind in "iub" else float(array.item())
+    return numbers
+
+
+class _Stopped(Exception):
+    """All processes stop before the next batch."""
+
+
+class Tasks(Evaluator):
+    """The metrics of the user's tasks, see scoring/tasks.py."""
+
+    name = "tasks"
+
+    def __init__(self, every: int, items: list[questions.Item]):
+        """Score these items every so many steps."""
+        self.every, self.items = every, items
+
+    def evaluate(self, context):
+        """Return {task/metric: value}, and {task/metric_stderr: standard error}."""
+
+        def on_batch(what: str, done: int, total: int) -> None:
+            if context.stop():
+                raise _Stopped
+
+        model = scored_model(context.run, context.params, context.corpus.tokenizer, on_batch)
+        try:
+            return scores.flat(tasks.figures_of(tasks.score(model, self.items)))
+        except _Stopped:
+            return None
+
+    def lines(self, context, figures):
+        """Return a line for each metric."""
+        return scores.lines(figures)
+
+
+def task_items(config) -> list[questions.Item]:
+    """Return the items of `evaluation.tasks`, which must be equal on all hosts.
+
+    Raises ConfigError or JsonError for a file that cannot be read or scored.
+    """
+    paths = [path.strip() for path in config.evaluation.tasks.split(",") if path.strip()]
+    items = questions.read_files(paths, "evaluation.tasks")
+    check_same_on_hosts(items, "the items of evaluation.tasks")
+    return items
+
+
+def check_tasks(config, *, has_corpus: bool) -> None:
+    """Raise ConfigError or JsonError if `evaluation.tasks` cannot be scored in this run."""
+    if config.evaluation.tasks and not has_corpus:
+        raise ConfigError(
+            f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
+        )
+    task_items(config)
+
+
 def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
     """Return the evaluators that every run with a corpus has."""
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes()] if corpus else []
+    if corpus is None:
+        return []
+    items = task_items(config)
+    of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
+    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:

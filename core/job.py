@@ -18,9 +18,9 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection
-from core.callbacks import Callback, RollBack
+from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
-from core.evaluators import EvaluationContext, Evaluator
+from core.evaluators import EvaluationContext, Evaluator, as_numbers
 from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
 from inference.engine import Engine
@@ -30,7 +30,7 @@ from input_pipeline import ledger
 from input_pipeline.errors import DataError, DataLost
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_shapes, local_rows, place
+from parallelism.placement import check_batch, check_shapes, local_rows, place
 from reporting import step_log
 from reporting.clock import Clock
 from reporting.step_log import NonFinite, every
@@ -137,17 +137,22 @@ class Job:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""
         run, frozen = self.run, self.compiled_steps.frozen
         params = run.models.merge_base(state.params, frozen)
-        engine = Engine(run.graph, params, length=run.config.model.max_length)
+        config = run.config
+        engine = Engine(run.graph, params, config.model.max_length, config.inference.cache_dtype)
         key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
         sampled = run.objective.sample_batch(engine, batch, key)
         if sampled is None:
             return batch
+        check_batch(sampled, batch, f"the batch that train.objective={run.config.train.objective} sampled")
         return jax.device_put(sampled, {name: array.sharding for name, array in batch.items()})
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
-        wanted = (callback.on_step(self, state, step) for callback in self.callbacks)
-        actions = {type(action): action for action in wanted if action}
+        actions = {}
+        for callback in self.callbacks:
+            if (action := callback.on_step(self, state, step)) is not None:
+                check_action(callback, action, self.stages.shape(step))
+                actions[type(action)] = action
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step)
         return actions
@@ -262,9 +267,13 @@ class Job:
     def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
         """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""
 
+        stopped = False
+
         def is_stopped() -> bool:
+            nonlocal stopped
             self.clock.enter("evaluation")  # one more batch is progress
-            return stop()
+            stopped = stop()
+            return stopped
 
         self.log.flush()  # the pending step is no part of the evaluation
         context = EvaluationContext(
@@ -273,7 +282,10 @@ class Job:
         )  # fmt: skip
         with self.clock.within("evaluation"):
             figures = evaluator.evaluate(context)
-            figures = None if self.lost.gather_reason() else figures
+            lost = self.lost.gather_reason()
+            if figures is None and not (stopped or lost):  # else the run would end as if it had been interrupted
+                raise TypeError(f"evaluator {evaluator.name} returned None and was not asked to stop")
+            figures = None if lost or figures is None else as_numbers(evaluator, figures)
             if figures is not None:
                 if evaluator.ranks_checkpoints and not math.isnan(figures["loss"]):
                     self.checkpoints.losses[step] = figures["loss"]

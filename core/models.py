@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 
 from checkpointing.frozen_models import configuration_of
 from configs.base import MESH_AXES
+from configs.errors import ConfigError
 from layers.axes import declared_axes
 from objectives.objective import Objective
 from parallelism import axis_rules
@@ -95,6 +96,11 @@ def build(config, mesh, objective: Objective) -> Models:
         return objective.transform(make_plain(rngs=rngs), rngs, **others)
 
     graph, trained, base = nnx.split(_declared(make, mesh), objective.trainable, ...)
+    if not jax.tree.leaves(trained):
+        raise ConfigError(
+            f"train.objective={config.train.objective}: no parameter of model.name={config.model.name} is trained, "
+            f"since `trainable` of the objective is {objective.trainable}"
+        )
     if jax.tree.leaves(base):
         params["base"] = _frozen_params(base, how["dtype"], mesh)
     return Models(make, Graphs(graph, graphs), trained, base, params)

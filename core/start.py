@@ -3,11 +3,15 @@
 
 import math
 
+import jax
+
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import initial
 from cluster import processes
+from configs.base import keys_of
 from configs.errors import ConfigError
+from configs.key import RESUME
 from core.assembly import Run
 from core.stages import position_of
 from input_pipeline import corpus as corpora
@@ -47,6 +51,17 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 def other_models(objective: Objective) -> list[FrozenModel]:
     """Return the frozen models whose weights are not those that the run starts from."""
     return [model for model in objective.frozen_models() if model.key != "train.init_from"]
+
+
+def may_change(run: Run) -> frozenset[str]:
+    """Return the keys that may change when this run is resumed.
+
+    If its rows carry something from step to step, the batch size may not change. The path of a frozen base may, since a
+    checkpoint identifies the base by its digest.
+    """
+    held = {"train.global_batch"} if jax.tree.leaves(run.abstract_state.carry) else set()
+    moved = {"train.init_from"} if "base" in run.abstract_frozen else set()
+    return (keys_of(RESUME) - held) | moved
 
 
 def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None) -> None:

@@ -29,7 +29,7 @@ from inference.choice import Choice, Sampling, adjust, choice_of, choose, likeli
 from inference.engine import NO_TOKEN, Cache, Engine
 from layers.axes import constrain, mesh_axes, num_shards
 
-CHUNKS = (16, 32, 64, 128, 256, 512)  # tokens of a prompt that one call computes, with padding
+CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens of a prompt that one call computes, with padding
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
 
@@ -164,19 +164,29 @@ class Batch:
         return added
 
     def step(self) -> list[Continuation]:
-        """Give rows to waiting requests, compute a part of their prompts, and decode a token of every other row.
+        """Give rows to waiting requests, compute a part of some prompts, and decode a token of every other row.
 
+        Nothing is decoded while more rows wait for their prompts than have them: most of its work would be for nobody.
         Return the continuations that have a new token or that ended.
         """
         self._admit()
         decoding = [one for one in self.running if one.tokens]
-        return self._compute_chunk() + (self._decode(decoding) if decoding else [])
+        decodes = decoding and 2 * len(decoding) >= len(self.running)
+        return self._compute_chunk() + (self._decode(decoding) if decodes else [])
 
     def _admit(self) -> None:
-        """Give free rows to the longest waiting requests; a row begins with what another row shares with the prompt."""
+        """Give free rows to waiting requests, the longest waiting first."""
         free = {row for row, one in enumerate(self._running) if one is None}
-        admitted: list[tuple[Continuation, int]] = []
-        while free and self.waiting and len(admitted) < self._many:
+        while group := self._next_group(free):
+            self._begin(group)
+
+    def _next_group(self, free: set[int]) -> list[tuple[Continuation, int]]:
+        """Return (continuation, row that shares most of its prompt) for the next requests that get a row.
+
+        A group is copied at once, so a row that one of them takes may be what another copies.
+        """
+        group = []
+        while free and self.waiting and len(group) < self._many:
             prompt = self.waiting[0].request.prompt
             shared = [_common_prefix(tokens, prompt[:-1]) for tokens in self._cached]  # the last gives the logits
             if self._soon_shared(prompt) > max(shared):
@@ -187,9 +197,8 @@ class Batch:
             one.num_computed = shared[source]
             self._running[one.row], self._used[one.row] = one, next(self._clock)
             free.discard(one.row)
-            admitted.append((one, source))
-        if admitted:
-            self._begin(admitted)
+            group.append((one, source))
+        return group
 
     def _soon_shared(self, prompt: Sequence[int]) -> int:
         """Return the longest prefix, in tokens, that a prompt shares with one that is being computed; 0 if short."""

@@ -17,7 +17,7 @@ LENGTH_MULTIPLE = 128  # tokens of a row, so that prompts of other lengths use t
 
 def generate(
     graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, ends: Collection[int],
-    vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, **sampling,
+    vocab_size: int, first_BV: np.ndarray | None = None, seed: int = 0, cache_dtype: str = "model", **sampling,
 ) -> list[list[int]]:  # fmt: skip
     """Continue each prompt by up to `max_tokens` tokens; stop at one of the `ends`, which is not returned.
 
@@ -26,6 +26,7 @@ def generate(
       prompts: token ids, at least one each.
       vocab_size: ids from here on are never drawn.
       first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
+      cache_dtype: see `Engine`.
       seed: of the first prompt's draws; the next prompt has the next seed.
       sampling: see `Sampling` in inference/choice.py.
     """
@@ -37,16 +38,17 @@ def generate(
         )
         for index, prompt in enumerate(prompts)
     ]  # fmt: skip
-    batch = _batch(graph, params, max(map(len, prompts)) + max_tokens, min(len(prompts), LARGEST_BATCH), vocab_size)
+    num_rows, length = min(len(prompts), LARGEST_BATCH), max(map(len, prompts)) + max_tokens
+    batch = _batch(graph, params, length, num_rows, vocab_size, cache_dtype)
     return [one.tokens for one in batch.run(requests)]
 
 
 def stream(
     graph: nnx.GraphDef, params: dict, prompt: list[int], *, max_tokens: int, ends: Collection[int], vocab_size: int,
-    first_V: np.ndarray | None = None, **sampling,
+    first_V: np.ndarray | None = None, cache_dtype: str = "model", **sampling,
 ) -> Iterator[int]:  # fmt: skip
     """Yield the tokens that `generate` returns for one prompt, each as soon as it is drawn; see there."""
-    batch = _batch(graph, params, len(prompt) + max_tokens, 1, vocab_size)
+    batch = _batch(graph, params, len(prompt) + max_tokens, 1, vocab_size, cache_dtype)
     one = batch.add(Request(prompt, max_tokens, Sampling(**sampling), ends, first_V))
     num_seen = 0
     while not one.reason:
@@ -55,7 +57,7 @@ def stream(
         num_seen = len(one.tokens)
 
 
-def _batch(graph: nnx.GraphDef, params: dict, length: int, num_rows: int, vocab_size: int) -> Batch:
+def _batch(graph: nnx.GraphDef, params: dict, length: int, num_rows: int, vocab_size: int, cache_dtype: str) -> Batch:
     """Return an empty batch whose rows have at least this length."""
-    engine = Engine(graph, params, -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE)
+    engine = Engine(graph, params, -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, cache_dtype)
     return Batch(engine, num_rows=num_rows, vocab_size=vocab_size)

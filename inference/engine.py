@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": the compute type
 NO_TOKEN = -1  # after the tokens of a shorter row
 
 
@@ -44,17 +45,20 @@ class Engine:
     compiled once for each graph, length and shape of the tokens; other parameters and tokens need no compilation. No
     method changes a cache, so several calls may extend the same one.
 
-    A row that outgrows the cache has NaN as logits, from that call on.
+    A row that outgrows the cache has NaN as logits, from that call on. ValueError is raised for more tokens in a call
+    than the cache has in all.
 
     Attributes:
       graph: of a model with the interface of models/decoder_lm.py.
       params: its parameters.
       length: of the cache: tokens that a row can have, with the padding of its last call.
+      cache_dtype: a key of CACHE_TYPES.
     """
 
     graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     params: dict
     length: int = dataclasses.field(metadata={"static": True})
+    cache_dtype: str = dataclasses.field(default="model", metadata={"static": True})
 
     def with_params(self, params: dict) -> "Engine":
         """Return this engine with other parameters, such as those of a later training step."""
@@ -95,7 +99,8 @@ class Engine:
     def empty(self, num_rows: int) -> Cache:
         """Return a cache of rows without tokens."""
         model = nnx.merge(self.graph, self.params)
-        return Cache(model.empty_cache(num_rows, self.length), jnp.zeros(num_rows, jnp.int32))
+        of_model = model.empty_cache(num_rows, self.length, CACHE_TYPES[self.cache_dtype])
+        return Cache(of_model, jnp.zeros(num_rows, jnp.int32))
 
     def head_size(self) -> int:
         """Return the number of logits; the last of them may be padding of the vocabulary."""
@@ -128,6 +133,10 @@ class Engine:
 
     def _forward(self, model: nnx.Module, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
         """Return (normalised stream [B, T, D] of new tokens, cache)."""
+        if tokens_BT.shape[1] > self.length:
+            raise ValueError(
+                f"rows of {tokens_BT.shape[1]} tokens do not fit the cache of an Engine of length={self.length}"
+            )
         is_token_BT = tokens_BT != NO_TOKEN
         positions_BT = cache.num_tokens_B[:, None] + jnp.arange(tokens_BT.shape[1])
         segments_BT = is_token_BT.astype(jnp.int32)

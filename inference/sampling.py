@@ -71,7 +71,7 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
     text = TextStream(tokenizer.decode, before=prompt.before)
     tokens = decoding.stream(
         run.graph, params, prompt.tokens, max_tokens=max_tokens, ends=prompt.ends, vocab_size=tokenizer.vocab_size,
-        first_V=prompt.first_V, **sampling,
+        first_V=prompt.first_V, cache_dtype=run.config.inference.cache_dtype, **sampling,
     )  # fmt: skip
     yield from map(text.add, tokens)
     yield text.end()
@@ -79,7 +79,10 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
 
 def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, **how) -> list[list[int]]:
     _check_fits(run, max(map(len, rows)), max_tokens)
-    return decoding.generate(run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size, **how)
+    return decoding.generate(
+        run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size,
+        cache_dtype=run.config.inference.cache_dtype, **how,
+    )  # fmt: skip
 
 
 def _check_fits(run, longest: int, max_tokens: int) -> None:

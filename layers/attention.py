@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import qwix
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.adapters import Projections
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
-from layers.products import add_bias, einsum, einsum_f32
+from layers.products import LARGEST, add_bias, einsum, einsum_f32
 from layers.rotary import rotate
 from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 
@@ -122,15 +123,33 @@ def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[ja
     Without a cache S == T. A cache is [B, K, S, H]: a head's keys are next to each other, as the products read them.
     """
     if cache is not None:
-        written = {
-            name: write_rows(cache[name], jnp.swapaxes(new_BTKH, 1, 2), cache["start"], 2)
-            for name, new_BTKH in (("key", k_BTKH), ("value", v_BTKH))
-        }
-        k_BTKH, v_BTKH = (jnp.swapaxes(written[name], 1, 2) for name in ("key", "value"))
-        cache = cache | written
+        cache = _written(_written(cache, "key", k_BTKH), "value", v_BTKH)
+        k_BTKH, v_BTKH = _cached(cache, "key", k_BTKH.dtype), _cached(cache, "value", v_BTKH.dtype)
     k_BSKH = constrain(k_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     v_BSKH = constrain(v_BTKH, "batch", "key_length", "kv_heads", "head_dim")
     return k_BSKH, v_BSKH, cache
+
+
+def _written(cache: dict, name: str, new_BTKH: jax.Array) -> dict:
+    """Return a layer's cache with new entries; an int8 cache has a scale for each token and head."""
+    new_BKTH = jnp.swapaxes(new_BTKH, 1, 2)
+    if (scale := f"{name}_scale") not in cache:
+        return cache | {name: write_rows(cache[name], new_BKTH, cache["start"], 2)}
+    rounded = qwix.quantize(
+        new_BKTH.astype(jnp.float32), jnp.int8, channelwise_axes=(0, 1, 2), calibration_method=LARGEST
+    )
+    return cache | {
+        name: write_rows(cache[name], rounded.qvalue, cache["start"], 2),
+        scale: write_rows(cache[scale], rounded.scale, cache["start"], 2),
+    }
+
+
+def _cached(cache: dict, name: str, dtype) -> jax.Array:
+    """Return the keys or values [B, S, K, H] of a layer's cache."""
+    cached_BKSH = cache[name]
+    if f"{name}_scale" in cache:
+        cached_BKSH = (cached_BKSH * cache[f"{name}_scale"]).astype(dtype)
+    return jnp.swapaxes(cached_BKSH, 1, 2)
 
 
 def write_rows(rows: jax.Array, new: jax.Array, start_B: jax.Array, dim: int = 1) -> jax.Array:

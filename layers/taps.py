@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
+NOT_COMPUTED = "layers/taps.py lists the names, and functions that were jitted earlier are not traced again"
 Replacement = Callable[[jax.Array, jax.Array | None], jax.Array]  # (activation, number of the layer) -> activation
 
 
@@ -92,14 +93,14 @@ def record(*names: str) -> Iterator[dict[str, jax.Array]]:
     nested, the innermost records.
 
     Raises:
-      ValueError: the model has no activation of a name, or was called twice.
+      ValueError: the model has no activation of a name, was not traced, or was called twice.
       RuntimeError: the model was called in a jax transformation that began inside the context.
     """
     scope = dataclasses.replace(_scope.get() or _Scope(), names=names, recorded={})
     with _opened(scope):
         yield scope.recorded
     if missing := set(names) - scope.recorded.keys():
-        raise ValueError(f"taps.record: the model has no activation {sorted(missing)}; layers/taps.py lists the names")
+        raise ValueError(f"taps.record: the model computed no activation {sorted(missing)}; {NOT_COMPUTED}")
 
 
 @contextlib.contextmanager
@@ -111,7 +112,8 @@ def replace(name: str, function: Replacement) -> Iterator[None]:
         unrolled, so compare it with `jnp.where`, not with `if`. It is None for an activation outside of the layers.
 
     Raises:
-      ValueError: the model has no activation of this name, or its replacement has another shape or type.
+      ValueError: the model has no activation of this name or was not traced, or the replacement has another shape or
+        type.
       RuntimeError: the model was called in a jax transformation that began inside the context.
     """
     outer = _scope.get() or _Scope()
@@ -119,7 +121,7 @@ def replace(name: str, function: Replacement) -> Iterator[None]:
     with _opened(scope):
         yield
     if name not in scope.replaced:
-        raise ValueError(f"taps.replace: the model has no activation {name!r}; layers/taps.py lists the names")
+        raise ValueError(f"taps.replace: the model computed no activation {name!r}; {NOT_COMPUTED}")
 
 
 def layer_numbers(num_layers: int) -> jax.Array | None:

@@ -6,9 +6,9 @@ evaluation and generation need these methods of a language model:
 
 - `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
   `__call__` returns the first two;
-- `empty_cache(rows, length)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a dictionary whose
-  entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays [B, ...]. Layers
-  that are not scanned have arrays of their own, which a program that owns them writes in place;
+- `empty_cache(rows, length, dtype)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a
+  dictionary whose entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays
+  [B, ...]. Layers that are not scanned have arrays of their own, which a program that owns them writes in place;
 - `shorten_cache(cache, num_tokens)`: the cache with only the first tokens of each row;
 - `head_inputs(stream)`: the stream and the all-gathered head [D, V];
 - `head_weight()`: the head [D, V], sharded as it is stored;
@@ -258,16 +258,20 @@ class DecoderLM(Freezable):
         logits_BTV = einsum_f32("BTD,DV->BTV", *self.head_inputs(x_BTD))
         return soft_cap(logits_BTV, self.logit_cap)
 
-    def empty_cache(self, batch: int, length: int) -> dict:
+    def empty_cache(self, batch: int, length: int, dtype=None) -> dict:
         """Return a key-value cache for `length` tokens a row; its segments are 0, so no real token attends to it.
 
         `start` is the entry of each row that the next call writes first.
+
+        Args:
+          dtype: of keys and values; None: the compute type. int8 has a float32 scale for each token and head.
         """
+        dtype = dtype or self.dtype
         shape = (batch, self.num_kv_heads, length, self.head_dim)
         if self.stack.scan:
-            layers = {"layers": self._zeros((self.num_layers, *shape))}
+            layers = {"layers": _zeros((self.num_layers, *shape), dtype)}
         else:
-            layers = {"each_layer": [self._zeros(shape) for _ in range(self.num_layers)]}
+            layers = {"each_layer": [_zeros(shape, dtype) for _ in range(self.num_layers)]}
         return layers | {
             "segments": jnp.zeros((batch, length), jnp.int32),
             "positions": jnp.zeros((batch, length), jnp.int32),
@@ -279,13 +283,16 @@ class DecoderLM(Freezable):
         kept_BS = jnp.arange(cache["segments"].shape[1]) < num_tokens_B[:, None]
         return cache | {"segments": jnp.where(kept_BS, cache["segments"], 0), "start": num_tokens_B}
 
-    def _zeros(self, shape: tuple) -> dict:
-        """Return empty keys and values."""
-        return {"key": jnp.zeros(shape, self.dtype), "value": jnp.zeros(shape, self.dtype)}
+
+def _zeros(shape: tuple, dtype) -> dict:
+    """Return empty keys and values."""
+    empty = {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
+    scales = {f"{name}_scale": jnp.zeros((*shape[:-1], 1)) for name in empty} if dtype == jnp.int8 else {}
+    return empty | scales
 
 
 def _without_start(of_layer: dict) -> dict:
-    return {name: of_layer[name] for name in ("key", "value")}
+    return {name: leaf for name, leaf in of_layer.items() if name != "start"}
 
 
 make = DecoderLM  # call it with a mesh in context

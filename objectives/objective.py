@@ -63,7 +63,8 @@ class Objective:
         """Return the batch to train on, sampled from the model that is trained; None: train on `batch` itself.
 
         It is called on the host before each step. `engine` decodes with the live parameters, see inference/engine.py.
-        `batch` is the next one of the data, and `key` depends on the step.
+        `batch` is the next one of the data, and `key` depends on the step. The result has the names, shapes and types
+        of `batch`.
         """
         return None
 

@@ -59,14 +59,19 @@ def check_shapes(batches: Iterator[dict], count: int, abstract_batch: dict, rows
 
     Raises ValueError for a wrong array, with its shape and the expected one, or if there are too few batches.
     """
-    wanted = {name: ((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
+    wanted = {name: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
     for number in range(1, count + 1):
         batch = next(batches, None)
         if batch is None:
             raise ValueError("the batches given to train() ended before train.steps was reached")
-        found = {name: (array.shape, array.dtype) for name, array in batch.items()}
-        for name in wanted.keys() | found.keys():
-            if found.get(name) != wanted.get(name):
-                texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
-                raise ValueError(f"batch {number} given to train(): {name} is {texts[0]} and should be {texts[1]}")
+        check_batch(batch, wanted, f"batch {number} given to train()")
         yield batch
+
+
+def check_batch(batch: dict, wanted: dict, what: str) -> None:
+    """Raise ValueError if a batch has other arrays than `wanted`, or other shapes or types; `what` names the batch."""
+    found, wanted = ({name: (array.shape, array.dtype) for name, array in of.items()} for of in (batch, wanted))
+    for name in sorted(wanted.keys() | found.keys()):
+        if found.get(name) != wanted.get(name):
+            texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
+            raise ValueError(f"{what}: {name} is {texts[0]} and should be {texts[1]}")

@@ -3,6 +3,7 @@
 
 import ast
 import functools
+import re
 
 from configs.base import KEYS
 from configs.errors import ConfigError, shown
@@ -10,6 +11,7 @@ from settings.keys import one_of
 from settings.loading import ROOT
 
 MOST_EXAMPLES = 2**32  # a run counts examples in 32 bits
+MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configuration may name
 
 
 def check(values: dict[str, object]) -> None:
@@ -43,12 +45,12 @@ def check_number(name: str, value: float) -> None:
 
 @functools.cache
 def _names(place: str) -> list[str]:
-    """Return the names of the modules in a folder, or of the public functions of a file that take `config` first.
+    """Return the names of a folder's modules with `make`, or of a file's public functions that take `config` first.
 
     Nothing is imported, so that a misspelled name is answered before jax is loaded.
     """
     path = ROOT / place
     if path.is_dir():
-        return sorted(file.stem for file in path.glob("*.py"))
+        return sorted(file.stem for file in path.glob("*.py") if MAKE.search(file.read_text()))
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     return sorted(f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config")

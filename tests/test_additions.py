@@ -118,9 +118,13 @@ class LastToken(nnx.Module):
         """Return float32 [B, T, V]."""
         return einsum_f32("BTD,DV->BTV", *self.head_inputs(x_BTD))
 
-    def empty_cache(self, rows: int, length: int):
+    def empty_cache(self, rows: int, length: int, dtype=None):
         """Return nothing: the last token is all that there is."""
         return {}
+
+    def shorten_cache(self, cache, num_tokens_B):
+        """Return nothing."""
+        return cache
 '''
 OPTIMIZER = '''
 

@@ -30,13 +30,14 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "training": {"configs", "files", "settings", "layers", "reporting", "cluster", "parallelism"},
     "checkpointing": {"configs", "files", "settings", "layers", "objectives", "reporting", "cluster", "training"},
     "inference": {"configs", "layers", "input_pipeline"},
+    "scoring": {"configs", "files", "layers", "input_pipeline", "reporting", "parallelism", "inference"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
-COMMANDS = {"train", "generate", "serve", "rehearse", "convert", "sweep", "pod"}
+COMMANDS = {"train", "generate", "score", "serve", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},
     "examples": LOWER | {"train", "core"},

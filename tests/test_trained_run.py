@@ -78,3 +78,28 @@ def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  
     corpus = corpora.prepare(config.data, vocab_size=256, vocab_size_typed=True, announce=lambda line: None)
     assert re.fullmatch(r"\d+ is ", opening(corpus))
     assert f"--prompt='{opening(corpus)}'" in whole
+
+
+def test_a_command_scores_questions_as_the_run_computes_them(folder):
+    run = trained_run.open_run(folder / "runs" / "tiny")
+    items = [
+        {"question": "6 is 2 times", "choices": ["3;", "a longer choice"], "answer": 0},
+        {"prompt": "12 is", "exact": "not this", "max_tokens": 4},
+        {"text": "12 is 3 times 4; " * 4},
+    ]
+    (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, items)))
+    given = (f"--workdir={folder}/whole", f"--questions={folder}/mine.jsonl", f"--results={folder}/results.jsonl")
+    status, out, err = finish(command("score.py", *given, cache=folder))
+    assert status == 0 and err == f"{folder}/whole at step 12; each item: {folder}/results.jsonl\n"
+    choice, answer, text = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    tokens = [run.tokenizer.end_of_document, *b"6 is 2 times 3;"]
+    logits = run.logits(np.array([tokens]))[0].astype(np.float64)
+    expected = sum(logits[n - 1, tokens[n]] - np.log(np.exp(logits[n - 1]).sum()) for n in (-3, -2, -1))
+    assert choice["log_likelihoods"][0] == pytest.approx(expected, abs=1e-2) and choice["chosen"] == 0
+    [generated] = run.generate(["12 is"], max_tokens=4, temperature=0.0)
+    assert "12 is" + answer["generated"] == generated.partition("\n")[0] and answer["exact_match"] == 0
+    assert text["tokens"] == text["bytes"] == 68 and text["words"] == 20  # more than model.max_length=32
+    rows = [line.split() for line in out.splitlines()]
+    assert ["mine", "acc", "1.0000", "-", "1"] in rows and ["mine", "exact_match", "0.0000", "-", "1"] in rows
+    [bits] = [float(value) for _, name, value, *_ in rows if name == "bits_per_byte"]
+    assert bits == pytest.approx(-text["log_likelihood"] / np.log(2) / 68, abs=1e-4)

@@ -5,11 +5,15 @@ A file of training/transforms/ has `make(config, weights, schedule)`, which retu
 configuration does not ask for it. The step applies them in alphabetical order of the files.
 """
 
+import dataclasses
 import importlib
 import pathlib
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from training.optimizers import Weights
@@ -41,7 +45,10 @@ class StepContext(NamedTuple):
 
 
 class StepChange(NamedTuple):
-    """What the step is about to do: new parameters, new optimizer state, and whether they are accepted, bool."""
+    """What the step is about to do: new parameters, new optimizer state, and whether they are accepted, bool.
+
+    Any transform may reject. The guard's scalars `skipped` and `learning_rate` count only what the guard rejects.
+    """
 
     params: dict
     optimizer: tuple
@@ -53,10 +60,11 @@ class StepTransform:
 
     The memory is saved and restored with the state. An array of it that has the path of a weight is sharded like the
     weight, if each of its dimensions has the weight's size or 1. Other arrays are replicated. If the step's change is
-    rejected, the memory stays as it was.
+    rejected, the memory stays as it was. A state is not saved if a number of it is not finite, so begin a minimum with
+    a large number and not with infinity.
 
     Attributes:
-      name: of the memory.
+      name: of the memory and of its part in checkpoints; an identifier.
       measures_parts: whether the step must measure `StepContext.part_square`.
       remembers_rejected: whether the memory changes even if the step's change is rejected.
     """
@@ -76,6 +84,37 @@ class StepTransform:
     def update(self, context: StepContext, change: StepChange, memory: dict) -> tuple[StepChange, dict, dict]:
         """Return (the change of the state, the new memory, float32 scalars to report)."""
         return change, memory, {}
+
+
+def check(transforms: Sequence[StepTransform]) -> None:
+    """Raise ValueError if the names of transforms are not identifiers, or not different.
+
+    A name must differ from the other parts of the state, since a checkpoint has all of them side by side.
+    """
+    fields = [field.name for field in dataclasses.fields(TrainState)]
+    uses = Counter([*fields, *(transform.name for transform in transforms)])
+    for transform in transforms:
+        if not transform.name.isidentifier() or uses[transform.name] > 1:
+            raise ValueError(
+                f"step transform {type(transform).__name__}: name={transform.name!r} must be an identifier, and differ "
+                f"from those of other transforms and from {', '.join(fields)}"
+            )
+
+
+def check_memories(memories: dict) -> None:
+    """Raise ValueError for an array, given by its shape and type, that a checkpoint cannot hold."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(memories)
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    uses = Counter(paths)
+    for path, (_, leaf) in zip(paths, leaves, strict=True):
+        problems = {
+            "has a slash in its name": "/" in path,
+            "has the same name as another one, with dots for levels": uses[path] > 1,
+            "has no elements": leaf.size == 0,
+            "is a random key; keep jax.random.key_data of it": jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key),
+        }
+        for problem in (problem for problem, is_there in problems.items() if is_there):
+            raise ValueError(f"memory of a step transform: {path} {problem}; a checkpoint cannot hold it")
 
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:

@@ -333,3 +333,15 @@ def test_where_the_disk_of_one_process_is_full_all_tell_which_and_the_next_save_
         first, second, third = told["failures"]
         assert first == third == "" and second.startswith("process 1 (") and "File too large" in second
     assert {path.name for path in (tmp_path / "workdir" / "checkpoints").iterdir()} == {"1", "3"}
+
+
+def test_remains_that_cannot_be_deleted_are_reported_by_the_run(tmp_path, monkeypatch, capsys):
+    """The report comes before the run has a log, which writes it later as an event."""
+
+    def fails(store):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(shared_folder.SharedFolder, "clear", fails)
+    with Checkpoints(tmp_path, Retention(2)) as checkpoints:
+        assert checkpoints.early_events == [{"event": "not_cleared"}]
+    assert "cannot be deleted: not yours" in capsys.readouterr().err

@@ -144,8 +144,9 @@ def train_twice(place: pathlib.Path) -> dict:
     def run() -> dict[str, str]:
         start = max(PerProcessFolders(root).steps(), default=0)
         batches = list(own_batches(config, STEPS))[start:]
-        train.train(config, workdir, iter(batches), store=PerProcessFolders(root))
+        result = train.train(config, workdir, iter(batches), store=PerProcessFolders(root))
         folder = root / f"host-{processes.index()}" / str(STEPS)
+        assert result.checkpoint == str(folder)
         return {path.name: _facts(path.read_bytes())[1] for path in folder.glob("*.npy")}
 
     first = run()

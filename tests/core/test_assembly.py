@@ -10,11 +10,15 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import train
 from configs import base
-from core import evaluators
+from configs.errors import ConfigError
+from core import evaluators, models
+from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
+from tests.support import one_device_mesh
 from training import platform_defaults
 
 
@@ -133,3 +137,15 @@ def test_layers_are_unrolled_on_cpu_unless_they_are_many_or_remat_is_to_save_mem
     config = small_config()
     config.model.update(changes)
     assert platform_defaults.scan(config, mesh_of("cpu")) == scanned
+
+
+def test_an_objective_whose_filter_finds_no_parameter_is_refused():
+    """It would else train nothing, to the last step."""
+
+    class Nothing(LanguageModeling):
+        trainable = nnx.PathContains("heads")
+
+    config = small_config()
+    objective = Nothing(**vars(language_modeling.make(config)))
+    with pytest.raises(ConfigError, match=r"no parameter of model.name=decoder_lm is trained, since `trainable`"):
+        models.build(config, one_device_mesh(), objective)

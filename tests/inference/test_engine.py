@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that are prefilled, forked and extended have the logits of a full forward pass of each row's tokens."""
 
+import dataclasses
 import functools
 
 import jax
@@ -100,6 +101,9 @@ def test_a_row_that_outgrows_the_cache_has_no_logits_from_then_on():
         assert np.isnan(logits[2]).any() == np.isnan(logits[2]).all() == (7 + 4 * num_calls > LENGTH)
         assert np.isfinite(logits[:2]).all() and np.isfinite(logits[3:]).all()
     check_extended(one, [[*PROMPTS[1], *[6] * 5]], [[6]], logits[3:])
+    for too_long in (one.prefill, lambda tokens: one.extend(cache, tokens)):
+        with pytest.raises(ValueError, match=f"rows of {LENGTH + 1} tokens do not fit .* length={LENGTH}"):
+            too_long(np.ones((5, LENGTH + 1), np.int32))
 
 
 def test_eight_devices_decode_as_one_does():
@@ -111,6 +115,20 @@ def test_eight_devices_decode_as_one_does():
         prompts, endings = jax.device_put((prompts, endings), axis_rules.batch_sharding(mesh, 2))
         _, cache = one.prefill(prompts)
         assert_close(one.extend(cache, endings)[0], expected)
+
+
+def test_an_int8_cache_changes_logits_by_its_rounding():
+    """A scale for each token and head: an entry is rounded by at most 1/254 of the largest of its head."""
+    exact = engine(scan=False)
+    rounded = dataclasses.replace(exact, cache_dtype="int8")
+    found = []
+    for one in (exact, rounded):
+        _, cache = one.prefill(pad_rows(PROMPTS))
+        found.append(np.asarray(one.extend(cache, pad_rows([[3, 4], [9, 8], [2, 2]]))[0]))
+        kept = {str(leaf.dtype): leaf.nbytes for leaf in jax.tree.leaves(cache.of_model["each_layer"])}
+    assert set(kept) == {"int8", "float32"}
+    difference = np.abs(found[0] - found[1]).max()
+    assert 0 < difference < 0.05 * found[0].std()  # 0.025; large random weights amplify it from layer to layer
 
 
 def test_rows_are_padded_after_their_tokens():

@@ -171,7 +171,7 @@ def test_an_unknown_name_is_an_error(opened):
         with taps.replace("mlp", patched), opened:
             run(*model("scanned"))
 
-    with pytest.raises(ValueError, match=r"the model has no activation .*'atention'"):
+    with pytest.raises(ValueError, match=r"the model computed no activation .*'atention'"):
         jax.eval_shape(misspelt)
 
 
@@ -190,6 +190,15 @@ def test_a_context_around_a_jitted_call_is_an_error_not_a_leak(opened):
     graph, params = model("unrolled")
     with pytest.raises(RuntimeError, match="open it inside the function that is jitted"), opened:
         jax.jit(lambda params: run(graph, params))(params)
+
+
+def test_a_function_that_was_jitted_earlier_records_nothing_and_says_so():
+    graph, params = model("unrolled")
+    jitted = jax.jit(lambda params: run(graph, params))
+    jitted(params)
+    for opened in (taps.record("block"), taps.replace("mlp", patched)):
+        with pytest.raises(ValueError, match="functions that were jitted earlier are not traced again"), opened:
+            jitted(params)
 
 
 @pytest.mark.parametrize("wrong", [lambda x, layer: x[:, :1], lambda x, layer: x.astype(jnp.bfloat16)])

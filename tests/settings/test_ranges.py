@@ -102,3 +102,8 @@ def test_a_key_that_an_older_version_did_not_store_has_its_default(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(STORED))
     config = stored_config.load_to_read(tmp_path, {"data.path": "x"}).config
     assert (config.model.num_layers, config.model.max_length, config.data.path) == (6, 8, "x")
+
+
+def test_the_interface_of_objectives_is_no_objective():
+    line = refused(**{"train.objective": "objective"})
+    assert line.startswith("train.objective=objective is unknown") and "objective," not in line.partition("all:")[2]

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score a trained model on your own questions: python score.py --workdir=runs/tiny --questions=my_questions.jsonl
+
+A file of questions has a JSON object per line: a multiple-choice question, a prompt with its exact answer, or a text
+whose perplexity is measured. --core=FOLDER computes CORE from a copy of its data, and --tasks=hellaswag,arc_easy runs
+tasks of lm-evaluation-harness (an extra). docs/scoring.md describes all three.
+"""
+
+from core import command_line
+
+command_line.flags.DEFINE_multi_string("questions", [], "file with a JSON object per line; may be given several times")
+command_line.flags.DEFINE_string("core", "", "folder with core.yaml, eval_meta_data.csv and eval_data, for CORE")
+command_line.flags.DEFINE_list("tasks", [], "tasks of lm-evaluation-harness, separated by commas")
+command_line.flags.DEFINE_string("include_path", "", "folder with your own task definitions for --tasks")
+command_line.flags.DEFINE_string("results", "", "file for the result of each item; default: WORKDIR/scores.jsonl")
+command_line.flags.DEFINE_integer("limit", 0, "score only the first items of each task; 0: all", lower_bound=0)
+if __name__ == "__main__":
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)
+
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Callable
+
+import jax
+
+from checkpointing.bucket import path_of
+from cluster import processes
+from configs.errors import ConfigError
+from core.scored_model import check_same_on_hosts, restored_model
+from parallelism.mesh import mesh_context
+from scoring import core_metric, figures, questions, tasks
+from settings import validation
+from trained_run import tokenizer_of
+
+RESULTS = "scores.jsonl"
+INSTALL = "make setup EXTRAS=lm-eval"
+Scores = tuple[list[dict], dict[str, dict[str, figures.Figure]]]  # the result of each item, {task: {metric: figure}}
+
+
+def main(command: command_line.Command) -> None:
+    """Print a table of all metrics, and write the result of each item."""
+    config, suites = command.config, check(command)
+    command_line.join(command)
+    if command.num_devices is None:
+        validation.validate(config, jax.device_count(), command.loaded)
+    progress = figures.Progress() if processes.index() == 0 else lambda *batch: None
+    model, step = restored_model(config, command.address, tokenizer_of(command.address, config), progress)
+    results, by_task = [], {}
+    with mesh_context(model.mesh):
+        for suite in suites:
+            of_items, of_tasks = suite(model)
+            results, by_task = results + of_items, by_task | of_tasks
+    if processes.index() == 0:
+        place = write(command, results)
+        print("\n".join(figures.table(by_task)))
+        print(f"{command.address} at step {step:,}; each item: {place}", file=sys.stderr)
+    processes.leave()
+
+
+def check(command: command_line.Command) -> list[Callable[..., Scores]]:
+    """Return what scores a model on what the flags ask for; report mistakes before the slow restore of the weights."""
+    flags, config = command_line.FLAGS, command.config
+    if not (flags.questions or flags.core or flags.tasks):
+        raise ConfigError("nothing to score; give --questions=FILE.jsonl, --core=FOLDER or --tasks=NAME")
+    if config.train.objective == "recursive":
+        raise ConfigError(
+            f"{command.address} is a recursive model, which has no log-likelihoods of texts; score it with train.py "
+            "--evaluate_only"
+        )
+    if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
+        raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
+    command_line.check_file_to_write("results")
+    tokenizer_of(command.address, config)
+    found = []
+    if flags.questions:
+        found.append(of_questions(questions.read_files(flags.questions, "--questions", flags.limit)))
+    if flags.core:
+        found.append(of_core(core_metric.read_folder(pathlib.Path(flags.core).expanduser(), flags.limit)))
+    if flags.tasks:
+        found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
+    return found
+
+
+def of_questions(items: list[questions.Item]) -> Callable[..., Scores]:
+    """Return what scores a model on the user's questions."""
+
+    def score(model) -> Scores:
+        check_same_on_hosts(items, "the items of --questions")
+        results = tasks.score(model, items)
+        return results, tasks.figures_of(results)
+
+    return score
+
+
+def of_core(of_tasks: list[core_metric.CoreTask]) -> Callable[..., Scores]:
+    """Return what scores a model on the tasks of CORE."""
+
+    def score(model) -> Scores:
+        check_same_on_hosts(of_tasks, "the items of --core")
+        results = core_metric.score(model, of_tasks)
+        return results, core_metric.figures_of(of_tasks, results)
+
+    return score
+
+
+def of_harness(names: list[str], include_path: str, limit: int) -> Callable[..., Scores]:
+    """Return what scores a model on tasks of lm-evaluation-harness; ConfigError if it is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(f"--tasks needs lm-evaluation-harness, which is not installed here; run {INSTALL}")
+    from scoring import harness
+
+    manager = harness.task_manager(names, include_path and str(pathlib.Path(include_path).expanduser()))
+    return lambda model: harness.score(model, names, manager, limit)
+
+
+def write(command: command_line.Command, results: list[dict]) -> str:
+    """Write the result of each item; return the file, which by default is in the run's folder or bucket."""
+    if given := command_line.FLAGS.results:
+        figures.write_results(pathlib.Path(given).expanduser(), results)
+        return given
+    path = command.workdir / RESULTS
+    figures.write_results(path, results)
+    if command.bucket:
+        (path_of(command.bucket.url) / RESULTS).write_bytes(path.read_bytes())
+    return f"{command.address}/{RESULTS}"
+
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks of lm-evaluation-harness, on a model of this workspace.
+
+The package `lm_eval` is the extra lm-eval; only this file imports it. It finds the data of a task where the task says:
+on the Hugging Face hub, or in local files.
+"""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+
+from lm_eval import evaluator
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+
+from configs.errors import ConfigError, did_you_mean, similar
+from scoring.figures import Figure
+from scoring.likelihood import LanguageModel, log_likelihoods
+from scoring.texts import continue_greedily, row_of_pair, rows_of_text
+
+BOOTSTRAPS = 1000  # draws for the standard error of what is no mean
+
+
+@register_model("torus")
+class Torus(LM):
+    """A model as the harness calls it; each request has its texts in `args`.
+
+    All processes of a run call each method with the same requests and get the same answers.
+    """
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def loglikelihood(self, requests) -> list[tuple[float, bool]]:
+        """Return (log-likelihood, whether it is the greedy continuation) of each (context, continuation)."""
+        return [
+            tuple(one) for one in log_likelihoods(self.model, [row_of_pair(self.model, *one.args) for one in requests])
+        ]
+
+    def loglikelihood_rolling(self, requests) -> list[float]:
+        """Return the log-likelihood of each text."""
+        rows = [rows_of_text(self.model, *one.args) for one in requests]
+        values = iter(log_likelihoods(self.model, [row for of_text in rows for row in of_text]))
+        return [math.fsum(next(values).value for _ in of_text) for of_text in rows]
+
+    def generate_until(self, requests) -> list[str]:
+        """Return the greedy continuation of each (context, options); ConfigError for a task that samples."""
+        prompts, options = zip(*((one.args[0], normalize_gen_kwargs(one.args[1])) for one in requests), strict=True)
+        if any(option["do_sample"] and option["temperature"] > 0 for option in options):
+            raise ConfigError("--tasks: a task asks for random draws (do_sample); only greedy decoding is scored")
+        return continue_greedily(
+            self.model, prompts, max_tokens=[option["max_gen_toks"] for option in options],
+            stops=[option["until"] for option in options],
+        )  # fmt: skip
+
+
+def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
+    """Return the index of all tasks, or of the user's folder if it has all that are named.
+
+    Raises:
+      ConfigError: a task is unknown.
+    """
+    if include_path:
+        own = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(own.all_tasks):
+            return own
+    every = TaskManager(include_path=include_path or None)
+    if unknown := [name for name in names if name not in every.all_tasks]:
+        near = did_you_mean(similar(unknown[0], every.all_tasks))
+        raise ConfigError(
+            f"--tasks={unknown[0]} is not a task of lm-evaluation-harness{near or '; --include_path=FOLDER adds yours'}"
+        )
+    return every
+
+
+def score(
+    model: LanguageModel, names: Sequence[str], manager: TaskManager, limit: int = 0
+) -> tuple[list[dict], dict[str, dict[str, Figure]]]:
+    """Return (the result of each item, {task: {metric: figure}}) of tasks of the harness.
+
+    Args:
+      limit: of the items of a task; 0: all.
+
+    Raises:
+      ConfigError: the data of a task cannot be read, or a task asks for random draws.
+    """
+    os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
+    how = {"task_manager": manager, "limit": limit or None, "bootstrap_iters": BOOTSTRAPS}
+    try:
+        found = evaluator.simple_evaluate(Torus(model), tasks=list(names), **how)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {error}") from None
+    counts = {task: sizes["effective"] for task, sizes in found["n-samples"].items()}
+    return _results(found["samples"]), {
+        task: _figures(metrics, counts.get(task, 0)) for task, metrics in found["results"].items()
+    }
+
+
+def _results(samples: dict[str, list[dict]]) -> list[dict]:
+    """Return a result for each item and filter of the answers."""
+    return [
+        {"task": task, "item": one["doc_id"], "filter": one["filter"], "target": one["target"]}
+        | {"answers": one["filtered_resps"]} | {name: one[name] for name in one["metrics"]}
+        for task, of_task in samples.items() for one in json.loads(json.dumps(of_task, default=str))
+    ]  # fmt: skip
+
+
+def _figures(metrics: dict, count: int) -> dict[str, Figure]:
+    """Return {metric: figure} of the keys "metric,filter"; the filter is left out where it is "none"."""
+    found = {}
+    for key, value in metrics.items():
+        name, _, chosen = key.partition(",")
+        if chosen and not name.endswith("_stderr"):
+            error = metrics.get(f"{name}_stderr,{chosen}")
+            label = name if chosen == "none" else f"{name}/{chosen}"
+            found[label] = Figure(float(value), float(error) if isinstance(error, int | float) else math.nan, count)
+    return found

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop does with the answers of callbacks, and with callbacks that fail."""
+
+import contextlib
+import types
+
+import pytest
+
+import train
+from core.callbacks import Callback, Reshard, Save, Stop, Stopped
+from core.job import Job
+from training.compiled_steps import Shape
+
+PRESENT = Shape(16, (1, 1, 8, 1, 1, 1))
+
+
+class Answers(Callback):
+    def __init__(self, answer):
+        self.answer = answer
+
+    def on_step(self, job, state, step):
+        return self.answer
+
+
+def asked(*answers):
+    job = types.SimpleNamespace(
+        callbacks=[Answers(answer) for answer in answers],
+        stages=types.SimpleNamespace(shape=lambda step: PRESENT),
+    )
+    return Job.ask_callbacks(job, None, 1)
+
+
+def test_actions_are_taken_and_nothing_else_is_passed_over():
+    """A mistake would else be a run that is never stopped, or one whose batches do not fit its mesh."""
+    assert asked(None, Save(), Stop("a"), Reshard(PRESENT), Stop("b")) == {
+        Save: Save(), Stop: Stop("b"), Reshard: Reshard(PRESENT),
+    }  # fmt: skip
+    for answer in ("stop", Stop, True, {}):
+        with pytest.raises(TypeError, match=r"Answers.on_step returned .*; it must return None, Save"):
+            asked(answer)
+    for shape in (PRESENT._replace(rows=8), PRESENT._replace(mesh=(1, 2, 4, 1, 1, 1))):
+        with pytest.raises(ValueError, match=r"use the keys batch.ramp and layout.changes"):
+            asked(Reshard(shape))
+
+
+@pytest.mark.parametrize("raised", [Stopped("pruned"), Stopped(""), ValueError("a bug")])
+def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch, raised):
+    ends = []
+
+    class Ends(Callback):
+        def on_end(self, job, *, has_failed):
+            ends.append(has_failed)
+            if len(ends) == 1:
+                raise OSError("the first fails")
+
+    def stop(job, record):
+        raise raised
+
+    monkeypatch.setattr(train, "train_with_roll_backs", stop)
+    monkeypatch.setattr(train, "HeartbeatFile", lambda *unused: contextlib.nullcontext())
+    log = types.SimpleNamespace(account=lambda: None)
+    job = types.SimpleNamespace(workdir=None, log=log, corpus=None, callbacks=[Ends(), Ends()])
+    with pytest.raises(OSError, match="the first fails"):
+        train.run_job(job, None)
+    assert ends == [not isinstance(raised, Stopped)] * 2

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluators of a caller: their names, their figures, and one that forgets to return any."""
+
+import contextlib
+import json
+import math
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.evaluators import Evaluator, as_numbers, check_names
+from core.job import Job
+
+
+class Gives(Evaluator):
+    def __init__(self, name, figures=None, ranks=False):
+        self.name, self.figures, self.ranks_checkpoints = name, figures, ranks
+
+    def evaluate(self, context):
+        return self.figures
+
+
+def test_a_name_that_would_mix_with_other_lines_is_refused_before_training():
+    check_names([Gives("forks"), Gives("heads")])
+    for names in ([""], ["train"], ["event"], ["eval"], ["votes"], ["forks", "forks"], [3]):
+        with pytest.raises(ValueError, match="give each evaluator a name of its own"):
+            check_names([Gives(name) for name in names])
+    with pytest.raises(ValueError, match=r"^Evaluator.name=''"):
+        check_names([Evaluator()])
+
+
+def test_arrays_of_one_element_are_numbers():
+    figures = {"a": jnp.float32(1.5), "b": np.int64(2), "c": jnp.bfloat16(0.5), "d": math.nan, "e": 3, "f": np.ones(1)}
+    numbers = as_numbers(Gives("forks"), figures)
+    assert json.loads(json.dumps(numbers | {"d": None})) == {"a": 1.5, "b": 2, "c": 0.5, "d": None, "e": 3, "f": 1.0}
+    assert math.isnan(numbers["d"])
+
+
+@pytest.mark.parametrize(
+    ("figures", "ranks", "message"),
+    [
+        ({"x": np.ones(2)}, False, "figure 'x' is array.*must be one number"),
+        ({"x": "high"}, False, "figure 'x' is 'high'; it must be one number"),
+        ({"x": None}, False, "figure 'x' is None; it must be one number"),
+        ({"step": 1.0}, False, "each line has its own 'step'"),
+        ({"x": 1.0}, True, 'ranks_checkpoints needs a figure "loss"'),
+    ],
+)
+def test_other_figures_are_refused_with_the_name_of_their_evaluator(figures, ranks, message):
+    with pytest.raises((TypeError, ValueError), match=f"^evaluator forks: {message}"):
+        as_numbers(Gives("forks", ranks=ranks), figures)
+
+
+def test_no_figures_without_a_stop_is_a_mistake_and_no_interruption():
+    """As an interruption, its exit status would have the run started again, to end at the same evaluation."""
+    job = types.SimpleNamespace(
+        log=types.SimpleNamespace(flush=lambda: None), run=None, eval_params=lambda state: {},
+        compiled_steps=types.SimpleNamespace(frozen={}), corpus=None, workdir=None,
+        lost=types.SimpleNamespace(record=None, gather_reason=lambda: ""),
+        clock=types.SimpleNamespace(enter=lambda phase: None, within=lambda phase: contextlib.nullcontext()),
+    )  # fmt: skip
+    with pytest.raises(TypeError, match="evaluator forks returned None and was not asked to stop"):
+        Job.evaluate(job, Gives("forks"), None, 2, lambda: True, is_last=False)
+
+    class Obeys(Evaluator):
+        def evaluate(self, context):
+            return None if context.stop() else {}
+
+    assert Job.evaluate(job, Obeys(), None, 2, lambda: True, is_last=False)[1] is None

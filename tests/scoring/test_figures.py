@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard errors are those of repeated draws, and the file of results is complete or absent."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from configs.errors import ConfigError
+from scoring import figures
+from scoring.figures import Figure, Progress
+
+
+def test_the_error_of_a_mean_is_that_of_the_sample():
+    values = [0, 1, 1, 0, 1]
+    found = figures.mean(values)
+    assert found == Figure(0.6, pytest.approx(np.std(values, ddof=1) / np.sqrt(5)), 5)
+    assert figures.mean([1]).value == 1 and math.isnan(figures.mean([1]).error)
+
+
+def test_the_error_of_a_ratio_is_the_spread_over_other_draws_of_the_items():
+    rng = np.random.default_rng(0)
+    weights = rng.integers(5, 50, (2000, 100))
+    totals = 1.5 * weights + rng.normal(0, 8, weights.shape)
+    drawn = (totals.sum(axis=1) / weights.sum(axis=1)).std()
+    found = figures.ratio(totals[0].tolist(), weights[0].tolist())
+    assert found.value == pytest.approx(totals[0].sum() / weights[0].sum()) and found.count == 100
+    assert found.error == pytest.approx(drawn, rel=0.2)
+
+
+def test_a_perplexity_of_no_model_is_infinite_and_its_error_is_that_of_the_exponential():
+    assert figures.exponential(Figure(2.0, 0.1, 5)) == Figure(math.exp(2), pytest.approx(0.1 * math.exp(2)), 5)
+    assert figures.exponential(Figure(1e4, 0.1, 5)).value == math.inf
+
+
+def test_figures_are_flat_in_metrics_and_a_table_on_the_terminal():
+    tasks = {"mine": {"acc": Figure(0.5, 0.25, 4), "acc_norm": Figure(1.0, math.nan, 1)}}
+    assert figures.flat(tasks) == {"mine/acc": 0.5, "mine/acc_stderr": 0.25, "mine/acc_norm": 1.0}
+    assert figures.lines(figures.flat(tasks)) == ["mine/acc: 0.5000 (standard error 0.2500)", "mine/acc_norm: 1.0000"]
+    assert figures.table(tasks)[1:] == [
+        "mine  acc       0.5000  0.2500          4", "mine  acc_norm  1.0000  -               1",
+    ]  # fmt: skip
+
+
+def test_results_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "scores.jsonl"
+    figures.write_results(path, [{"task": "é", "line": 1}, {"task": "b", "line": 2}])
+    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [1, 2]
+
+    def interrupted():
+        yield {"task": "c"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        figures.write_results(path, interrupted())
+    assert len(path.read_text().splitlines()) == 2
+    with pytest.raises(ConfigError, match=r"none/x: No such file or directory; name a file that can be written"):
+        figures.write_results(tmp_path / "none" / "x", [])
+
+
+def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
+    progress, now = Progress(), iter([100.0, 101.0, 110.0])
+    monkeypatch.setattr(figures.time, "monotonic", lambda: next(now))
+    for done in (0, 1, 5):
+        progress("log-likelihoods", done, 10)
+    assert capsys.readouterr().err == "log-likelihoods: 5 of 10 batches, 10 s left\n"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step transforms whose memory a checkpoint could not hold are refused before the run allocates anything."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs.base import keys_of
+from configs.key import RESUME
+from core.start import may_change
+from training.step_transform import StepTransform, check, check_memories
+
+
+def named(name):
+    transform = StepTransform()
+    transform.name = name
+    return transform
+
+
+def test_names_are_identifiers_and_differ():
+    check([named("average"), named("guard"), named("reset_units")])
+    for names in (["guard", "guard"], ["params"], ["optimizer"], ["step"], ["extra"], ["a/b"], ["a.b"], [""]):
+        with pytest.raises(ValueError, match="must be an identifier, and differ"):
+            check([named(name) for name in names])
+
+
+def abstract(memory):
+    return jax.eval_shape(lambda: memory)
+
+
+def test_a_memory_of_many_kinds_can_be_held():
+    memory = {
+        "a": (jnp.zeros(2, bool), {"b": jnp.int8(0)}),
+        "c": {0: jnp.zeros(3)},
+        "key": jax.random.key_data(jax.random.key(0)),
+    }
+    check_memories({"mine": abstract(memory)})
+
+
+@pytest.mark.parametrize(
+    ("memory", "problem"),
+    [
+        ({"a/b": jnp.zeros(2)}, "mine.a/b has a slash"),
+        ({"a.b": jnp.zeros(2), "a": {"b": jnp.zeros(2)}}, "mine.a.b has the same name"),
+        ({"a": jnp.zeros((0, 3))}, "mine.a has no elements"),
+        ({"a": jax.random.key(0)}, "mine.a is a random key"),
+    ],
+)
+def test_a_memory_that_a_checkpoint_cannot_hold_is_refused(memory, problem):
+    """The run would else fail when it saves, or only when it resumes."""
+    with pytest.raises(ValueError, match=f"^memory of a step transform: {problem}.*a checkpoint cannot hold it"):
+        check_memories({"mine": abstract(memory)})
+
+
+def test_rows_that_carry_something_keep_the_batch_size_and_a_frozen_base_may_move():
+    def keys(carry, frozen):
+        return may_change(
+            types.SimpleNamespace(abstract_state=types.SimpleNamespace(carry=carry), abstract_frozen=frozen)
+        )
+
+    assert keys({}, {"teacher": {}}) == keys_of(RESUME)
+    assert keys({"seen": jnp.zeros(8)}, {}) == keys_of(RESUME) - {"train.global_batch"}
+    assert keys({}, {"base": {}}) == keys_of(RESUME) | {"train.init_from"}
