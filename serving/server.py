@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens: a socket that is taken before the model is loaded, and a server that ends after its running requests."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -82,5 +83,6 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and finish running requests."""
-        print(f"stopping: running requests have {self._grace_seconds} s to finish", flush=True)
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            print(f"stopping: running requests have {self._grace_seconds} s to finish", flush=True)
         await super().shutdown(sockets)
