@@ -52,10 +52,11 @@ torch := $(shell sed -n 's/^interop = \[\("torch==[^]]*\)\].*/\1/p' pyproject.to
 # These packages of lm-evaluation-harness are published as source only.
 sources := rouge-score,sqlitedict,word2number
 
+# The locks name every package, so nothing is resolved: pip cannot take an extra of a locked package by its hash.
 define install
 echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
 touch $(unfinished); \
-if $(pip) $(if $(filter lm-eval,$(EXTRAS)),--no-binary $(sources)) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
+if $(pip) --no-deps $(if $(filter lm-eval,$(EXTRAS)),--no-binary $(sources)) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
 then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) \
     $(if $(EXTRAS),&& touch $(addprefix .venv/extra-,$(EXTRAS))); \
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
