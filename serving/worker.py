@@ -99,7 +99,9 @@ class Worker:
         self._stopping, ready = False, threading.Event()
         self._thread = threading.Thread(target=self._work, args=(make_batch, mesh, ready), name="decode", daemon=True)
         self._thread.start()
-        ready.wait()
+        while not ready.wait(timeout=0.1):
+            if not self._thread.is_alive():
+                raise RuntimeError("the thread that decodes ended before it was ready; its error is above")
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called in the thread."""

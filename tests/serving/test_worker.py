@@ -56,3 +56,12 @@ def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
     assert len(drawn) == 4
     assert [program._cache_size() for program in PROGRAMS] == before
     assert worker.in_flight == 0 and not worker.batch.running and not worker.batch.waiting
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_batch_that_cannot_be_made_is_an_error_and_no_server_that_waits_for_ever(one_device):
+    def make_batch():
+        raise MemoryError("the cache needs 40 GiB")
+
+    with pytest.raises(RuntimeError, match="ended before it was ready"):
+        Worker(make_batch, functools.partial(mesh_context, one_device))
