@@ -53,6 +53,11 @@ def model_config():
     return config
 
 
+def random_model() -> tuple[nnx.GraphDef, nnx.State]:
+    """Return the graph and the parameters of a model that was not trained."""
+    return nnx.split(decoder_lm.make(model_config(), dtype=jnp.float32, scan=False, rngs=nnx.Rngs(0)))
+
+
 def requests_for(prompts: list[list[int]]) -> list[Request]:
     """Return greedy requests."""
     return [Request(prompt, NEW_TOKENS, Sampling(temperature=0.0)) for prompt in prompts]
@@ -158,13 +163,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, VOCAB, rng.integers(16, 257)).tolist() for _ in range(NUM_PROMPTS)]
     with mesh_context(make_mesh(dict.fromkeys(base.MESH_AXES, 1), jax.devices()[:1])):
-        make = jax.jit(
-            lambda: nnx.split(decoder_lm.make(model_config(), dtype=jnp.float32, scan=False, rngs=nnx.Rngs(0)))[1]
-        )
-        graph = nnx.graphdef(
-            nnx.eval_shape(lambda: decoder_lm.make(model_config(), dtype=jnp.float32, scan=False, rngs=nnx.Rngs(0)))
-        )
-        engine = Engine(graph, nnx.to_pure_dict(make()), LENGTH)
+        graph, params = jax.jit(random_model)()
+        engine = Engine(graph, nnx.to_pure_dict(params), LENGTH)
         ways = {"batched": by_engine(engine, ROWS), "cached": by_engine(engine, 1), "uncached": without_cache(engine)}
         if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
             ways["transformers"] = by_transformers(engine)

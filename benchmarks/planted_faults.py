@@ -279,7 +279,7 @@ FAULTS = (
     ),
     Fault(
         "requests of one prompt that come together compute it each", "inference/batching.py",
-        "if self._soon_shared(prompt) > max(shared):", "if self._soon_shared(prompt) < 0:",
+        "if self._soon_shared(prefix) > max(shared):", "if self._soon_shared(prefix) < 0:",
         ("tests/inference/test_batching.py",),
     ),
     Fault(

@@ -27,6 +27,11 @@ OWN_KINDS = ("train", "event")  # kinds of lines of every run
 OF_A_LINE = ("kind", "step", "time")  # keys of every line
 
 
+def engine_of(run: Run, params: dict) -> Engine:
+    """Return the engine that decodes with parameters of a run, all of them."""
+    return Engine(run.graph, params, run.config.model.max_length, run.config.inference.cache_dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class EvaluationContext:
     """What an evaluator may use; the mesh of `run` is in context.
@@ -54,8 +59,7 @@ class EvaluationContext:
     @property
     def engine(self) -> Engine:
         """The engine that decodes with `params`."""
-        config = self.run.config
-        return Engine(self.run.graph, self.params, config.model.max_length, config.inference.cache_dtype)
+        return engine_of(self.run, self.params)
 
 
 class Evaluator:

@@ -187,9 +187,9 @@ class Batch:
         """
         group = []
         while free and self.waiting and len(group) < self._many:
-            prompt = self.waiting[0].request.prompt
-            shared = [_common_prefix(tokens, prompt[:-1]) for tokens in self._cached]  # the last gives the logits
-            if self._soon_shared(prompt) > max(shared):
+            prefix = self.waiting[0].request.prompt[:-1]  # the last token is computed, for the logits after it
+            shared = [_common_prefix(tokens, prefix) for tokens in self._cached]
+            if self._soon_shared(prefix) > max(shared):
                 break
             source = max(range(self.num_rows), key=lambda row: (shared[row], row in free))
             one = self.waiting.popleft()
@@ -200,10 +200,10 @@ class Batch:
             group.append((one, source))
         return group
 
-    def _soon_shared(self, prompt: Sequence[int]) -> int:
-        """Return the longest prefix, in tokens, that a prompt shares with one that is being computed; 0 if short."""
+    def _soon_shared(self, prefix: Sequence[int]) -> int:
+        """Return how many tokens of a prefix a prompt that is being computed has too, at most; 0 if few."""
         computing = [one.request.prompt for one in self.running if not one.tokens]
-        longest = max((_common_prefix(other, prompt[:-1]) for other in computing), default=0)
+        longest = max((_common_prefix(other, prefix) for other in computing), default=0)
         return longest if longest >= CHUNKS[0] else 0
 
     def _begin(self, admitted: list[tuple[Continuation, int]]) -> None:
@@ -294,6 +294,7 @@ class Batch:
         one.reason = reason
         if one.row is not None:
             self._running[one.row] = None
+            one.row = None
 
 
 def _remaining(one: Continuation) -> int:

@@ -71,7 +71,6 @@ def adjust(logits_BV: jax.Array, how: Choice, seen_BV: jax.Array, bias_BV: jax.A
 
 def choose(logits_BV: jax.Array, how: Choice) -> jax.Array:
     """Draw one token a row; int32 [B]. Sorting and random numbers are computed only if a row needs them."""
-    logits_BV = jnp.asarray(logits_BV)
     greedy_B = how.temperature_B < COLDEST
     likeliest_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
 

@@ -10,8 +10,17 @@ import pytest
 
 from configs import base
 from core.job import Job
+from objectives.objective import Objective
 
 BATCH = {"tokens": jnp.ones((8, 4), jnp.int32), "targets": jnp.ones((8, 4), jnp.int32)}
+
+
+class Samples(Objective):
+    def __init__(self, batch):
+        self.batch = batch
+
+    def sample_batch(self, engine, batch, key):
+        return self.batch
 
 
 def sampled(batch):
@@ -19,7 +28,7 @@ def sampled(batch):
     config.model.max_length = 4
     run = types.SimpleNamespace(
         config=config, graph=None, models=types.SimpleNamespace(merge_base=lambda params, frozen: params),
-        objective=types.SimpleNamespace(sample_batch=lambda *unused: batch),
+        objective=Samples(batch),
     )  # fmt: skip
     job = types.SimpleNamespace(run=run, compiled_steps=types.SimpleNamespace(frozen={}))
     return Job._sampled(job, BATCH, types.SimpleNamespace(params={}), 1)
