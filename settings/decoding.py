@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration that decodes with the weights of a run."""
+
+import math
+
+from ml_collections import ConfigDict
+
+from configs.base import MESH_AXES
+
+
+def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = False) -> ConfigDict:
+    """Return a copy of a configuration for decoding on `num_devices` devices.
+
+    A decoded token reads all weights and the whole cache once, so both are sharded over as many devices as their
+    dimensions allow, along heads. The rows of a batch are sharded over the other devices. Layers are not scanned: a
+    scan would copy the cache of each layer for each token.
+
+    Args:
+      config: a resolved configuration.
+      keep_mesh: whether the mesh of `config` is kept.
+    """
+    config, model = config.copy_and_resolve_references(), config.model
+    if not keep_mesh:
+        sizes = [model.num_heads, model.num_kv_heads, model.vocab_size, model.num_experts or model.mlp_dim]
+        config.mesh.update(dict.fromkeys(MESH_AXES, 1))
+        config.mesh.model = math.gcd(num_devices, *sizes)
+        config.mesh.data = num_devices // config.mesh.model
+    config.model.layer_loop, config.layout.changes = "unroll", ""
+    return config

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh on which a run decodes."""
+
+import pytest
+
+from configs import base
+from settings.decoding import for_decoding
+
+
+def of_heads(num_kv_heads: int, num_experts: int = 0):
+    config = base.get_config()
+    config.model.update(num_heads=32, num_kv_heads=num_kv_heads, mlp_dim=64, vocab_size=512, num_experts=num_experts)
+    config.mesh.fsdp = 8
+    return config
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_experts", "num_devices", "mesh"),
+    [
+        (32, 0, 16, {"model": 16}),
+        (8, 0, 16, {"model": 8, "data": 2}),
+        (8, 4, 8, {"model": 4, "data": 2}),
+        (1, 0, 4, {"data": 4}),
+        (8, 0, 3, {"data": 3}),
+    ],
+)
+def test_heads_are_sharded_as_far_as_they_divide_and_rows_over_the_rest(num_kv_heads, num_experts, num_devices, mesh):
+    config = of_heads(num_kv_heads, num_experts)
+    decoding = for_decoding(config, num_devices)
+    assert {axis: size for axis, size in decoding.mesh.items() if size > 1} == mesh
+    assert decoding.model.layer_loop == "unroll"
+    assert config.mesh.fsdp == 8, "the given configuration stays as it is"
+    assert for_decoding(config, num_devices, keep_mesh=True).mesh == config.mesh
