@@ -27,7 +27,7 @@ import numpy as np
 
 from inference.choice import Choice, Sampling, adjust, choice_of, choose, likeliest, log_probabilities
 from inference.engine import NO_TOKEN, Cache, Engine
-from layers.axes import constrain, mesh_axes, num_shards
+from layers.axes import constrain, mesh_axes, num_shards, platform
 
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens of a prompt that one call computes, with padding
 CHUNK_ROWS = 8  # prompts that one call computes at most
@@ -118,6 +118,7 @@ class Batch:
           vocab_size: ids from here on are never drawn.
         """
         self.length, self.num_rows, self.vocab_size = engine.length, num_rows, vocab_size
+        engine = engine.separate_layers() if platform() == "cpu" else engine
         self.engine = dataclasses.replace(engine, length=engine.length + CHUNKS[0])  # for the padding of a chunk
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0

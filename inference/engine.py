@@ -60,6 +60,18 @@ class Engine:
     length: int = dataclasses.field(metadata={"static": True})
     cache_dtype: str = dataclasses.field(default="model", metadata={"static": True})
 
+    @jax.jit
+    def separate_layers(self) -> "Engine":
+        """Return an engine with a copy of the weights in which each layer has arrays of its own.
+
+        XLA's CPU backend copies the weights of a layer out of the stack in each call, which takes as long as to
+        multiply one token with them.
+        """
+        model = nnx.merge(self.graph, self.params)
+        model.stack.separate()
+        graph, params = nnx.split(model)
+        return dataclasses.replace(self, graph=graph, params=nnx.to_pure_dict(params))
+
     def with_params(self, params: dict) -> "Engine":
         """Return this engine with other parameters, such as those of a later training step."""
         return dataclasses.replace(self, params=params)

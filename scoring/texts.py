@@ -3,11 +3,14 @@
 
 from collections.abc import Sequence
 
-from inference import decoding
+from inference.batching import Batch, Request
+from inference.choice import Sampling
+from inference.engine import Engine
+from inference.text_stream import TextStream
 from input_pipeline.tokenization import HuggingFaceTokenizer
 from scoring.likelihood import LanguageModel, Row
 
-ROWS = 16  # prompts that are continued at once
+ROWS = 16  # prompts that are continued at once, at least
 
 
 def published_prefix(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
@@ -53,36 +56,37 @@ def continue_greedily(
 
     At most `max_length` / 2 tokens are generated. A prompt that does not fit before them loses its first tokens.
     """
-    encoded, limits = [], []
-    for prompt, limit in zip(prompts, max_tokens, strict=True):
-        limits.append(min(limit, model.max_length // 2))
-        tokens = [*model.prefix, *model.tokenizer.encode(prompt)] or [model.start]
-        encoded.append(tokens[-(model.max_length - limits[-1]) :])
-    order = sorted(range(len(prompts)), key=lambda number: (-limits[number], -len(encoded[number])))
-    texts = [""] * len(prompts)
-    for start in range(0, len(order), ROWS):
-        model.on_batch("answers", start // ROWS, -(-len(order) // ROWS))
-        numbers = order[start : start + ROWS]
-        outputs = _decode(model, [encoded[number] for number in numbers], max(limits[number] for number in numbers))
-        for number, output in zip(numbers, outputs, strict=True):
-            texts[number] = cut(model.tokenizer.decode(output[: limits[number]]), stops[number])
-    return texts
+    if not prompts:
+        return []
+    requests = [_request(model, prompt, limit) for prompt, limit in zip(prompts, max_tokens, strict=True)]
+    length = model.bucket(max(len(request.prompt) + request.max_tokens for request in requests))
+    num_rows = -(-ROWS // model.batch_shards) * model.batch_shards
+    engine = Engine(model.graph, model.params, length)
+    batch = Batch(engine, num_rows=num_rows, vocab_size=model.tokenizer.vocab_size)
+    added = [batch.add(request) for request in requests]
+    streams = {
+        one: TextStream(model.tokenizer.decode, list(filter(None, strings)))
+        for one, strings in zip(added, stops, strict=True)
+    }
+    texts, num_done = dict.fromkeys(added, ""), 0
+    model.on_batch("answers", 0, len(added))
+    while num_done < len(added):
+        for one in batch.step():
+            if one.reason != "end":
+                texts[one] += streams[one].add(one.tokens[-1])
+            if streams[one].stopped:
+                batch.cancel(one)
+            if one.reason:
+                texts[one] += streams[one].end()
+        before, num_done = num_done, sum(bool(one.reason) for one in added)
+        if num_done > before:
+            model.on_batch("answers", num_done, len(added))
+    return [texts[one] for one in added]
 
 
-def _decode(model: LanguageModel, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    """Continue each prompt greedily by up to `max_tokens` tokens.
-
-    A row of the length of a bucket is added, and copies of it, so that all batches of a bucket have one shape.
-    """
-    filler = [model.tokenizer.end_of_document] * model.bucket(max(map(len, prompts)))
-    rows = [*prompts, *[filler] * (ROWS + 1 - len(prompts))]
-    return decoding.generate(
-        model.graph, model.params, rows, max_tokens=max_tokens, ends=[model.tokenizer.end_of_document],
-        vocab_size=model.tokenizer.vocab_size, temperature=0.0,
-    )[: len(prompts)]  # fmt: skip
-
-
-def cut(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first of the stop strings."""
-    ends = [text.find(stop) for stop in stops if stop and stop in text]
-    return text[: min(ends)] if ends else text
+def _request(model: LanguageModel, prompt: str, max_tokens: int) -> Request:
+    """Return the request for the likeliest continuation of a prompt."""
+    limit = min(max_tokens, model.max_length // 2)
+    tokens = [*model.prefix, *model.tokenizer.encode(prompt)] or [model.start]
+    room = model.max_length - limit
+    return Request(tokens[-room:], limit, Sampling(temperature=0.0), [model.tokenizer.end_of_document])

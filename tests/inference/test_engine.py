@@ -57,6 +57,17 @@ def test_prefilled_forked_and_extended_rows_equal_full_forward_passes(scan, wind
     assert cache.num_tokens_B.tolist() == [len(row) + len(more) for row, more in zip(rows, last, strict=True)]
 
 
+@pytest.mark.parametrize(("scan", "windows"), [(True, False), (False, True)])
+def test_layers_with_weights_of_their_own_give_the_same_logits(scan, windows):
+    one = engine(scan, windows)
+    separate = one.separate_layers()
+    assert sorted(separate.params["stack"]["blocks"]) == list(range(len(separate.empty(1).of_model["each_layer"])))
+    logits, cache = separate.prefill(pad_rows(PROMPTS))
+    assert_close(logits, one.prefill(pad_rows(PROMPTS))[0])
+    logits, _ = separate.extend(separate.fork(cache, FORKS), pad_rows(ENDINGS))
+    check_extended(one, [PROMPTS[fork] for fork in FORKS], ENDINGS, logits)
+
+
 def test_a_cache_can_be_extended_twice_and_its_rows_are_independent():
     """As in a search: both calls continue the same prefixes."""
     one = engine()

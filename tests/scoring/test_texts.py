@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts become rows as lm-evaluation-harness makes them: where a pair is split, and windows of long texts."""
 
+import dataclasses
 import io
+import string
 import types
 
+import jax
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
 
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 from scoring import texts
-from scoring.likelihood import Row
-from scoring.texts import cut, published_prefix, row_of_pair, rows_of_text
+from scoring.likelihood import LanguageModel, Row
+from scoring.texts import continue_greedily, published_prefix, row_of_pair, rows_of_text
+from tests.support import make_model, model_config, one_device_mesh
 
 END = 0
 
@@ -68,26 +73,32 @@ def test_a_published_tokenizer_says_what_it_puts_before_a_text(tmp_path):
     assert row_of_pair(model, "", "a") == Row([1], [2])  # something has to precede it
 
 
-def test_a_text_ends_at_the_first_of_its_stop_strings():
-    assert cut("one; two\nthree", ["\n", ";"]) == "one"
-    assert cut("one", ["\n"]) == "one" and cut("one", []) == "one"
+def alphabet_model() -> LanguageModel:
+    """Return a model that continues a with b, b with c, and so on: its layers add nothing."""
+    graph, params = make_model(model_config(vocab_size=256, embed_dim=256))
+    params = jax.tree.map(np.copy, params)
+    params["stack"]["blocks"]["attention"]["out"][:] = 0
+    params["stack"]["blocks"]["mlp"]["down"][:] = 0
+    params["embed"]["embedding"] = np.eye(256, dtype=np.float32)
+    params["head"]["kernel"] = np.roll(np.eye(256, dtype=np.float32), 1, axis=0).T.copy()
+    return LanguageModel(graph, params, one_device_mesh(), ByteTokenizer(), (END,), 24, tokens_per_batch=256)
 
 
-def test_prompts_that_are_too_long_keep_their_end_and_answers_come_back_in_order(monkeypatch):
-    asked = []
+def test_answers_end_at_their_own_limit_or_stop_string_and_come_back_in_order():
+    reported = []
+    model = dataclasses.replace(alphabet_model(), on_batch=lambda *batch: reported.append(batch))
+    prompts, limits = ["a", "x" * 40 + "b", "m", "a", "\xff"], [4, 8, 1, 12, 3]
+    found = continue_greedily(model, prompts, max_tokens=limits, stops=[["d", ""], [], [], ["ef", "def"], []])
+    assert found == ["bc", "cdefghij", "n", "bc", "\ufffd" * 3]  # bytes that are no characters
+    assert reported[0] == ("answers", 0, 5) and reported[-1] == ("answers", 5, 5)
+    assert continue_greedily(model, [], max_tokens=[], stops=[]) == []
 
-    def generate(graph, params, prompts, **how):
-        asked.append((prompts, how))
-        return [[*bytes(prompt[-1:]), *b"; and more"] for prompt in prompts]
 
-    monkeypatch.setattr(texts.decoding, "generate", generate)
-    model = stand_in(ByteTokenizer(), max_length=24)
-    model.graph = model.params = None
-    model.bucket, model.on_batch = lambda length: 32, lambda *batch: None
-    found = texts.continue_greedily(
-        model, ["a", "b" * 40, "c"], max_tokens=[4, 8, 1], stops=[[";"], [], []]
-    )  # fmt: skip
-    assert found == ["a", "b; and m", "c"]
-    [(prompts, how)] = asked
-    assert prompts[0] == [*b"b" * 16] and [len(prompt) for prompt in prompts[3:]] == [32] * (texts.ROWS + 1 - 3)
-    assert how["temperature"] == 0.0 and how["max_tokens"] == 8
+def test_more_prompts_than_rows_are_continued_and_those_that_are_too_long_keep_their_end():
+    model = alphabet_model()
+    letters = string.ascii_lowercase[:-3]
+    found = continue_greedily(model, list(letters), max_tokens=[3] * len(letters), stops=[[]] * len(letters))
+    assert found == [string.ascii_lowercase[place + 1 : place + 4] for place in range(len(letters))]
+    assert len(letters) > texts.ROWS
+    assert texts._request(model, "b" * 40, 8).prompt == [*b"b" * 16]  # max_length is 24
+    assert texts._request(model, "b", 40).max_tokens == 12
