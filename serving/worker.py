@@ -10,10 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
-
-from inference.batching import CHUNK_ROWS, CHUNKS, Batch, Continuation, Request
-from inference.choice import Sampling
+from inference.batching import Batch, Continuation, Request
 
 
 class Update(NamedTuple):
@@ -125,7 +122,7 @@ class Worker:
     def _work(self, make_batch, mesh, ready: threading.Event) -> None:
         with mesh():
             self.batch = make_batch()
-            compile_programs(self.batch)
+            self.batch.compile()
             ready.set()
             while not self._stopping:
                 if self.batch.running or self.batch.waiting:
@@ -144,12 +141,3 @@ class Worker:
                 del self._parts[one]
             if not part.ended:  # else the event loop may be gone
                 part.send(one.tokens[start:], one.log_probs[start:], one.tops[start:], one.reason)
-
-
-def compile_programs(batch: Batch) -> None:
-    """Decode random prompts of every size of a chunk, one and as many as a call computes, so that all is compiled."""
-    rng, how = np.random.default_rng(0), Sampling(temperature=0.0)
-    for size in (size for size in CHUNKS if size <= batch.engine.length):
-        for count in (1, min(CHUNK_ROWS, batch.num_rows)):
-            prompts = rng.integers(batch.vocab_size, size=(count, min(size, batch.length - 2))).tolist()
-            batch.run([Request(prompt, 2, how) for prompt in prompts])

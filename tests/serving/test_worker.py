@@ -6,15 +6,14 @@ import functools
 
 import pytest
 
-from inference import batching
 from inference.batching import Request
 from inference.choice import Sampling
 from parallelism.mesh import mesh_context
 from serving.worker import Job, Worker
 from tests.inference.test_batching import GREEDY, LENGTH, alone, batch_of, prompts
+from tests.support import compilations
 
 SECONDS = 20  # for a job, before it counts as lost
-PROGRAMS = (batching._decode, batching._extend, batching._copy)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,6 @@ async def tokens_of(worker: Worker, requests: list[Request], cancelled: tuple[in
 
 
 def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
-    before = [program._cache_size() for program in PROGRAMS]
     asked = prompts([1, 16, 17, 40, 70, 3, 33, LENGTH - 6])
     requests = [Request(prompt, 6, GREEDY) for prompt in asked]
 
@@ -47,15 +45,23 @@ def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
         jobs = tokens_of(worker, requests), tokens_of(worker, requests[::-1], cancelled=(2, 5))
         return await asyncio.wait_for(asyncio.gather(*jobs), SECONDS)
 
-    first, second = asyncio.run(both())
+    with compilations() as compiled:
+        first, second = asyncio.run(both())
     expected = [alone(prompt, 6)[0] for prompt in asked]
     assert first == expected
     for index, (tokens, wanted) in enumerate(zip(second, expected[::-1], strict=True)):
         assert tokens == (wanted[: len(tokens)] if index in (2, 5) else wanted)
-    drawn = asyncio.run(tokens_of(worker, [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(4)]))
+    requests = [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(4)]
+    with compilations() as of_draws:
+        drawn = asyncio.run(tokens_of(worker, requests))
     assert len(drawn) == 4
-    assert [program._cache_size() for program in PROGRAMS] == before
-    assert worker.in_flight == 0 and not worker.batch.running and not worker.batch.waiting
+    assert (
+        not compiled
+        and not of_draws
+        and worker.in_flight == 0
+        and not worker.batch.running
+        and not worker.batch.waiting
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
