@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inference.choice import Choice, Sampling, adjust, choice_of, choose, likeliest, log_probabilities
+from inference.choice import Choice, Drawn, Sampling, choice_of, draw
 from inference.engine import NO_TOKEN, Cache, Engine
 from layers.axes import constrain, mesh_axes, num_shards
 
@@ -95,15 +95,6 @@ class Rows(NamedTuple):
     past: Past
 
 
-class Drawn(NamedTuple):
-    """One token a row, its log-probability, and the likeliest tokens with theirs."""
-
-    token_B: jax.Array
-    log_prob_B: jax.Array
-    top_log_probs_BK: jax.Array
-    top_tokens_BK: jax.Array
-
-
 class Batch:
     """Requests that are decoded together; needs a mesh in context.
 
@@ -128,7 +119,7 @@ class Batch:
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
         shards = num_shards(mesh_axes(("batch",))[0])
-        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows))  # rows of a call
+        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows) // shards * shards)  # rows of a call
         self._head_size = engine.head_size()
         self._rows = _empty_rows(self.engine, num_rows, self._head_size)
 
@@ -221,12 +212,8 @@ class Batch:
 
     def _begin(self, admitted: list[tuple[Continuation, int]], num_rows: int) -> None:
         """Copy the shared tokens into the rows of new continuations, by the program of `num_rows` rows."""
-        rows, sources, kept = (
-            np.full(num_rows, self.num_rows),
-            np.zeros(num_rows, np.int32),
-            np.zeros(num_rows, np.int32),
-        )
-        shape = num_rows, self._head_size
+        rows, shape = np.full(num_rows, self.num_rows), (num_rows, self._head_size)
+        sources, kept = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
         seen, bias = np.zeros(shape, bool), np.full(shape, -np.inf, np.float32)
         bias[:, : self.vocab_size] = 0
         for index, (one, source) in enumerate(admitted):
@@ -373,7 +360,7 @@ def _draw_first(past: Past, row_R, logits_RV, first_RV, how: Choice, wants_top) 
     """Draw the first token of row `row_R`, of those that `first_RV` allows."""
     within_R = jnp.minimum(row_R, len(past.last_B) - 1)
     bias_RV = jnp.where(first_RV, past.bias_BV[within_R], -jnp.inf)
-    drawn, seen_RV = _draw(logits_RV, how, past.seen_BV[within_R], bias_RV, wants_top)
+    drawn, seen_RV = draw(logits_RV, how, past.seen_BV[within_R], bias_RV, wants_top)
     last_B = past.last_B.at[row_R].set(drawn.token_B, mode="drop")
     seen_BV = past.seen_BV.at[row_R].set(seen_RV, mode="drop")
     return _constrained(Past(last_B, seen_BV, past.bias_BV)), drawn
@@ -385,7 +372,7 @@ def _decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> 
     cache, past = rows
     tokens_B1 = jnp.where(is_active_B, past.last_B, NO_TOKEN)[:, None]
     logits_BV, cache = engine.extend_to_last(cache, tokens_B1)
-    drawn, seen_BV = _draw(logits_BV, how, past.seen_BV, past.bias_BV, wants_top)
+    drawn, seen_BV = draw(logits_BV, how, past.seen_BV, past.bias_BV, wants_top)
     last_B = jnp.where(is_active_B, drawn.token_B, past.last_B)
     past = Past(last_B, jnp.where(is_active_B[:, None], seen_BV, past.seen_BV), past.bias_BV)
     return Rows(cache, _constrained(past)), drawn
@@ -395,11 +382,3 @@ def _constrained(past: Past) -> Past:
     """Constrain the shardings, so that each program returns arrays sharded as the others take them."""
     of_vocab = (constrain(leaf, "batch", "vocab") for leaf in (past.seen_BV, past.bias_BV))
     return Past(constrain(past.last_B, "batch"), *of_vocab)
-
-
-def _draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
-    """Return what was drawn, replicated, and the tokens that each row has then."""
-    token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
-    drawn = Drawn(token_B, log_probabilities(logits_BV, token_B), *likeliest(logits_BV, wants_top))
-    seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
-    return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV
