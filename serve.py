@@ -28,7 +28,7 @@ from typing import NamedTuple
 import jax
 
 from cluster import processes
-from configs.base import batch_shards
+from configs.base import MESH_AXES, batch_shards
 from configs.errors import ConfigError
 from inference.batching import Batch
 from inference.engine import Engine
@@ -108,10 +108,15 @@ def lead(command: command_line.Command, config, texts: "Texts | None", key: str,
 
 
 def config_to_decode(command: command_line.Command):
-    """Return the configuration of a run on the mesh that it is decoded on: a typed one, else `for_decoding`'s."""
+    """Return the configuration of a run on the mesh that it is decoded on.
+
+    If axes of the mesh are typed, the rows of the batch are sharded over the rest of the devices.
+    """
     config, num_devices, loaded = command.config, jax.device_count(), command.loaded
     is_typed = any(key.startswith("mesh.") for key in loaded.typed)
     if is_typed:
+        untyped = [axis for axis in MESH_AXES if f"mesh.{axis}" not in loaded.typed]
+        config.mesh.update({axis: -1 if axis == "data" else 1 for axis in untyped})
         validation.resolve_mesh(config, num_devices, loaded)
     config = for_decoding(config, num_devices, keep_mesh=is_typed)
     validation.validate(config, num_devices, loaded)

@@ -11,39 +11,21 @@ import httpx2
 import pytest
 
 from tests import groups
-from tests.support import write_sums
-from tests.test_train import SMALL, command, finish
 from trained_run import open_run
 
 openai = pytest.importorskip("openai", reason="needs the packages of `make setup EXTRAS=serve`")
 pytest.importorskip("uvicorn", reason="needs the packages of `make setup EXTRAS=serve`")
 
 PROMPTS = ["1 is", "7 is 1 times", "", "12 is 3 times 4; 15 is 3"]
-LENGTH, DEVICES = 48, 4
+DEVICES, TOPOLOGY = 4, "v4-8"
 READY = "ready: "
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> pathlib.Path:
-    """The folder of a run with grouped queries: four heads, two of keys and values."""
-    place = tmp_path_factory.mktemp("hosts")
-    write_sums(place / "texts", 20)
-    values = SMALL | {
-        "model.num_heads": 4, "model.num_kv_heads": 2, "model.head_dim": 16, "model.max_length": LENGTH,
-        "data.path": f"{place}/texts/*.txt", "train.eval_every": 0, "train.save_every": 0,
-        "train.sequence_length": 32, "evaluation.sample_tokens": 0, "model.dtype": "float32",
-    }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in values.items()]
-    status, _, err = finish(command("train.py", f"--workdir={place}/run", *flags, cache=place))
-    assert status == 0, err
-    return place / "run"
-
-
 @contextlib.contextmanager
-def serving(run: pathlib.Path, *flags: str, count: int = 2) -> Iterator[tuple[list, str]]:
-    """Serve a run by several processes; yield (processes, address)."""
-    arguments = ["serve.py", f"--workdir={run}", "--port=0", "--rows=3", *flags]
-    processes = groups.start(arguments, count=count, devices=DEVICES, cache=run.parent)
+def serving(run: pathlib.Path, *flags: str) -> Iterator[tuple[list, str]]:
+    """Serve a run by two processes; yield (processes, address)."""
+    arguments = ["serve.py", f"--workdir={run}", "--port=0", "--rows=3", "--max_length=48", *flags]
+    processes = groups.start(arguments, count=2, devices=DEVICES, cache=run.parent)
     try:
         line = ""
         while not line.startswith(READY):
@@ -56,9 +38,9 @@ def serving(run: pathlib.Path, *flags: str, count: int = 2) -> Iterator[tuple[li
 
 def test_two_processes_answer_as_one_device_does_and_end_together(run):
     expected = open_run(run).generate(PROMPTS, max_tokens=12, temperature=0.0)
-    with serving(run) as (processes, url):
+    with serving(run, f"--topology={TOPOLOGY}", "--config.mesh.model=2") as (processes, url):
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            how = {"model": "run", "temperature": 0, "max_tokens": 12}
+            how = {"model": "chatting", "temperature": 0, "max_tokens": 12}
             for _ in range(2):
                 whole = client.completions.create(prompt=PROMPTS, **how)
                 found = [prompt + choice.text for prompt, choice in zip(PROMPTS, whole.choices, strict=True)]
