@@ -48,7 +48,8 @@ def run(tmp_path_factory) -> pathlib.Path:
     place = tmp_path_factory.mktemp("served")
     write_sums(place / "texts", 20)
     values = SMALL | {
-        "model.max_length": LENGTH, "model.vocab_size": 304, "model.num_heads": 4, "model.dtype": "float32", "data.path": f"{place}/texts/*.txt",
+        "model.max_length": LENGTH, "model.vocab_size": 304, "model.num_heads": 4, "model.dtype": "float32",
+        "data.path": f"{place}/texts/*.txt",
         "data.tokenizer": made_tokenizer(CHATML, place), "train.eval_every": 0, "train.save_every": 0,
         "evaluation.sample_tokens": 0,
     }  # fmt: skip
