@@ -3,7 +3,10 @@
 
 It serves the OpenAI API at /v1, a page at /, /health and /metrics; see docs/serving.md. A language model completes
 text, and answers conversations if it was trained on them or its tokenizer has a chat template. A recursive model solves
-puzzles. It needs `make setup EXTRAS=serve`, runs on one device, and ends with SIGTERM or Ctrl-C, with status 0.
+puzzles. It needs `make setup EXTRAS=serve`, and ends with SIGTERM or Ctrl-C, with status 0.
+
+A language model is decoded on all devices. A model larger than a host is served by all its hosts: start the command on
+each, as for training; process 0 listens, and the others follow.
 """
 
 from core import command_line
@@ -11,16 +14,21 @@ from core import command_line
 command_line.flags.DEFINE_string("host", "127.0.0.1", "address to listen at; others than loopback need a key")
 command_line.flags.DEFINE_integer("port", 8000, "to listen at; 0: any free one", 0, 65535)
 command_line.flags.DEFINE_string("api_key_file", "", "file with the key that clients send; or set TORUS_API_KEY")
-command_line.flags.DEFINE_integer("rows", 8, "answers that are decoded together", 1, 4096)
+command_line.flags.DEFINE_integer("rows", 8, "answers decoded together, or more until the mesh divides them", 1, 4096)
 command_line.flags.DEFINE_integer("max_length", 0, "tokens of a prompt with its answer; 0: model.max_length", 0)
 command_line.flags.DEFINE_integer("max_waiting", 64, "answers that may wait for a row", 0, 1_000_000)
 command_line.flags.DEFINE_integer("grace_seconds", 30, "for running requests after SIGTERM", 0, 86_400)
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, chooses_mesh=True)
 
 import functools
+import socket
 from typing import NamedTuple
 
+import jax
+
+from cluster import processes
+from configs.base import MESH_AXES, batch_shards
 from configs.errors import ConfigError
 from inference.batching import Batch
 from inference.engine import Engine
@@ -30,13 +38,16 @@ from input_pipeline.chat.template import PlainFormat, Template
 from input_pipeline.tokenization import AnyTokenizer
 from parallelism.mesh import mesh_context
 from puzzles import solving
+from settings import validation
+from settings.decoding import for_decoding
 from trained_run import TrainedRun, tokenizer_of
 
-OF_TEXT = ("rows", "max_length")
+OF_TEXT = ("rows", "max_length")  # flags
 NO_CHAT = "; no chat, because it was not trained on conversations and its tokenizer has no chat template"
 
 try:
     from serving.app import make_app
+    from serving.following import LeadingBatch, end_following, follow
     from serving.puzzles import PuzzleService
     from serving.server import Server, listen, read_key
     from serving.text import TextService
@@ -45,21 +56,71 @@ except ModuleNotFoundError as missing:
     raise ConfigError(f"serve.py needs the package {missing.name}: run `make setup EXTRAS=serve`") from None
 
 
+class StoppedEarly(Exception):
+    """A signal came before the server was ready."""
+
+    exit_status = 0
+
+
 def main(command: command_line.Command) -> None:
     """Load a model, compile its programs, and serve it until a signal."""
+    try:
+        serve(command)
+    except KeyboardInterrupt:
+        raise StoppedEarly("stopped before the server was ready") from None
+
+
+def serve(command: command_line.Command) -> None:
+    """Serve in process 0, and follow it in the others."""
     flags, config = command_line.FLAGS, command.config
     key = read_key(flags.api_key_file, flags.host)
-    check_lengths(flags, config)
+    check_flags(command)
     solves = config.train.objective == "recursive"
     texts = None if solves else texts_of(command.address, config)  # report errors before the slow restore
-    with listen(flags.host, flags.port) as listener:
-        trained = TrainedRun(command.address, config)
-        print(trained.describe(), flush=True)
-        name = str(command.address).rstrip("/").rpartition("/")[2]
-        service = puzzle_service(name, trained, flags) if solves else text_service(name, trained, texts, flags)
-        print(f"{name}: {', '.join(service.abilities)}{'' if solves or texts.form else NO_CHAT}", flush=True)
-        Server(make_app(service, key), flags.grace_seconds).serve_on(listener)
-        service.stop()
+    command_line.join(command)
+    if solves:
+        validation.validate(config, 1, command.loaded)
+    else:
+        config = config_to_decode(command)
+    if processes.index() == 0:
+        with listen(flags.host, flags.port) as listener:
+            lead(command, config, texts, key, listener)
+    else:
+        trained = TrainedRun(command.address, config, jax.devices())
+        with mesh_context(trained.run.mesh):
+            batch = make_batch(Batch, trained, texts.tokenizer, flags)
+            batch.compile()
+            follow(batch)
+    processes.leave()
+
+
+def lead(command: command_line.Command, config, texts: "Texts | None", key: str, listener: socket.socket) -> None:
+    """Restore, compile, and serve at a listening socket."""
+    flags = command_line.FLAGS
+    trained = TrainedRun(command.address, config, jax.devices() if texts else None)
+    print(trained.describe(), flush=True)
+    name = str(command.address).rstrip("/").rpartition("/")[2]
+    service = text_service(name, trained, texts, flags) if texts else puzzle_service(name, trained, flags)
+    print(f"{name}: {', '.join(service.abilities)}{NO_CHAT if texts and not texts.form else ''}", flush=True)
+    Server(make_app(service, key), flags.grace_seconds, lambda: service.has_failed).serve_on(listener)
+    service.stop()
+    end_following()
+
+
+def config_to_decode(command: command_line.Command):
+    """Return the configuration of a run on the mesh that it is decoded on.
+
+    If axes of the mesh are typed, the rows of the batch are sharded over the rest of the devices.
+    """
+    config, num_devices, loaded = command.config, jax.device_count(), command.loaded
+    is_typed = any(key.startswith("mesh.") for key in loaded.typed)
+    if is_typed:
+        untyped = [axis for axis in MESH_AXES if f"mesh.{axis}" not in loaded.typed]
+        config.mesh.update({axis: -1 if axis == "data" else 1 for axis in untyped})
+        validation.resolve_mesh(config, num_devices, loaded)
+    config = for_decoding(config, num_devices, keep_mesh=is_typed)
+    validation.validate(config, num_devices, loaded)
+    return config
 
 
 class Texts(NamedTuple):
@@ -76,15 +137,17 @@ def texts_of(address, config) -> Texts:
     return Texts(tokenizer, form)
 
 
+def make_batch(kind: type[Batch], trained: TrainedRun, tokenizer: AnyTokenizer, flags) -> Batch:
+    """Return an empty batch of as many rows as asked for, or a few more that the mesh divides."""
+    length, shards = flags.max_length or trained.config.model.max_length, batch_shards(trained.config.mesh)
+    engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
+    return kind(engine, num_rows=-(-flags.rows // shards) * shards, vocab_size=tokenizer.vocab_size)
+
+
 def text_service(name: str, trained: TrainedRun, texts: Texts, flags) -> TextService:
     """Return the service of a language model, with all programs compiled."""
-    length = flags.max_length or trained.config.model.max_length
-
-    def make_batch() -> Batch:
-        engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
-        return Batch(engine, num_rows=flags.rows, vocab_size=texts.tokenizer.vocab_size)
-
-    worker = Worker(make_batch, functools.partial(mesh_context, trained.run.mesh))
+    make = functools.partial(make_batch, LeadingBatch, trained, texts.tokenizer, flags)
+    worker = Worker(make, functools.partial(mesh_context, trained.run.mesh))
     return TextService(name, *texts, worker, flags.max_waiting)
 
 
@@ -95,11 +158,18 @@ def puzzle_service(name: str, trained: TrainedRun, flags) -> PuzzleService:
     return PuzzleService(name, trained.config, solve, mesh, flags.max_waiting)
 
 
-def check_lengths(flags, config) -> None:
+def check_flags(command: command_line.Command) -> None:
     """Raise ConfigError for flags that the model of a run does not allow."""
-    longest = config.model.max_length
-    if config.train.objective == "recursive" and (given := [name for name in OF_TEXT if flags[name].present]):
-        raise ConfigError(f"--{given[0]}: a recursive model solves puzzles one at a time; omit the flag")
+    flags, longest = command_line.FLAGS, command.config.model.max_length
+    if command.config.train.objective == "recursive":
+        if given := [name for name in OF_TEXT if flags[name].present]:
+            raise ConfigError(f"--{given[0]}: a recursive model solves puzzles one at a time; omit the flag")
+        if flags["topology"].present:
+            raise ConfigError("--topology: a recursive model is served on one device; omit the flag")
+        if command.group and command.group.count > 1:
+            raise ConfigError(
+                f"{command.group.source}: a recursive model is served by one process; start one, without these"
+            )
     if flags.max_length > longest:
         raise ConfigError(f"--max_length={flags.max_length} exceeds model.max_length={longest}; use at most {longest}")
 

@@ -8,7 +8,7 @@ print(run.step, run.generate(["def "])[0])
 
 import functools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
 
 
 class TrainedRun:
-    """A run's model with the parameters for evaluation, on one device.
+    """A run's model with the parameters for evaluation.
 
     Attributes:
       address: of the run's folder, local or in a bucket.
@@ -59,10 +59,14 @@ class TrainedRun:
       params: tree of parameters.
     """
 
-    def __init__(self, address, config):
-        """Restore the newest valid checkpoint of a run with this validated configuration."""
+    def __init__(self, address, config, devices: Sequence[jax.Device] | None = None):
+        """Restore the newest valid checkpoint of a run with this validated configuration.
+
+        Args:
+          devices: of its mesh; default: the first.
+        """
         self.address, self.config = address, config
-        self.run = assembly.assemble(config, devices=jax.devices()[:1])
+        self.run = assembly.assemble(config, devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
             self.step = newest_checkpoint(checkpoints, config)
             self.params = restore_eval_params(checkpoints, self.step, self.run.abstract_state.params)

@@ -326,6 +326,16 @@ FAULTS = (
         "self.batch.cancel(part.continuation)", "pass", ("tests/serving/test_worker.py",),
     ),
     Fault(
+        "other processes do not learn what was cancelled", "serving/following.py",
+        'self._changes.append({"cancel": self._numbers.pop(one)})', "self._numbers.pop(one)",
+        ("tests/serving/test_following.py",),
+    ),
+    Fault(
+        "a token is drawn after a part of a prompt", "inference/batching.py",
+        "for index, one in enumerate(chosen) if not _remaining(one)]", "for index, one in enumerate(chosen)]",
+        ("tests/inference/test_batching.py",),
+    ),
+    Fault(
         "exported matrices are not transposed", "migration/hugging_face_tensors.py",
         "block.reshape(self.shape[1], -1).T", "block.reshape(-1, self.shape[1])",
         ("tests/migration/test_hugging_face.py::test_what_is_exported_is_what_was_imported_bit_for_bit",),

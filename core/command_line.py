@@ -44,6 +44,7 @@ FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
 INTERRUPTED = 75
+WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
@@ -140,14 +141,16 @@ def parse_flags(description: str) -> dict[str, str]:
 
 
 def parse(
-    description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False
-) -> Command:
+    description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False,
+    chooses_mesh: bool = False,
+) -> Command:  # fmt: skip
     """Parse the command line, resolve the configuration and set the platform; any error ends the process with status 2.
 
     Args:
       description: for --help.
       use: flags -> TRAIN, READ or IGNORE, the use of the run in the workdir.
       one_device: whether the command uses only one device.
+      chooses_mesh: whether the command chooses its mesh itself, when it knows the devices, and validates it then.
     """
     loaded = parse_configuration(description, use=use)
     if one_device and FLAGS["topology"].present:
@@ -165,6 +168,7 @@ def parse(
         simulated = startup.is_simulation(loaded.topology, accelerator) or bool(loaded.environment_mesh)
         num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
         num_devices = 1 if one_device else num_devices
+    if accelerator == "cpu" and not chooses_mesh:
         validation.resolve_mesh(loaded.config, num_devices, loaded)
         if simulated:  # a resumed run keeps its sizes
             scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
@@ -332,7 +336,7 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
         case KeyboardInterrupt():
             line, status = "interrupted; run the same command to continue", INTERRUPTED
         case BaseException(exit_status=status):
-            line = message if status == INTERRUPTED else f"error: {message}"
+            line = message if status in WITHOUT_ERROR else f"error: {message}"
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
@@ -363,7 +367,7 @@ def _end_with_the_others(line: str, status: int) -> None:
                 log.write(f"{line}; the stacks of this process:\n")
                 log.flush()
                 faulthandler.dump_traceback(log, all_threads=True)
-    _end(line if status == INTERRUPTED else f"error: {line.removeprefix('error: ')}", status)
+    _end(line if status in WITHOUT_ERROR else f"error: {line.removeprefix('error: ')}", status)
 
 
 def _end(line: str, status: int) -> None:

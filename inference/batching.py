@@ -4,12 +4,16 @@
     batch = Batch(engine, num_rows=32, vocab_size=tokenizer.vocab_size)  # in the run's mesh
     done = batch.run([Request(prompt, max_tokens=64) for prompt in prompts])
 
-A batch has a cache of `num_rows` rows. Two kinds of programs use it, and both write it in place:
+A batch has a cache of `num_rows` rows. These programs use it, and write it in place:
 
-- one decodes a token of every row;
-- one for each entry of CHUNKS extends up to a few rows by a part of a prompt. Such a row may begin as a copy of the
-  first tokens of another row, or of its own earlier tokens. So a prompt that shares a prefix with a row computes only
-  the rest: further samples of one prompt, the next turn of a conversation, the branches of a search.
+- `_decode` decodes a token of every row;
+- `_extend`, one for each entry of CHUNKS, extends up to a few rows by a part of a prompt, and `_draw_first` draws the
+  first tokens after the prompts that are complete;
+- `_copy` begins rows as copies of the first tokens of other rows, or of their own earlier tokens. So a prompt that
+  shares a prefix with a row computes only the rest: further samples of one prompt, the next turn of a conversation, the
+  branches of a search.
+
+All but `_decode` have two numbers of rows. `Batch.compile` compiles all of them.
 
 Letters: B rows of the cache, R rows of a chunk, T tokens of a chunk, V vocabulary, K the likeliest tokens.
 """
@@ -25,11 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inference.choice import Choice, Sampling, adjust, choice_of, choose, likeliest, log_probabilities
+from inference.choice import Choice, Drawn, Sampling, choice_of, draw
 from inference.engine import NO_TOKEN, Cache, Engine
 from layers.axes import constrain, mesh_axes, num_shards, platform
 
-CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512)  # tokens of a prompt that one call computes, with padding
+CHUNKS = (16, 64, 128, 256, 512)  # tokens of a prompt that one call computes, with padding
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
 
@@ -76,30 +80,19 @@ class Continuation:
     num_computed: int = 0
 
 
-class Rows(NamedTuple):
-    """What the device holds for all rows: cache, last token, tokens seen, bias of the logits."""
+class Past(NamedTuple):
+    """What the draws of all rows depend on: last token, tokens seen, bias of the logits."""
 
-    cache: Cache
     last_B: jax.Array
     seen_BV: jax.Array
     bias_BV: jax.Array
 
 
-class Chunk(NamedTuple):
-    """Parts of prompts, and what the token after each part may be."""
+class Rows(NamedTuple):
+    """What the device holds for all rows."""
 
-    row_R: np.ndarray  # of the cache; the number of rows for none
-    tokens_RT: np.ndarray
-    first_RV: np.ndarray
-
-
-class Drawn(NamedTuple):
-    """One token a row, its log-probability, and the likeliest tokens with theirs."""
-
-    token_B: jax.Array
-    log_prob_B: jax.Array
-    top_log_probs_BK: jax.Array
-    top_tokens_BK: jax.Array
+    cache: Cache
+    past: Past
 
 
 class Batch:
@@ -127,9 +120,20 @@ class Batch:
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
         shards = num_shards(mesh_axes(("batch",))[0])
-        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows))  # rows of a call
+        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows) // shards * shards)  # rows of a call
         self._head_size = engine.head_size()
         self._rows = _empty_rows(self.engine, num_rows, self._head_size)
+
+    def compile(self) -> None:
+        """Compile every program, so that no request waits for it; no row changes."""
+        smallest, *others = (size for size in CHUNKS if size <= self.engine.length)
+        for num_rows in dict.fromkeys((self._few, self._many)):
+            self._begin([], num_rows)
+            self._draw_first([], self._extend([], num_rows, smallest))
+            for size in others:  # not called, since a large chunk takes seconds on a CPU
+                tokens_RT = np.full((num_rows, size), NO_TOKEN, np.int32)
+                _extend.lower(self.engine, self._rows.cache, np.full(num_rows, self.num_rows), tokens_RT).compile()
+        self._decode([])
 
     def add(self, request: Request) -> Continuation:
         """Queue a request; `step` gives it a row as soon as one is free.
@@ -179,7 +183,7 @@ class Batch:
         """Give free rows to waiting requests, the longest waiting first."""
         free = {row for row, one in enumerate(self._running) if one is None}
         while group := self._next_group(free):
-            self._begin(group)
+            self._begin(group, self._num_rows_of_call(len(group)))
 
     def _next_group(self, free: set[int]) -> list[tuple[Continuation, int]]:
         """Return (continuation, row that shares most of its prompt) for the next requests that get a row.
@@ -207,11 +211,11 @@ class Batch:
         longest = max((_common_prefix(other, prefix) for other in computing), default=0)
         return longest if longest >= CHUNKS[0] else 0
 
-    def _begin(self, admitted: list[tuple[Continuation, int]]) -> None:
-        """Copy the shared tokens into the rows of new continuations."""
-        size = self._few if len(admitted) <= self._few else self._many
-        rows, sources, kept = np.full(size, self.num_rows), np.zeros(size, np.int32), np.zeros(size, np.int32)
-        seen, bias = np.zeros((size, self._head_size), bool), np.full((size, self._head_size), -np.inf, np.float32)
+    def _begin(self, admitted: list[tuple[Continuation, int]], num_rows: int) -> None:
+        """Copy the shared tokens into the rows of new continuations, by the program of `num_rows` rows."""
+        rows, shape = np.full(num_rows, self.num_rows), (num_rows, self._head_size)
+        sources, kept = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+        seen, bias = np.zeros(shape, bool), np.full(shape, -np.inf, np.float32)
         bias[:, : self.vocab_size] = 0
         for index, (one, source) in enumerate(admitted):
             rows[index], sources[index], kept[index] = one.row, source, one.num_computed
@@ -234,23 +238,41 @@ class Batch:
         others = [one for one in unfinished[1:] if one.num_computed + size <= self.engine.length]
         others.sort(key=lambda one: (_remaining(one) > size, -_remaining(one)))
         chosen = [leader, *others][: self._many]
-        num_rows = self._few if len(chosen) <= self._few else self._many
-        chunk = Chunk(
-            np.full(num_rows, self.num_rows), np.full((num_rows, size), NO_TOKEN, np.int32),
-            np.ones((num_rows, self._head_size), bool),
-        )  # fmt: skip
+        logits_RV = self._extend(chosen, self._num_rows_of_call(len(chosen)), size)
+        complete = [(index, one) for index, one in enumerate(chosen) if not _remaining(one)]
+        if complete:
+            self._draw_first(complete, logits_RV)
+        return [one for _, one in complete]
+
+    def _extend(self, chosen: list[Continuation], num_rows: int, size: int) -> jax.Array:
+        """Compute up to `size` tokens of prompts by the program of `num_rows` rows; return logits [R, V] after them."""
+        row_R, tokens_RT = np.full(num_rows, self.num_rows), np.full((num_rows, size), NO_TOKEN, np.int32)
         for index, one in enumerate(chosen):
             part = list(one.request.prompt[one.num_computed : one.num_computed + size])
-            chunk.row_R[index], chunk.tokens_RT[index, : len(part)] = one.row, part
-            if one.request.first_V is not None:
-                chunk.first_RV[index] = np.pad(one.request.first_V, (0, self._head_size - len(one.request.first_V)))
+            row_R[index], tokens_RT[index, : len(part)] = one.row, part
             one.num_computed += len(part)
             self.num_prompt_tokens += len(part)
             self._cached[one.row] += part
-        self._rows, drawn = _extend(self.engine, self._rows, chunk, *self._how(chosen, num_rows))
-        complete = [(index, one) for index, one in enumerate(chosen) if not _remaining(one)]
+        cache, logits_RV = _extend(self.engine, self._rows.cache, row_R, tokens_RT)
+        self._rows = self._rows._replace(cache=cache)
+        return logits_RV
+
+    def _draw_first(self, complete: list[tuple[int, Continuation]], logits_RV: jax.Array) -> None:
+        """Draw the first tokens of continuations, from the logits at their indices."""
+        num_rows = len(logits_RV)
+        row_R, first_RV = np.full(num_rows, self.num_rows), np.ones((num_rows, self._head_size), bool)
+        by_row: list[Continuation | None] = [None] * num_rows
+        for index, one in complete:
+            row_R[index], by_row[index] = one.row, one
+            if one.request.first_V is not None:
+                first_RV[index] = np.pad(one.request.first_V, (0, self._head_size - len(one.request.first_V)))
+        past, drawn = _draw_first(self._rows.past, row_R, logits_RV, first_RV, *self._how(by_row))
+        self._rows = self._rows._replace(past=past)
         self._append(complete, drawn)
-        return [one for _, one in complete]
+
+    def _num_rows_of_call(self, count: int) -> int:
+        """Return the rows of the program that computes `count` rows."""
+        return self._few if count <= self._few else self._many
 
     def _chunk_size(self, remaining: int, num_computed: int) -> int:
         """Return the smallest chunk that holds the remaining tokens, or the largest that fits in the row."""
@@ -264,16 +286,16 @@ class Batch:
         for one in decoding:
             is_active[one.row], by_row[one.row] = True, one
             self._cached[one.row].append(one.tokens[-1])
-        self._rows, drawn = _decode(self.engine, self._rows, is_active, *self._how(by_row, self.num_rows))
+        self._rows, drawn = _decode(self.engine, self._rows, is_active, *self._how(by_row))
         self._append([(one.row, one) for one in decoding], drawn)
         return decoding
 
-    def _how(self, ones: Sequence[Continuation | None], size: int) -> tuple[Choice, np.ndarray]:
-        """Return how the tokens of `size` rows are drawn, and whether a request wants the likeliest tokens."""
+    def _how(self, ones: Sequence[Continuation | None]) -> tuple[Choice, np.ndarray]:
+        """Return how the tokens of rows are drawn, and whether a request wants the likeliest tokens."""
         greedy = Sampling(temperature=0.0), 0
         rows = [(one.request.sampling, len(one.tokens)) if one else greedy for one in ones]
         wants_top = any(one.request.wants_top for one in ones if one)
-        return choice_of([*rows, *[greedy] * (size - len(rows))]), np.array(wants_top)
+        return choice_of(rows), np.array(wants_top)
 
     def _append(self, rows: list[tuple[int, Continuation]], drawn: Drawn) -> None:
         """Give each continuation the token that was drawn in a row; end it there if it must."""
@@ -313,47 +335,51 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 @functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
 def _empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
     shape = num_rows, head_size
-    return Rows(
-        engine.empty(num_rows), jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32)
-    )
+    past = Past(jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32))
+    return Rows(engine.empty(num_rows), _constrained(past))
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
 def _copy(engine: Engine, rows: Rows, row_R, source_R, keep_R, seen_RV, bias_RV) -> Rows:
     """Begin row `row_R` with the first `keep_R` tokens of row `source_R`."""
     copied = engine.shorten(engine.fork(rows.cache, source_R), keep_R)
-    return Rows(
-        engine.put(rows.cache, row_R, copied), rows.last_B, rows.seen_BV.at[row_R].set(seen_RV, mode="drop"),
-        rows.bias_BV.at[row_R].set(bias_RV, mode="drop"),
-    )  # fmt: skip
+    seen_BV = rows.past.seen_BV.at[row_R].set(seen_RV, mode="drop")
+    bias_BV = rows.past.bias_BV.at[row_R].set(bias_RV, mode="drop")
+    return Rows(engine.put(rows.cache, row_R, copied), _constrained(Past(rows.past.last_B, seen_BV, bias_BV)))
 
 
-@functools.partial(jax.jit, donate_argnames="rows")
-def _extend(engine: Engine, rows: Rows, chunk: Chunk, how: Choice, wants_top) -> tuple[Rows, Drawn]:
-    """Append a part of a prompt to each row of a chunk; draw the tokens after them."""
-    within_R = jnp.minimum(chunk.row_R, len(rows.last_B) - 1)
-    logits_RV, cache = engine.extend_to_last(engine.fork(rows.cache, within_R), chunk.tokens_RT)
-    bias_RV = jnp.where(chunk.first_RV, rows.bias_BV[within_R], -jnp.inf)
-    drawn, seen_RV = _draw(logits_RV, how, rows.seen_BV[within_R], bias_RV, wants_top)
-    return Rows(
-        engine.put(rows.cache, chunk.row_R, cache), rows.last_B.at[chunk.row_R].set(drawn.token_B, mode="drop"),
-        rows.seen_BV.at[chunk.row_R].set(seen_RV, mode="drop"), rows.bias_BV,
-    ), drawn  # fmt: skip
+@functools.partial(jax.jit, donate_argnames="cache")
+def _extend(engine: Engine, cache: Cache, row_R, tokens_RT) -> tuple[Cache, jax.Array]:
+    """Append a part of a prompt to row `row_R`; return (cache, logits [R, V] of the next token)."""
+    within_R = jnp.minimum(row_R, len(cache.num_tokens_B) - 1)
+    logits_RV, extended = engine.extend_to_last(engine.fork(cache, within_R), tokens_RT)
+    return engine.put(cache, row_R, extended), constrain(logits_RV, "batch", "vocab")
+
+
+@functools.partial(jax.jit, donate_argnames="past")
+def _draw_first(past: Past, row_R, logits_RV, first_RV, how: Choice, wants_top) -> tuple[Past, Drawn]:
+    """Draw the first token of row `row_R`, of those that `first_RV` allows."""
+    within_R = jnp.minimum(row_R, len(past.last_B) - 1)
+    bias_RV = jnp.where(first_RV, past.bias_BV[within_R], -jnp.inf)
+    drawn, seen_RV = draw(logits_RV, how, past.seen_BV[within_R], bias_RV, wants_top)
+    last_B = past.last_B.at[row_R].set(drawn.token_B, mode="drop")
+    seen_BV = past.seen_BV.at[row_R].set(seen_RV, mode="drop")
+    return _constrained(Past(last_B, seen_BV, past.bias_BV)), drawn
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
 def _decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
     """Append the last token of each active row, and draw the next."""
-    tokens_B1 = jnp.where(is_active_B, rows.last_B, NO_TOKEN)[:, None]
-    logits_BV, cache = engine.extend_to_last(rows.cache, tokens_B1)
-    drawn, seen_BV = _draw(logits_BV, how, rows.seen_BV, rows.bias_BV, wants_top)
-    last_B = jnp.where(is_active_B, drawn.token_B, rows.last_B)
-    return Rows(cache, last_B, jnp.where(is_active_B[:, None], seen_BV, rows.seen_BV), rows.bias_BV), drawn
+    cache, past = rows
+    tokens_B1 = jnp.where(is_active_B, past.last_B, NO_TOKEN)[:, None]
+    logits_BV, cache = engine.extend_to_last(cache, tokens_B1)
+    drawn, seen_BV = draw(logits_BV, how, past.seen_BV, past.bias_BV, wants_top)
+    last_B = jnp.where(is_active_B, drawn.token_B, past.last_B)
+    past = Past(last_B, jnp.where(is_active_B[:, None], seen_BV, past.seen_BV), past.bias_BV)
+    return Rows(cache, _constrained(past)), drawn
 
 
-def _draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
-    """Return what was drawn, replicated, and the tokens that each row has then."""
-    token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
-    drawn = Drawn(token_B, log_probabilities(logits_BV, token_B), *likeliest(logits_BV, wants_top))
-    seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
-    return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV
+def _constrained(past: Past) -> Past:
+    """Constrain the shardings, so that each program returns arrays sharded as the others take them."""
+    of_vocab = (constrain(leaf, "batch", "vocab") for leaf in (past.seen_BV, past.bias_BV))
+    return Past(constrain(past.last_B, "batch"), *of_vocab)

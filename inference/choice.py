@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from layers.axes import constrain
+
 COLDEST = 1e-30  # a smaller divisor overflows float32 logits; the likeliest token is certain long before
 NUM_TOP = 20  # likeliest tokens whose log-probabilities are reported where a request asks for them
 
@@ -50,6 +52,15 @@ class Choice(NamedTuple):
     repetition_penalty_B: np.ndarray
     seed_B: np.ndarray
     num_drawn_B: np.ndarray
+
+
+class Drawn(NamedTuple):
+    """One token a row, its log-probability, and the likeliest tokens with theirs."""
+
+    token_B: jax.Array
+    log_prob_B: jax.Array
+    top_log_probs_BK: jax.Array
+    top_tokens_BK: jax.Array
 
 
 def choice_of(rows: Sequence[tuple[Sampling, int]]) -> Choice:
@@ -114,3 +125,11 @@ def likeliest(logits_BV: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.A
     shape = logits_BV.shape[0], count
     zeros = jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)
     return jax.lax.cond(needed, top, lambda _: zeros, logits_BV)
+
+
+def draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
+    """Return what was drawn, replicated, and the tokens that each row has then."""
+    token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
+    drawn = Drawn(token_B, log_probabilities(logits_BV, token_B), *likeliest(logits_BV, wants_top))
+    seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
+    return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV

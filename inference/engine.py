@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from layers.axes import constrain
+
 CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": the compute type
 NO_TOKEN = -1  # after the tokens of a shorter row
 
@@ -112,7 +114,7 @@ class Engine:
         """Return a cache of rows without tokens."""
         model = nnx.merge(self.graph, self.params)
         of_model = model.empty_cache(num_rows, self.length, CACHE_TYPES[self.cache_dtype])
-        return Cache(of_model, jnp.zeros(num_rows, jnp.int32))
+        return Cache(of_model, constrain(jnp.zeros(num_rows, jnp.int32), "batch"))
 
     def head_size(self) -> int:
         """Return the number of logits; the last of them may be padding of the vocabulary."""
@@ -132,7 +134,8 @@ class Engine:
             )
             for name, whole in cache.of_model.items()
         }  # fmt: skip
-        return Cache(of_model, cache.num_tokens_B.at[rows_R].set(part.num_tokens_B, mode="drop"))
+        num_tokens_B = cache.num_tokens_B.at[rows_R].set(part.num_tokens_B, mode="drop")
+        return Cache(of_model, constrain(num_tokens_B, "batch"))
 
     @jax.jit
     def fork(self, cache: Cache, rows_B: jax.Array) -> Cache:
@@ -155,7 +158,7 @@ class Engine:
         stream_BTD, of_model = model(jnp.where(is_token_BT, tokens_BT, 0), positions_BT, segments_BT, cache.of_model)
         fits_B = cache.num_tokens_B + tokens_BT.shape[1] <= self.length
         num_tokens_B = jnp.where(fits_B, cache.num_tokens_B + segments_BT.sum(axis=1), self.length + 1)
-        return stream_BTD, Cache(of_model, num_tokens_B)
+        return stream_BTD, Cache(of_model, constrain(num_tokens_B, "batch"))
 
     def _logits(self, model: nnx.Module, stream_BTD: jax.Array, cache: Cache) -> jax.Array:
         fits_B = cache.num_tokens_B <= self.length

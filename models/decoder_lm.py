@@ -27,6 +27,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from layers import gpu_kernels, kernels
 from layers.adapters import Freezable
 from layers.attention import Attention, attend, attention_mask, soft_cap, write_rows
+from layers.axes import constrain
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
@@ -212,10 +213,10 @@ class DecoderLM(Freezable):
         if cache is not None:
             ends_BT = jnp.where(segments_BT > 0, 1 + jnp.arange(tokens_BT.shape[1]), 0)
             kept = _without_start(caches) if self.stack.scan else [_without_start(of_layer) for of_layer in caches]
-            cache = {
+            cache = _constrained({
                 "layers" if self.stack.scan else "each_layer": kept, "segments": key_segments_BS,
                 "positions": key_positions_BS, "start": cache["start"] + ends_BT.max(axis=1),
-            }  # fmt: skip
+            })  # fmt: skip
         return self.norm(x_BTD), cache, figures
 
     def _caches_of_layers(self, cache: dict) -> dict | list[dict]:
@@ -272,11 +273,14 @@ class DecoderLM(Freezable):
             layers = {"layers": _zeros((self.num_layers, *shape), dtype)}
         else:
             layers = {"each_layer": [_zeros(shape, dtype) for _ in range(self.num_layers)]}
-        return layers | {
-            "segments": jnp.zeros((batch, length), jnp.int32),
-            "positions": jnp.zeros((batch, length), jnp.int32),
-            "start": jnp.zeros((batch,), jnp.int32),
-        }
+        return _constrained(
+            layers
+            | {
+                "segments": jnp.zeros((batch, length), jnp.int32),
+                "positions": jnp.zeros((batch, length), jnp.int32),
+                "start": jnp.zeros((batch,), jnp.int32),
+            }
+        )
 
     def shorten_cache(self, cache: dict, num_tokens_B: jax.Array) -> dict:
         """Return a cache of which each row has its first tokens alone; the entries after them are free."""
@@ -289,6 +293,18 @@ def _zeros(shape: tuple, dtype) -> dict:
     empty = {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
     scales = {f"{name}_scale": jnp.zeros((*shape[:-1], 1)) for name in empty} if dtype == jnp.int8 else {}
     return empty | scales
+
+
+def _constrained(cache: dict) -> dict:
+    """Constrain a cache to be sharded like its rows and the heads of keys and values."""
+
+    def of_leaf(path, leaf):
+        layers = ("layers",) if path[0].key == "layers" else ()
+        heads = ("kv_heads",) if path[0].key in ("layers", "each_layer") else ()
+        axes = (*layers, "batch", *heads)
+        return constrain(leaf, *axes, *[None] * (leaf.ndim - len(axes)))
+
+    return jax.tree_util.tree_map_with_path(of_leaf, cache)
 
 
 def _without_start(of_layer: dict) -> dict:

@@ -29,11 +29,13 @@ class Service(Protocol):
       name: of the model.
       abilities: completions, chat, puzzles.
       max_length: tokens of a prompt with its answer.
+      has_failed: whether no request can be answered any more.
     """
 
     name: str
     abilities: Sequence[str]
     max_length: int
+    has_failed: bool
     metrics: Metrics
 
     def routes(self) -> list[Route]:

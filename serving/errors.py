@@ -23,14 +23,18 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers
 
-    def response(self) -> JSONResponse:
-        """Return the answer of the API."""
+    def content(self) -> dict:
+        """Return the JSON of the API."""
         kind = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
         error = {
             "message": str(self), "type": kind.get(self.status, "invalid_request_error"), "param": self.param,
             "code": self.code,
         }  # fmt: skip
-        return JSONResponse({"error": error}, self.status, self.headers)
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """Return the answer of the API."""
+        return JSONResponse(self.content(), self.status, self.headers)
 
 
 def of_validation(error: pydantic.ValidationError, fields: Collection[str]) -> ApiError:

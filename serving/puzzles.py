@@ -31,6 +31,7 @@ class PuzzleService:
     """
 
     abilities = ("puzzles",)
+    has_failed = False  # a puzzle that fails ends its own request alone
 
     def __init__(self, name: str, config, solve: Solve, mesh: Callable[[], AbstractContextManager], max_waiting: int):
         """Serve a run, whose `config` this is, under a name; return when the model is compiled.

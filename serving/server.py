@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import socket
+from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -60,17 +61,23 @@ def read_key(file: str, host: str) -> str:
 class Server(uvicorn.Server):
     """Says when it is ready, and when it stops."""
 
-    def __init__(self, app: Starlette, grace_seconds: int):
+    def __init__(self, app: Starlette, grace_seconds: int, has_failed: Callable[[], bool]):
+        """Serve an application.
+
+        Args:
+          grace_seconds: for running requests at the end.
+          has_failed: returns whether the server must end, because it can answer no more.
+        """
         super().__init__(
             uvicorn.Config(
                 app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
                 timeout_graceful_shutdown=grace_seconds,
             )
         )  # fmt: skip
-        self._grace_seconds = grace_seconds
+        self._grace_seconds, self._has_failed = grace_seconds, has_failed
 
     def serve_on(self, listener: socket.socket) -> None:
-        """Serve until SIGINT or SIGTERM, and then at most the grace period; a second SIGINT ends at once."""
+        """Serve until SIGINT, SIGTERM or a failure, and then at most the grace period; a second SIGINT ends at once."""
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
             signal.signal(number, signal.SIG_IGN)
         self.run(sockets=[listener])
@@ -80,6 +87,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         host, port = sockets[0].getsockname()[:2]
         print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end; called ten times a second."""
+        return await super().on_tick(counter) or self._has_failed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and finish running requests."""

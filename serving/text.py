@@ -71,8 +71,13 @@ class TextService:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether no request can be answered any more."""
+        return self._worker.has_failed
+
     def stop(self) -> None:
-        """End the thread after its current step."""
+        """End the thread after its current step; raise the error that it has met."""
         self._worker.stop()
 
     async def complete(self, request: Request) -> Response:
@@ -193,10 +198,14 @@ class TextService:
         head = asked.form.head() | {"object": asked.form.part}
         head |= {"usage": None} if asked.given.wants_usage else {}
         begun = set()
-        async for piece in self._pieces(asked):
-            for choice in asked.form.chunks(piece, piece.index not in begun):
-                yield event(head | {"choices": [choice]})
-            begun.add(piece.index)
+        try:
+            async for piece in self._pieces(asked):
+                for choice in asked.form.chunks(piece, piece.index not in begun):
+                    yield event(head | {"choices": [choice]})
+                begun.add(piece.index)
+        except ApiError as error:
+            yield event(error.content())
+            return
         if asked.given.wants_usage:
             yield event(head | {"choices": [], "usage": usage(asked.prompts, asked.answers)})
         yield "data: [DONE]\n\n"

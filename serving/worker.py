@@ -2,6 +2,7 @@
 """The thread that owns a batch: requests come to it through a queue, and their tokens go back to the event loop."""
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import functools
 import queue
@@ -10,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
+from inference.batching import Batch, Continuation, Request
+from serving.errors import ApiError
 
-from inference.batching import CHUNK_ROWS, CHUNKS, Batch, Continuation, Request
-from inference.choice import Sampling
+FAILED = "failed"  # the reason of an update that ends a request because the thread has met an error
 
 
 class Update(NamedTuple):
-    """What is new of the request `index` of a job; `reason` as a continuation has it, "" while it goes on."""
+    """What is new of the request `index` of a job; `reason` as a continuation has it or FAILED, "" while it goes on."""
 
     index: int
     tokens: list[int]
@@ -53,9 +54,11 @@ class Job:
             worker.call(functools.partial(worker.add, part))
 
     async def next(self) -> Update:
-        """Return the next update of a request that goes on."""
+        """Return the next update of a request that goes on; ApiError if the worker has failed."""
         while True:
             update = await self._updates.get()
+            if update.reason == FAILED:
+                raise ApiError(500, "the server failed and ends; its last line says why", code=FAILED)
             if not self._parts[update.index].ended:
                 if update.reason:
                     self._end(self._parts[update.index])
@@ -84,10 +87,11 @@ class Worker:
     Attributes:
       in_flight: requests that have not ended; belongs to the event loop.
       batch: belongs to the thread; others may only look.
+      has_failed: whether the thread has met an error. Then it ends all requests, and waits for `stop`, which raises it.
     """
 
     def __init__(self, make_batch: Callable[[], Batch], mesh: Callable[[], AbstractContextManager]):
-        """Start the thread, and return when all programs are compiled.
+        """Start the thread, and return when all programs are compiled; raise the error that prevents it.
 
         Args:
           make_batch: called in the thread, in the mesh.
@@ -96,36 +100,55 @@ class Worker:
         self.in_flight = 0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parts: dict[Continuation, Part] = {}
-        self._stopping, ready = False, threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(make_batch, mesh, ready), name="decode", daemon=True)
-        self._thread.start()
+        self.has_failed, self._stopping, ready = False, False, threading.Event()
+        self._end = concurrent.futures.ThreadPoolExecutor(1, "decode").submit(self._run, make_batch, mesh, ready)
         while not ready.wait(timeout=0.1):
-            if not self._thread.is_alive():
-                raise RuntimeError("the thread that decodes ended before it was ready; its error is above")
+            if self.has_failed:
+                self.stop()
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called in the thread."""
         self._calls.put(function)
 
     def stop(self) -> None:
-        """End the thread after its current step."""
+        """End the thread after its current step; raise the error that it has met."""
         self.call(functools.partial(setattr, self, "_stopping", True))
-        self._thread.join()
+        self._end.result()
 
     def add(self, part: Part) -> None:
         """Add a request to the batch; in the thread."""
+        if self.has_failed:
+            part.send([], [], [], FAILED)
+            return
         part.continuation = self.batch.add(part.request)
         self._parts[part.continuation] = part
 
     def cancel(self, part: Part) -> None:
         """Cancel a request; in the thread."""
-        self.batch.cancel(part.continuation)
-        self._parts.pop(part.continuation, None)
+        if not self.has_failed:
+            self.batch.cancel(part.continuation)
+            self._parts.pop(part.continuation, None)
+
+    def _run(self, make_batch, mesh, ready: threading.Event) -> None:
+        try:
+            self._work(make_batch, mesh, ready)
+        finally:
+            if not self._stopping:
+                self._refuse()
+
+    def _refuse(self) -> None:
+        """End all requests until `stop`, so that no client waits for an answer that does not come."""
+        self.has_failed = True
+        for part in self._parts.values():
+            if not part.ended:
+                part.send([], [], [], FAILED)
+        while not self._stopping:
+            self._calls.get()()
 
     def _work(self, make_batch, mesh, ready: threading.Event) -> None:
         with mesh():
             self.batch = make_batch()
-            compile_programs(self.batch)
+            self.batch.compile()
             ready.set()
             while not self._stopping:
                 if self.batch.running or self.batch.waiting:
@@ -144,12 +167,3 @@ class Worker:
                 del self._parts[one]
             if not part.ended:  # else the event loop may be gone
                 part.send(one.tokens[start:], one.log_probs[start:], one.tops[start:], one.reason)
-
-
-def compile_programs(batch: Batch) -> None:
-    """Decode random prompts of every size of a chunk, one and as many as a call computes, so that all is compiled."""
-    rng, how = np.random.default_rng(0), Sampling(temperature=0.0)
-    for size in (size for size in CHUNKS if size <= batch.engine.length):
-        for count in (1, min(CHUNK_ROWS, batch.num_rows)):
-            prompts = rng.integers(batch.vocab_size, size=(count, min(size, batch.length - 2))).tolist()
-            batch.run([Request(prompt, 2, how) for prompt in prompts])

@@ -5,7 +5,8 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.base import MESH_AXES
+from configs.base import MESH_AXES, batch_shards
+from configs.errors import ConfigError
 
 
 def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = False) -> ConfigDict:
@@ -18,6 +19,9 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
     Args:
       config: a resolved configuration.
       keep_mesh: whether the mesh of `config` is kept.
+
+    Raises:
+      ConfigError: the mesh shards the length.
     """
     config, model = config.copy_and_resolve_references(), config.model
     if not keep_mesh:
@@ -25,5 +29,12 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
         config.mesh.update(dict.fromkeys(MESH_AXES, 1))
         config.mesh.model = math.gcd(num_devices, *sizes)
         config.mesh.data = num_devices // config.mesh.model
+    if config.mesh.context > 1:
+        raise ConfigError(
+            f"mesh.context={config.mesh.context} shards the length, but tokens are decoded one by one; use "
+            "--config.mesh.model or --config.mesh.data"
+        )
     config.model.layer_loop, config.layout.changes = "unroll", ""
+    # The steps of training are not used, so their batch is any that the mesh divides.
+    config.train.update(global_batch=batch_shards(config.mesh), gradient_accumulation=1, sum_dtype="auto")
     return config

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests share: tolerances, tiny models and packed batches."""
 
+import contextlib
 import functools
 import os
 import pathlib
 import socket
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +104,20 @@ def packed_batch(rows: list[list[int]], length: int, vocab_size: int, seed: int 
             batch["segments"][where], batch["positions"][where] = segment, np.arange(size)
             start += size
     return batch
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """Collect the seconds of each program that is compiled in the block, or loaded from the compilation cache."""
+    found, is_open = [], True
+
+    def listen(event: str, seconds: float, **unused) -> None:
+        if is_open and event == "/jax/core/compile/backend_compile_duration":
+            found.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)  # which stays for ever
+    yield found
+    is_open = False
 
 
 def write_sums(folder, count: int) -> None:

@@ -180,6 +180,29 @@ def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
     assert (place / "two" / "checkpoints" / step).is_dir()
 
 
+def test_tasks_are_scored_by_two_processes_as_by_one_and_written_once(place):
+    """By the same program: one process has both devices. The items fill several batches, one of them not full."""
+    items = [{"question": f"{n} is", "choices": [f"{n // 2} times", "9"], "answer": 0} for n in range(2, 13)]
+    items += [{"text": f"{n} is 3 times {n // 3}; " * 5} for n in range(3, 9, 3)]
+    (place / "sums.jsonl").write_text("\n".join(map(json.dumps, items)))
+    changes = {
+        "train.steps": 2, "train.eval_every": 0, "train.save_every": 0, "evaluation.tasks": f"{place}/sums.jsonl",
+        "evaluation.tasks_every": 1, "mesh.data": 2, "mesh.fsdp": 1, "data.holdout_fraction": 0.05,
+    }  # fmt: skip
+    started = [start(place, f"scored-{count}", count, changes, devices=2) for count in (1, 2)]
+    ended = [end for processes in started for end in groups.finish(processes)]
+    assert [status for status, _, _ in ended] == [0] * 3, ended
+    one, two = (
+        [json.loads(line) for line in (place / f"scored-{count}" / "metrics.jsonl").read_text().splitlines()]
+        for count in (1, 2)
+    )
+    one, two = ([line for line in lines if line["kind"] == "tasks"] for lines in (one, two))
+    assert [line["step"] for line in two] == [1, 2] and {"sums/acc", "sums/bits_per_byte"} <= two[0].keys()
+    for line in (*one, *two):
+        del line["time"]
+    assert one == two
+
+
 @pytest.fixture(scope="module")
 def of_other_meshes(place, of_four) -> tuple[int, str]:
     """How the first of 2 processes ended that went on in `place`/hung, until the other one was stopped dead.

@@ -12,7 +12,7 @@ from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
 from parallelism.mesh import make_mesh, mesh_context
-from tests.support import forward, make_model, model_config
+from tests.support import compilations, forward, make_model, model_config
 
 V, LENGTH = 40, 96
 GREEDY = Sampling(temperature=0.0)
@@ -62,20 +62,34 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
         np.testing.assert_allclose(answer.log_probs, log_probs, atol=1e-5)
 
 
-def test_other_requests_compile_nothing():
-    """Each program is compiled once for each size of a chunk and number of its rows."""
-    programs = (batching._decode, batching._extend, batching._copy)
+def test_requests_compile_nothing_once_a_batch_is_compiled():
+    """Programs are one that decodes, and for each number of rows two for the draws and one for each size of a chunk."""
+    programs = (batching._decode, batching._extend, batching._copy, batching._draw_first)
     for program in programs:
         program.clear_cache()
     batch = batch_of(9)
-    batch.run([Request(prompt, 3, GREEDY) for prompt in prompts([3, 20, 40])])
-    batch.run([Request(prompts([30])[0], 3, GREEDY)])
-    before = [program._cache_size() for program in programs]
-    assert before[0] == 1
-    batch.run([Request(prompt, 5, Sampling(top_p=0.5, seed=3)) for prompt in prompts([60, 22, 5, 7, 30, 41], seed=2)])
-    batch.run([Request(prompts([17], seed=4)[0], 2, GREEDY)])
-    assert [program._cache_size() for program in programs][0::2] == before[0::2]
-    assert batching._extend._cache_size() <= 2 * len(batching.CHUNKS)
+    with compilations() as compiled:
+        batch.compile()
+        num_programs = 1 + 2 * (2 + sum(size <= batch.engine.length for size in batching.CHUNKS))
+        batch.run([Request(prompt, 3, GREEDY) for prompt in prompts([3, 20, 90])])
+        batch.run([Request(prompt, 5, Sampling(top_p=0.5, seed=3)) for prompt in prompts([60, 22, 5, 7, 30, 41])])
+        batch.run([Request(prompts([17], seed=4)[0], 2, GREEDY, wants_top=True)])
+    assert len(compiled) == num_programs
+    [prompt] = prompts([20])
+    ones = [batch.add(Request(prompt, 6, GREEDY)), batch.add(Request(prompt[::-1], 6, GREEDY))]
+    batch.step()
+    batch.compile()  # changes no row
+    while not all(one.reason for one in ones):
+        batch.step()
+    assert [one.tokens for one in ones] == [alone(prompt, 6)[0], alone(prompt[::-1], 6)[0]]
+
+
+def test_a_token_drawn_after_a_part_of_a_prompt_was_not_seen():
+    """A prompt is computed in parts, in the sizes that another one needs; nothing is drawn before its end."""
+    asked, how = prompts([16, 40]), Sampling(temperature=0.0, repetition_penalty=1e6)
+    together = batch_of(2).run([Request(prompt, 12, how) for prompt in asked])
+    singly = [batch_of(1).run([Request(prompt, 12, how)])[0].tokens for prompt in asked]
+    assert [one.tokens for one in together] == singly
 
 
 def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_new():
@@ -168,7 +182,11 @@ def test_eight_devices_decode_as_one_does():
     asked = prompts([5, 17, 30, 3, 12])
     expected = batch_of(4).run([Request(prompt, 6, GREEDY) for prompt in asked])
     with mesh_context(make_mesh(EIGHT)):
-        sharded = batch_of(4, one).run([Request(prompt, 6, GREEDY) for prompt in asked])
+        batch = batch_of(4, one)
+        batch.compile()
+        with compilations() as compiled:
+            sharded = batch.run([Request(prompt, 6, GREEDY) for prompt in asked])
+    assert not compiled
     assert [a.tokens for a in sharded] == [b.tokens for b in expected]
     for a, b in zip(sharded, expected, strict=True):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

@@ -44,11 +44,12 @@ def serving(folder: pathlib.Path, *flags: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> pathlib.Path:
-    """The folder of a run whose tokenizer has a chat template."""
+    """The folder of a run with grouped queries, whose tokenizer has a chat template."""
     place = tmp_path_factory.mktemp("served")
     write_sums(place / "texts", 20)
     values = SMALL | {
-        "model.max_length": LENGTH, "model.vocab_size": 304, "data.path": f"{place}/texts/*.txt",
+        "model.max_length": LENGTH, "model.vocab_size": 304, "model.num_heads": 4, "model.dtype": "float32",
+        "data.path": f"{place}/texts/*.txt",
         "data.tokenizer": made_tokenizer(CHATML, place), "train.eval_every": 0, "train.save_every": 0,
         "evaluation.sample_tokens": 0,
     }  # fmt: skip

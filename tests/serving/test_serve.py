@@ -284,6 +284,51 @@ def test_sigterm_finishes_what_runs_and_ends_with_status_0(silent_run):
         httpx2.get(f"{served.url}/health")
 
 
+PLANTED = """
+import runpy, sys
+from inference.batching import Batch
+
+step = Batch.step
+
+def failing(self):
+    if any(len(one.tokens) > 3 for one in self.running):
+        raise FloatingPointError("planted")
+    return step(self)
+
+Batch.step = failing
+sys.argv = ["serve.py", *sys.argv[1:]]
+runpy.run_path("serve.py", run_name="__main__")
+"""
+
+
+def test_a_step_that_fails_ends_the_requests_and_the_server(silent_run):
+    """A whole answer is the API's error, and a stream ends with it; after a traceback, the last line says what."""
+    flags = [f"--workdir={silent_run}", "--port=0", "--rows=2", "--max_length=40"]
+    server = command("-c", PLANTED, *flags, cache=silent_run.parent)
+    while not (line := server.stdout.readline()).startswith("ready: "):
+        assert line, finish(server)
+    url, how = f"{line.split()[1]}/v1/completions", {"prompt": "1 is", "max_tokens": 20}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(httpx2.post, url, json=how | {"stream": stream}) for stream in (False, True)]
+        whole, stream = (answer.result() for answer in answers)
+    status, _, err = finish(server)
+    error = {"message": "the server failed and ends; its last line says why", "type": "server_error"}
+    error |= {"param": None, "code": "failed"}
+    assert (whole.status_code, whole.json()) == (500, {"error": error})
+    assert json.loads(stream.text.strip().rpartition("data: ")[2]) == {"error": error}
+    assert status == 1 and err.splitlines()[-1].startswith("error: FloatingPointError: planted (")
+
+
+def test_a_signal_before_the_server_is_ready_ends_it_with_status_0(silent_run):
+    """Promptly: programs of a length that no other test has take longer to compile."""
+    server = command("serve.py", f"--workdir={silent_run}", "--port=0", "--max_length=57", cache=silent_run.parent)
+    assert " at step " in server.stdout.readline()  # restored
+    server.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert finish(server) == (0, "", "stopped before the server was ready\n")
+    assert time.monotonic() - began < 5
+
+
 def test_events_are_json_of_their_own(chatting):
     body = {"prompt": "1", "max_tokens": 2, "stream": True, "temperature": 0}
     answer = httpx2.post(f"{chatting.url}/v1/completions", json=body)

@@ -6,15 +6,15 @@ import functools
 
 import pytest
 
-from inference import batching
-from inference.batching import Request
+from inference.batching import Batch, Request
 from inference.choice import Sampling
 from parallelism.mesh import mesh_context
+from serving.errors import ApiError
 from serving.worker import Job, Worker
-from tests.inference.test_batching import GREEDY, LENGTH, alone, batch_of, prompts
+from tests.inference.test_batching import GREEDY, LENGTH, V, alone, batch_of, engine, prompts
+from tests.support import compilations
 
 SECONDS = 20  # for a job, before it counts as lost
-PROGRAMS = (batching._decode, batching._extend, batching._copy)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,6 @@ async def tokens_of(worker: Worker, requests: list[Request], cancelled: tuple[in
 
 
 def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
-    before = [program._cache_size() for program in PROGRAMS]
     asked = prompts([1, 16, 17, 40, 70, 3, 33, LENGTH - 6])
     requests = [Request(prompt, 6, GREEDY) for prompt in asked]
 
@@ -47,21 +46,59 @@ def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
         jobs = tokens_of(worker, requests), tokens_of(worker, requests[::-1], cancelled=(2, 5))
         return await asyncio.wait_for(asyncio.gather(*jobs), SECONDS)
 
-    first, second = asyncio.run(both())
+    with compilations() as compiled:
+        first, second = asyncio.run(both())
     expected = [alone(prompt, 6)[0] for prompt in asked]
     assert first == expected
     for index, (tokens, wanted) in enumerate(zip(second, expected[::-1], strict=True)):
         assert tokens == (wanted[: len(tokens)] if index in (2, 5) else wanted)
-    drawn = asyncio.run(tokens_of(worker, [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(4)]))
+    requests = [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(4)]
+    with compilations() as of_draws:
+        drawn = asyncio.run(tokens_of(worker, requests))
     assert len(drawn) == 4
-    assert [program._cache_size() for program in PROGRAMS] == before
-    assert worker.in_flight == 0 and not worker.batch.running and not worker.batch.waiting
+    assert (
+        not compiled
+        and not of_draws
+        and worker.in_flight == 0
+        and not worker.batch.running
+        and not worker.batch.waiting
+    )
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_batch_that_cannot_be_made_is_an_error_and_no_server_that_waits_for_ever(one_device):
     def make_batch():
         raise MemoryError("the cache needs 40 GiB")
 
-    with pytest.raises(RuntimeError, match="ended before it was ready"):
+    with pytest.raises(MemoryError, match="the cache needs 40 GiB"):
         Worker(make_batch, functools.partial(mesh_context, one_device))
+
+
+def test_requests_of_a_worker_that_fails_end_with_an_error_and_so_do_later_ones(one_device):
+    """The first step succeeds, so that a request is running, and the second one fails."""
+
+    class Failing(Batch):
+        num_steps = 0
+
+        def compile(self):
+            """Leave it to the steps."""
+
+        def step(self):
+            self.num_steps += 1
+            if self.num_steps > 1:
+                raise FloatingPointError("planted")
+            return super().step()
+
+    make_batch = functools.partial(Failing, engine(), num_rows=1, vocab_size=V)
+    worker = Worker(make_batch, functools.partial(mesh_context, one_device))
+    running, waiting = (Request(prompt, 6, GREEDY) for prompt in prompts([3, 5]))
+
+    async def ask():
+        with pytest.raises(ApiError, match="the server failed and ends"):
+            await asyncio.wait_for(tokens_of(worker, [running, waiting]), SECONDS)
+        assert worker.has_failed
+        with pytest.raises(ApiError, match="the server failed and ends"):
+            await asyncio.wait_for(tokens_of(worker, [running]), SECONDS)
+
+    asyncio.run(ask())
+    with pytest.raises(FloatingPointError, match="planted"):
+        worker.stop()

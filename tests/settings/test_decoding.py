@@ -4,6 +4,8 @@
 import pytest
 
 from configs import base
+from configs.errors import ConfigError
+from settings import validation
 from settings.decoding import for_decoding
 
 
@@ -31,3 +33,16 @@ def test_heads_are_sharded_as_far_as_they_divide_and_rows_over_the_rest(num_kv_h
     assert decoding.model.layer_loop == "unroll"
     assert config.mesh.fsdp == 8, "the given configuration stays as it is"
     assert for_decoding(config, num_devices, keep_mesh=True).mesh == config.mesh
+
+
+def test_a_mesh_that_shards_the_length_is_refused():
+    config = of_heads(32)
+    config.mesh.context = 2
+    with pytest.raises(ConfigError, match=r"mesh\.context=2 shards the length, but tokens are decoded one by one"):
+        for_decoding(config, 16, keep_mesh=True)
+
+
+def test_any_batch_of_training_fits_a_mesh_that_decodes():
+    config = of_heads(1)
+    config.train.update(global_batch=6, gradient_accumulation=3, sum_dtype="bfloat16")
+    validation.validate(for_decoding(config, 4), 4)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch on the mesh of several processes: process 0 decides what it decodes, and the others repeat it.
+
+All processes must start the same programs in the same order with the same inputs. A batch is deterministic: its
+programs follow from what is added and cancelled, and from its steps. So before each step, process 0 shares what was
+added and cancelled since the last one.
+
+An idle server shares nothing. The others then wait for a message of the hub (cluster/line.py), without a time limit,
+and not in a collective of the devices, which would time out. The hub ends all processes if one of them dies.
+"""
+
+import dataclasses
+import itertools
+import signal
+
+import numpy as np
+
+from cluster import processes
+from inference.batching import Batch, Continuation, Request
+from inference.choice import Sampling
+
+TOPIC = "serving"
+
+
+class LeadingBatch(Batch):
+    """The batch of process 0, which the other processes repeat, if there are any."""
+
+    def __init__(self, *args, **how):
+        """Make a batch; the other processes must make an equal one."""
+        super().__init__(*args, **how)
+        self._changes: list[dict] = []  # since the last step
+        self._numbers: dict[Continuation, int] = {}  # of those that go on
+        self._count = itertools.count()
+
+    def add(self, request: Request) -> Continuation:
+        """Queue a request here, and in the other processes at the next step."""
+        one = super().add(request)
+        self._numbers[one] = next(self._count)
+        self._changes.append({"add": as_json(request)})
+        return one
+
+    def cancel(self, one: Continuation) -> None:
+        """End a continuation here, and in the other processes at the next step."""
+        if one in self._numbers:
+            self._changes.append({"cancel": self._numbers.pop(one)})
+        super().cancel(one)
+
+    def step(self) -> list[Continuation]:
+        """Step in all processes."""
+        changes, self._changes = self._changes, []
+        processes.shared(TOPIC, lambda: changes)
+        changed = super().step()
+        for one in changed:
+            if one.reason:
+                self._numbers.pop(one)
+        return changed
+
+
+def follow(batch: Batch) -> None:
+    """Repeat what process 0 does with its batch, until it ends; signals are for process 0."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ones: dict[int, Continuation] = {}
+    count = itertools.count()
+    while (changes := processes.shared(TOPIC, lambda: None)) is not None:
+        for change in changes:
+            if "add" in change:
+                ones[next(count)] = batch.add(of_json(change["add"]))
+            else:
+                batch.cancel(ones.pop(change["cancel"]))
+        batch.step()
+        ones = {number: one for number, one in ones.items() if not one.reason}
+
+
+def end_following() -> None:
+    """End `follow` in the other processes, if there are any."""
+    processes.shared(TOPIC, lambda: None)
+
+
+def as_json(request: Request) -> dict:
+    """Return a request as JSON."""
+    how = dataclasses.asdict(request.sampling) | {"logit_bias": list(request.sampling.logit_bias.items())}
+    first_V = None if request.first_V is None else [len(request.first_V), np.packbits(request.first_V).tobytes().hex()]
+    return {
+        "prompt": list(request.prompt), "max_tokens": request.max_tokens, "sampling": how, "ends": list(request.ends),
+        "first_V": first_V, "wants_top": request.wants_top,
+    }  # fmt: skip
+
+
+def of_json(given: dict) -> Request:
+    """Return the request that `as_json` was called with."""
+    how = given["sampling"] | {"logit_bias": dict(given["sampling"]["logit_bias"])}
+    first_V = None
+    if given["first_V"]:
+        size, text = given["first_V"]
+        first_V = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=size).astype(bool)
+    return Request(**given | {"sampling": Sampling(**how), "first_V": first_V})
