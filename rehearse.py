@@ -13,6 +13,7 @@ from core.command_line import FLAGS, flags
 MODES = ("same_batch", "any_batch", "model")
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
 MOST_PROCESSES = 1_000
+MOST_ROWS, MOST_TOKENS = 100_000, 100_000_000
 ROLES = ("weights", "gradients", "optimizer", "activations")
 flags.DEFINE_string("json", "", "write the report to this file as JSON")
 flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
@@ -23,6 +24,9 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_list("compare", [], "rehearse on these topologies, separated by commas, and rank them by cost per token")
 flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: throughput per chip")
+flags.DEFINE_bool("decode", False, "rehearse a server: prefill and decode of --rows prompts of --length tokens")
+flags.DEFINE_integer("rows", 64, "prompts that are decoded together", 1, MOST_ROWS)
+flags.DEFINE_integer("length", 2048, "tokens of a row, prompt and continuation", 1, MOST_TOKENS)
 flags.DEFINE_list("advise_sharding", [], "rank all shardings of a tensor of these sizes, as in 4096,11008")
 flags.DEFINE_enum("role", "weights", ROLES, "role of that tensor")
 flags.DEFINE_integer(
@@ -44,9 +48,10 @@ import re
 from settings import loading, validation
 from configs import topologies
 from configs.errors import ConfigError, shown
+from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, report, search, sections, sharding
+from rehearsal import advice, compare, decoding, report, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
@@ -65,6 +70,8 @@ def main(loaded: Loaded) -> None:
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
+    if FLAGS.decode:
+        return decode(loaded, topology, display)
     if FLAGS.advise_sharding:
         shape = tuple(map(int, FLAGS.advise_sharding))
         return show(sharding.advise(loaded.config, topology, shape, FLAGS.role), display)
@@ -100,8 +107,9 @@ def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for invalid flags, before anything is compiled."""
     if FLAGS.workdir:
         raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
-    asked = [name for name in ("search", "compare", "scaling", "advise_sharding") if FLAGS[name].value]
+    asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
     check_tensor()
+    check_decoding(loaded)
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one")
     if not loaded.topology and not FLAGS.compare:
@@ -118,6 +126,22 @@ def check_flags(loaded: Loaded) -> None:
         command_line.check_file_to_write(name)
         if asked and name != "json" and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
+
+
+def check_decoding(loaded: Loaded) -> None:
+    """Raise ConfigError if --decode cannot rehearse the model on the topology, or if its own flags lack it."""
+    if not FLAGS.decode:
+        if given := [name for name in ("rows", "length") if FLAGS[name].present]:
+            raise ConfigError(f"--{given[0]} is for --decode; give both, or neither")
+        return
+    if loaded.config.train.objective == "recursive":
+        raise ConfigError("--decode is for language models; a recursive model solves puzzles and has no cache")
+    if loaded.topology and loaded.topology.accelerator != "tpu":
+        raise ConfigError(f"--topology={loaded.topology.name}: --decode is only for slices of TPUs")
+    if FLAGS.length > loaded.config.model.max_length:
+        raise ConfigError(
+            f"--length={FLAGS.length} exceeds model.max_length={loaded.config.model.max_length}; use at most that"
+        )
 
 
 def check_tensor() -> None:
@@ -148,6 +172,17 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
     write(figures, compiled)
+
+
+def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:
+    """Compile the programs of a server and report on them."""
+    keep_mesh = any(key.startswith("mesh.") for key in loaded.typed)
+    config = for_decoding(loaded.config, topology.chips, keep_mesh=keep_mesh)
+    config.train.global_batch, config.train.gradient_accumulation = FLAGS.rows, 1  # what the mesh must divide
+    found = decoding.rehearse(loaded, config, topology, FLAGS.rows, FLAGS.length, display)
+    display.sections(decoding.sections(found))
+    if FLAGS.json:
+        report.write_file(FLAGS.json, json.dumps(found, indent=1, allow_nan=False))
 
 
 def write(figures: dict, compiled) -> None:

@@ -118,17 +118,16 @@ class Batch:
           vocab_size: ids from here on are never drawn.
         """
         self.length, self.num_rows, self.vocab_size = engine.length, num_rows, vocab_size
-        self.engine = dataclasses.replace(engine, length=engine.length + CHUNKS[0])  # for the padding of a chunk
+        self.engine = with_padding(engine)
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0
         self._running: list[Continuation | None] = [None] * num_rows
         self._cached: list[list[int]] = [[] for _ in range(num_rows)]  # tokens of each row in the cache
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
-        shards = num_shards(mesh_axes(("batch",))[0])
-        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows))  # rows of a call
+        self._few, self._many = rows_of_chunks(num_rows)
         self._head_size = engine.head_size()
-        self._rows = _empty_rows(self.engine, num_rows, self._head_size)
+        self._rows = empty_rows(self.engine, num_rows, self._head_size)
 
     def add(self, request: Request) -> Continuation:
         """Queue a request; `step` gives it a row as soon as one is free.
@@ -246,7 +245,7 @@ class Batch:
             one.num_computed += len(part)
             self.num_prompt_tokens += len(part)
             self._cached[one.row] += part
-        self._rows, drawn = _extend(self.engine, self._rows, chunk, *self._how(chosen, num_rows))
+        self._rows, drawn = extend(self.engine, self._rows, chunk, *self._how(chosen, num_rows))
         complete = [(index, one) for index, one in enumerate(chosen) if not _remaining(one)]
         self._append(complete, drawn)
         return [one for _, one in complete]
@@ -263,7 +262,7 @@ class Batch:
         for one in decoding:
             is_active[one.row], by_row[one.row] = True, one
             self._cached[one.row].append(one.tokens[-1])
-        self._rows, drawn = _decode(self.engine, self._rows, is_active, *self._how(by_row, self.num_rows))
+        self._rows, drawn = decode(self.engine, self._rows, is_active, *self._how(by_row, self.num_rows))
         self._append([(one.row, one) for one in decoding], drawn)
         return decoding
 
@@ -297,6 +296,17 @@ class Batch:
             one.row = None
 
 
+def with_padding(engine: Engine) -> Engine:
+    """Return an engine whose cache also has room for the padding of a chunk."""
+    return dataclasses.replace(engine, length=engine.length + CHUNKS[0])
+
+
+def rows_of_chunks(num_rows: int) -> tuple[int, int]:
+    """Return the two numbers of rows that a chunk may have, for a batch of `num_rows`."""
+    shards = num_shards(mesh_axes(("batch",))[0])
+    return shards, max(shards, min(CHUNK_ROWS, num_rows))
+
+
 def _remaining(one: Continuation) -> int:
     """Return the tokens of a prompt that are not in the cache."""
     return len(one.request.prompt) - one.num_computed
@@ -310,7 +320,7 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
-def _empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
+def empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
     shape = num_rows, head_size
     return Rows(
         engine.empty(num_rows), jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32)
@@ -328,7 +338,7 @@ def _copy(engine: Engine, rows: Rows, row_R, source_R, keep_R, seen_RV, bias_RV)
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
-def _extend(engine: Engine, rows: Rows, chunk: Chunk, how: Choice, wants_top) -> tuple[Rows, Drawn]:
+def extend(engine: Engine, rows: Rows, chunk: Chunk, how: Choice, wants_top) -> tuple[Rows, Drawn]:
     """Append a part of a prompt to each row of a chunk; draw the tokens after them."""
     within_R = jnp.minimum(chunk.row_R, len(rows.last_B) - 1)
     logits_RV, cache = engine.extend_to_last(engine.fork(rows.cache, within_R), chunk.tokens_RT)
@@ -341,7 +351,7 @@ def _extend(engine: Engine, rows: Rows, chunk: Chunk, how: Choice, wants_top) ->
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
-def _decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
+def decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
     """Append the last token of each active row, and draw the next."""
     tokens_B1 = jnp.where(is_active_B, rows.last_B, NO_TOKEN)[:, None]
     logits_BV, cache = engine.extend_to_last(rows.cache, tokens_B1)

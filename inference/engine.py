@@ -104,7 +104,7 @@ class Engine:
 
     def head_size(self) -> int:
         """Return the number of logits; the last of them may be padding of the vocabulary."""
-        return jax.eval_shape(nnx.merge(self.graph, self.params).head_weight).shape[1]
+        return jax.eval_shape(lambda params: nnx.merge(self.graph, params).head_weight(), self.params).shape[1]
 
     def shorten(self, cache: Cache, num_tokens_B: jax.Array) -> Cache:
         """Return a cache with only the first tokens of each row, `num_tokens_B` or all if there are fewer."""

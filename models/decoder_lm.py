@@ -27,6 +27,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from layers import decode_kernels, gpu_kernels, kernels
 from layers.adapters import Freezable
 from layers.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
+from layers.axes import constrain
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
@@ -300,10 +301,12 @@ class DecoderLM(Freezable):
 
 
 def _zeros(shape: tuple, dtype) -> dict:
-    """Return empty keys and values."""
-    empty = {"key": jnp.zeros(shape, dtype), "value": jnp.zeros(shape, dtype)}
-    scales = {f"{name}_scale": jnp.zeros((*shape[:-1], 1)) for name in empty} if dtype == jnp.int8 else {}
-    return empty | scales
+    """Return empty keys and values, sharded like the keys and values of a step."""
+    dims = [None] * (len(shape) - 4) + ["batch", "kv_heads", "key_length", "head_dim"]
+    empty = {name: constrain(jnp.zeros(shape, dtype), *dims) for name in ("key", "value")}
+    if dtype != jnp.int8:
+        return empty
+    return empty | {f"{name}_scale": constrain(jnp.zeros((*shape[:-1], 1)), *dims) for name in empty}
 
 
 def _without_start(of_layer: dict) -> dict:

@@ -64,7 +64,7 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
 
 def test_other_requests_compile_nothing():
     """Each program is compiled once for each size of a chunk and number of its rows."""
-    programs = (batching._decode, batching._extend, batching._copy)
+    programs = (batching.decode, batching.extend, batching._copy)
     for program in programs:
         program.clear_cache()
     batch = batch_of(9)
@@ -75,7 +75,7 @@ def test_other_requests_compile_nothing():
     batch.run([Request(prompt, 5, Sampling(top_p=0.5, seed=3)) for prompt in prompts([60, 22, 5, 7, 30, 41], seed=2)])
     batch.run([Request(prompts([17], seed=4)[0], 2, GREEDY)])
     assert [program._cache_size() for program in programs][0::2] == before[0::2]
-    assert batching._extend._cache_size() <= 2 * len(batching.CHUNKS)
+    assert batching.extend._cache_size() <= 2 * len(batching.CHUNKS)
 
 
 def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_new():

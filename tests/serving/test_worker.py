@@ -14,7 +14,7 @@ from serving.worker import Job, Worker
 from tests.inference.test_batching import GREEDY, LENGTH, alone, batch_of, prompts
 
 SECONDS = 20  # for a job, before it counts as lost
-PROGRAMS = (batching._decode, batching._extend, batching._copy)
+PROGRAMS = (batching.decode, batching.extend, batching._copy)
 
 
 @pytest.fixture(scope="module")
