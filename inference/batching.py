@@ -321,10 +321,11 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 @functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
 def empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
-    shape = num_rows, head_size
-    return Rows(
-        engine.empty(num_rows), jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32)
+    """Return rows without tokens. What they have for each token of the vocabulary is sharded like the logits."""
+    seen_BV, bias_BV = (
+        constrain(jnp.zeros((num_rows, head_size), dtype), "batch", "vocab") for dtype in (bool, jnp.float32)
     )
+    return Rows(engine.empty(num_rows), jnp.zeros(num_rows, jnp.int32), seen_BV, bias_BV)
 
 
 @functools.partial(jax.jit, donate_argnames="rows")

@@ -50,7 +50,7 @@ class Engine:
 
     Attributes:
       graph: of a model with the interface of models/decoder_lm.py.
-      params: its parameters.
+      params: its parameters. A tuple in place of an array [layers, ...] has the arrays of each layer.
       length: of the cache: tokens that a row can have, with the padding of its last call.
       cache_dtype: a key of CACHE_TYPES.
     """
@@ -80,7 +80,7 @@ class Engine:
         Args:
           tokens_BT: int32, tokens of each row, or none, then NO_TOKEN. Logits at NO_TOKEN mean nothing.
         """
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
         return self._logits(model, stream_BTD, cache), cache
 
@@ -90,7 +90,7 @@ class Engine:
         Args:
           tokens_BT: as in `extend`. Logits of a row without a token mean nothing.
         """
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
         last_B = jnp.maximum(jnp.sum(tokens_BT != NO_TOKEN, axis=1), 1) - 1
         last_BTD = jnp.take_along_axis(stream_BTD, last_B[:, None, None], axis=1)
@@ -98,18 +98,18 @@ class Engine:
 
     def empty(self, num_rows: int) -> Cache:
         """Return a cache of rows without tokens."""
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         of_model = model.empty_cache(num_rows, self.length, CACHE_TYPES[self.cache_dtype])
         return Cache(of_model, jnp.zeros(num_rows, jnp.int32))
 
     def head_size(self) -> int:
         """Return the number of logits; the last of them may be padding of the vocabulary."""
-        return jax.eval_shape(lambda params: nnx.merge(self.graph, params).head_weight(), self.params).shape[1]
+        return jax.eval_shape(lambda engine: engine._model().head_weight(), self).shape[1]
 
     def shorten(self, cache: Cache, num_tokens_B: jax.Array) -> Cache:
         """Return a cache with only the first tokens of each row, `num_tokens_B` or all if there are fewer."""
         num_tokens_B = jnp.minimum(cache.num_tokens_B, num_tokens_B)
-        return Cache(nnx.merge(self.graph, self.params).shorten_cache(cache.of_model, num_tokens_B), num_tokens_B)
+        return Cache(self._model().shorten_cache(cache.of_model, num_tokens_B), num_tokens_B)
 
     def put(self, cache: Cache, rows_R: jax.Array, part: Cache) -> Cache:
         """Return a cache whose row `rows_R[r]` is row r of `part`; a row number beyond the cache's drops it."""
@@ -130,6 +130,17 @@ class Engine:
             for name, part in cache.of_model.items()
         }
         return Cache(of_model, cache.num_tokens_B[rows_B])
+
+    def _model(self) -> nnx.Module:
+        """Return the model. The compiler removes the stacks, as unrolled layers take them apart again."""
+
+        def is_tuple(leaf) -> bool:
+            return isinstance(leaf, tuple)
+
+        return nnx.merge(
+            self.graph,
+            jax.tree.map(lambda leaf: jnp.stack(leaf) if is_tuple(leaf) else leaf, self.params, is_leaf=is_tuple),
+        )
 
     def _forward(self, model: nnx.Module, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
         """Return (normalised stream [B, T, D] of new tokens, cache)."""

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 KERNEL_EFFICIENCY = 0.5
-DECODE_EFFICIENCY = 0.8
+DECODE_EFFICIENCY = 0.85
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ def rehearse(loaded, config, topology: topologies.Topology, rows: int, length: i
     calls = [Call(name, rows, length, config.inference.cache_dtype) for name in PROGRAMS]
     compiled = {}
     for index, result in display.compile_all(
-        [(config, topology, call) for call in calls], f"compiling {topology.name}"
+        [(config, topology, call) for call in calls], f"compiling prefill and decode for {topology.name}"
     ):
         if isinstance(result, Exception):
             raise result

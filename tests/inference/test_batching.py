@@ -168,7 +168,10 @@ def test_eight_devices_decode_as_one_does():
     asked = prompts([5, 17, 30, 3, 12])
     expected = batch_of(4).run([Request(prompt, 6, GREEDY) for prompt in asked])
     with mesh_context(make_mesh(EIGHT)):
-        sharded = batch_of(4, one).run([Request(prompt, 6, GREEDY) for prompt in asked])
+        batch = batch_of(4, one)
+        layer = batch._rows.cache.of_model["each_layer"][0]
+        assert layer["key"].sharding.shard_shape(layer["key"].shape)[:2] == (1, 1)  # of 4 rows and 2 heads
+        sharded = batch.run([Request(prompt, 6, GREEDY) for prompt in asked])
     assert [a.tokens for a in sharded] == [b.tokens for b in expected]
     for a, b in zip(sharded, expected, strict=True):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)

@@ -117,6 +117,14 @@ def test_eight_devices_decode_as_one_does():
         assert_close(one.extend(cache, endings)[0], expected)
 
 
+def test_weights_may_be_an_array_for_each_layer():
+    one = engine(scan=False)
+    params = dict(one.params)
+    params["stack"] = jax.tree.map(tuple, params["stack"])
+    actual, expected = (each.prefill(pad_rows(PROMPTS))[0] for each in (one.with_params(params), one))
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_an_int8_cache_changes_logits_by_its_rounding():
     """A scale for each token and head: an entry is rounded by at most 1/254 of the largest of its head."""
     exact = engine(scan=False)
