@@ -88,7 +88,7 @@ MISTAKES = [
     ("rehearse.py --topology=v4-8 --decode --search", {}, "--search and --decode cannot be combined"),
     ("rehearse.py --topology=v4-8 --decode --hlo=x", {}, "--hlo is for a single rehearsal; leave out --decode"),
     ("rehearse.py --topology=v4-8 --rows=8", {}, "--rows is for --decode; give both, or neither"),
-    ("rehearse.py --topology=v4-8 --decode --rows=3 --config.mesh.data=4", {}, "--rows=3 is not a multiple of the 4"),
+    ("rehearse.py --topology=v4-8 --decode --rows=3 --config.mesh.fsdp=4", {}, "--rows=3 is not a multiple of the 4"),
     ("rehearse.py --topology=cpu-8 --decode", {}, "--topology=cpu-8: --decode is only for slices of TPUs"),
     ("rehearse.py --topology=v4-8 --decode --length=9999", {}, "--length=9999 exceeds model.max_length="),
     ("rehearse.py --config=configs/trm/sudoku.py --topology=v4-8 --decode", {}, "--decode is for language models"),
