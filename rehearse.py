@@ -13,6 +13,7 @@ from core.command_line import FLAGS, flags
 MODES = ("same_batch", "any_batch", "model")
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
 MOST_PROCESSES = 1_000
+MOST_ROWS, MOST_TOKENS, USUAL_LENGTH = 100_000, 100_000_000, 2048  # of --decode
 ROLES = ("weights", "gradients", "optimizer", "activations")
 flags.DEFINE_string("json", "", "write the report to this file as JSON")
 flags.DEFINE_string("html", "", "write the report to this file as a page with plots")
@@ -23,6 +24,12 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_list("compare", [], "rehearse on these topologies, separated by commas, and rank them by cost per token")
 flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: throughput per chip")
+flags.DEFINE_bool("decode", False, "rehearse a server: prefill and decode of --rows prompts of --length tokens")
+flags.DEFINE_integer("rows", 64, "prompts that are decoded together", 1, MOST_ROWS)
+flags.DEFINE_integer(
+    "length", None, f"tokens of a row, prompt and continuation; default: {USUAL_LENGTH}, at most model.max_length", 1,
+    MOST_TOKENS,
+)  # fmt: skip
 flags.DEFINE_list("advise_sharding", [], "rank all shardings of a tensor of these sizes, as in 4096,11008")
 flags.DEFINE_enum("role", "weights", ROLES, "role of that tensor")
 flags.DEFINE_integer(
@@ -43,10 +50,12 @@ import re
 
 from settings import loading, validation
 from configs import topologies
+from configs.base import batch_shards
 from configs.errors import ConfigError, shown
+from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, report, search, sections, sharding
+from rehearsal import advice, compare, decoding, report, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
@@ -65,6 +74,8 @@ def main(loaded: Loaded) -> None:
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
+    if FLAGS.decode:
+        return decode(loaded, topology, display)
     if FLAGS.advise_sharding:
         shape = tuple(map(int, FLAGS.advise_sharding))
         return show(sharding.advise(loaded.config, topology, shape, FLAGS.role), display)
@@ -100,7 +111,7 @@ def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for invalid flags, before anything is compiled."""
     if FLAGS.workdir:
         raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
-    asked = [name for name in ("search", "compare", "scaling", "advise_sharding") if FLAGS[name].value]
+    asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
     check_tensor()
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one")
@@ -118,6 +129,23 @@ def check_flags(loaded: Loaded) -> None:
         command_line.check_file_to_write(name)
         if asked and name != "json" and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
+    check_decoding(loaded)
+
+
+def check_decoding(loaded: Loaded) -> None:
+    """Raise ConfigError if --decode cannot rehearse the model on the topology, or if its own flags lack it."""
+    given = [name for name in ("rows", "length") if FLAGS[name].present]
+    if given and not FLAGS.decode:
+        raise ConfigError(f"--{given[0]} is for --decode; give both, or neither")
+    if not FLAGS.decode:
+        return
+    longest = loaded.config.model.max_length
+    if loaded.config.train.objective == "recursive":
+        raise ConfigError("--decode is for language models; a recursive model solves puzzles and has no cache")
+    if loaded.topology.accelerator != "tpu":
+        raise ConfigError(f"--topology={loaded.topology.name}: --decode is only for slices of TPUs")
+    if FLAGS.length and FLAGS.length > longest:
+        raise ConfigError(f"--length={FLAGS.length} exceeds model.max_length={longest}; use at most {longest}")
 
 
 def check_tensor() -> None:
@@ -148,6 +176,20 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
     write(figures, compiled)
+
+
+def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:
+    """Compile the programs of a server and report on them."""
+    keep_mesh = any(key.startswith("mesh.") for key in loaded.typed)
+    config = for_decoding(loaded.config, topology.chips, keep_mesh=keep_mesh)
+    if FLAGS.rows % (shards := batch_shards(config.mesh)):
+        raise ConfigError(f"--rows={FLAGS.rows} is not a multiple of the {shards} chips that share the rows")
+    config.train.global_batch, config.train.gradient_accumulation = FLAGS.rows, 1
+    length = FLAGS.length or min(USUAL_LENGTH, config.model.max_length)
+    found = decoding.rehearse(loaded, config, topology, FLAGS.rows, length, display)
+    display.sections(decoding.sections(found))
+    if FLAGS.json:
+        report.write_file(FLAGS.json, json.dumps(found, indent=1, allow_nan=False))
 
 
 def write(figures: dict, compiled) -> None:

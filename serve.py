@@ -30,6 +30,7 @@ import jax
 from cluster import processes
 from configs.base import MESH_AXES, batch_shards
 from configs.errors import ConfigError
+from core import decoding
 from inference.batching import Batch
 from inference.engine import Engine
 from inference.prompts import can_chat
@@ -140,6 +141,7 @@ def texts_of(address, config) -> Texts:
 def make_batch(kind: type[Batch], trained: TrainedRun, tokenizer: AnyTokenizer, flags) -> Batch:
     """Return an empty batch of as many rows as asked for, or a few more that the mesh divides."""
     length, shards = flags.max_length or trained.config.model.max_length, batch_shards(trained.config.mesh)
+    trained.params = decoding.place(trained.run, trained.params)  # and forget the weights as they were trained
     engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
     return kind(engine, num_rows=-(-flags.rows // shards) * shards, vocab_size=tokenizer.vocab_size)
 

@@ -171,7 +171,7 @@ def main() -> None:
         rates, texts = dict.fromkeys(ways, 0.0), {}
         for way in ways.values():
             way(prompts[:2] if way is ways["uncached"] else prompts)  # compile
-        compilations = sum(program._cache_size() for program in (batching._decode, batching._extend, batching._copy))
+        compilations = sum(program._cache_size() for program in (batching.decode, batching.extend, batching._copy))
         for number in range(ROUNDS):
             for name, way in ways.items():
                 some = prompts[:4] if name == "uncached" else prompts

@@ -88,7 +88,7 @@ def build(config, mesh, objective: Objective) -> Models:
         make_other = functools.partial(model_module(stored).make, stored.model, **how)
         other = _declared(lambda rngs, make=make_other: make(rngs=rngs), mesh)
         graphs[model.role], abstract = nnx.split(other, nnx.Param)
-        others[model.role], params[model.role] = other, _frozen_params(abstract, how["dtype"], mesh)
+        others[model.role], params[model.role] = other, in_compute_type(abstract, how["dtype"], mesh)
     how = platform_defaults.execution(config, mesh)
     make_plain = functools.partial(model_module(config).make, config.model, **how)
 
@@ -102,7 +102,7 @@ def build(config, mesh, objective: Objective) -> Models:
             f"since `trainable` of the objective is {objective.trainable}"
         )
     if jax.tree.leaves(base):
-        params["base"] = _frozen_params(base, how["dtype"], mesh)
+        params["base"] = in_compute_type(base, how["dtype"], mesh)
     return Models(make, Graphs(graph, graphs), trained, base, params)
 
 
@@ -115,8 +115,8 @@ def _declared(make: Callable, mesh) -> nnx.Module:
         return nnx.eval_shape(lambda: make(nnx.Rngs(0)))
 
 
-def _frozen_params(abstract: nnx.State, compute: jnp.dtype, mesh) -> dict:
-    """Return frozen parameters as shapes with types and shardings.
+def in_compute_type(abstract: nnx.State, compute: jnp.dtype, mesh) -> dict:
+    """Return parameters that are not trained as shapes with types and shardings.
 
     Weights of products are in the compute type and those of norms in float32, so the model computes the same as with
     trained weights.

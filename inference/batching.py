@@ -6,14 +6,14 @@
 
 A batch has a cache of `num_rows` rows. These programs use it, and write it in place:
 
-- `_decode` decodes a token of every row;
-- `_extend`, one for each entry of CHUNKS, extends up to a few rows by a part of a prompt, and `_draw_first` draws the
+- `decode` decodes a token of every row;
+- `extend`, one for each entry of CHUNKS, extends up to a few rows by a part of a prompt, and `_draw_first` draws the
   first tokens after the prompts that are complete;
 - `_copy` begins rows as copies of the first tokens of other rows, or of their own earlier tokens. So a prompt that
   shares a prefix with a row computes only the rest: further samples of one prompt, the next turn of a conversation, the
   branches of a search.
 
-All but `_decode` have two numbers of rows. `Batch.compile` compiles all of them.
+All but `decode` have two numbers of rows. `Batch.compile` compiles all of them.
 
 Letters: B rows of the cache, R rows of a chunk, T tokens of a chunk, V vocabulary, K the likeliest tokens.
 """
@@ -111,18 +111,16 @@ class Batch:
           vocab_size: ids from here on are never drawn.
         """
         self.length, self.num_rows, self.vocab_size = engine.length, num_rows, vocab_size
-        engine = engine.separate_layers() if platform() == "cpu" else engine
-        self.engine = dataclasses.replace(engine, length=engine.length + CHUNKS[0])  # for the padding of a chunk
+        self.engine = with_padding(engine.separate_layers() if platform() == "cpu" else engine)
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0
         self._running: list[Continuation | None] = [None] * num_rows
         self._cached: list[list[int]] = [[] for _ in range(num_rows)]  # tokens of each row in the cache
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
-        shards = num_shards(mesh_axes(("batch",))[0])
-        self._few, self._many = shards, max(shards, min(CHUNK_ROWS, num_rows) // shards * shards)  # rows of a call
+        self._few, self._many = rows_of_chunks(num_rows)
         self._head_size = engine.head_size()
-        self._rows = _empty_rows(self.engine, num_rows, self._head_size)
+        self._rows = empty_rows(self.engine, num_rows, self._head_size)
 
     def compile(self) -> None:
         """Compile every program, so that no request waits for it; no row changes."""
@@ -132,7 +130,7 @@ class Batch:
             self._draw_first([], self._extend([], num_rows, smallest))
             for size in others:  # not called, since a large chunk takes seconds on a CPU
                 tokens_RT = np.full((num_rows, size), NO_TOKEN, np.int32)
-                _extend.lower(self.engine, self._rows.cache, np.full(num_rows, self.num_rows), tokens_RT).compile()
+                extend.lower(self.engine, self._rows.cache, np.full(num_rows, self.num_rows), tokens_RT).compile()
         self._decode([])
 
     def add(self, request: Request) -> Continuation:
@@ -253,7 +251,7 @@ class Batch:
             one.num_computed += len(part)
             self.num_prompt_tokens += len(part)
             self._cached[one.row] += part
-        cache, logits_RV = _extend(self.engine, self._rows.cache, row_R, tokens_RT)
+        cache, logits_RV = extend(self.engine, self._rows.cache, row_R, tokens_RT)
         self._rows = self._rows._replace(cache=cache)
         return logits_RV
 
@@ -286,7 +284,7 @@ class Batch:
         for one in decoding:
             is_active[one.row], by_row[one.row] = True, one
             self._cached[one.row].append(one.tokens[-1])
-        self._rows, drawn = _decode(self.engine, self._rows, is_active, *self._how(by_row))
+        self._rows, drawn = decode(self.engine, self._rows, is_active, *self._how(by_row))
         self._append([(one.row, one) for one in decoding], drawn)
         return decoding
 
@@ -320,6 +318,17 @@ class Batch:
             one.row = None
 
 
+def with_padding(engine: Engine) -> Engine:
+    """Return an engine whose cache also has room for the padding of a chunk."""
+    return dataclasses.replace(engine, length=engine.length + CHUNKS[0])
+
+
+def rows_of_chunks(num_rows: int) -> tuple[int, int]:
+    """Return the two numbers of rows that a chunk may have, for a batch of `num_rows`."""
+    shards = num_shards(mesh_axes(("batch",))[0])
+    return shards, max(shards, min(CHUNK_ROWS, num_rows) // shards * shards)
+
+
 def _remaining(one: Continuation) -> int:
     """Return the tokens of a prompt that are not in the cache."""
     return len(one.request.prompt) - one.num_computed
@@ -333,7 +342,8 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
-def _empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
+def empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
+    """Return rows without tokens."""
     shape = num_rows, head_size
     past = Past(jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32))
     return Rows(engine.empty(num_rows), _constrained(past))
@@ -349,7 +359,7 @@ def _copy(engine: Engine, rows: Rows, row_R, source_R, keep_R, seen_RV, bias_RV)
 
 
 @functools.partial(jax.jit, donate_argnames="cache")
-def _extend(engine: Engine, cache: Cache, row_R, tokens_RT) -> tuple[Cache, jax.Array]:
+def extend(engine: Engine, cache: Cache, row_R, tokens_RT) -> tuple[Cache, jax.Array]:
     """Append a part of a prompt to row `row_R`; return (cache, logits [R, V] of the next token)."""
     within_R = jnp.minimum(row_R, len(cache.num_tokens_B) - 1)
     logits_RV, extended = engine.extend_to_last(engine.fork(cache, within_R), tokens_RT)
@@ -368,7 +378,7 @@ def _draw_first(past: Past, row_R, logits_RV, first_RV, how: Choice, wants_top) 
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
-def _decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
+def decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
     """Append the last token of each active row, and draw the next."""
     cache, past = rows
     tokens_B1 = jnp.where(is_active_B, past.last_B, NO_TOKEN)[:, None]

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers.axes import constrain
+from layers.axes import constrain, declared_axes
 
 CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": the compute type
 NO_TOKEN = -1  # after the tokens of a shorter row
@@ -52,7 +53,7 @@ class Engine:
 
     Attributes:
       graph: of a model with the interface of models/decoder_lm.py.
-      params: its parameters.
+      params: its parameters. A tuple in place of an array [layers, ...] has the arrays of each layer.
       length: of the cache: tokens that a row can have, with the padding of its last call.
       cache_dtype: a key of CACHE_TYPES.
     """
@@ -62,17 +63,20 @@ class Engine:
     length: int = dataclasses.field(metadata={"static": True})
     cache_dtype: str = dataclasses.field(default="model", metadata={"static": True})
 
-    @jax.jit
     def separate_layers(self) -> "Engine":
         """Return an engine with a copy of the weights in which each layer has arrays of its own.
 
         XLA's CPU backend copies the weights of a layer out of the stack in each call, which takes as long as to
         multiply one token with them.
         """
-        model = nnx.merge(self.graph, self.params)
-        model.stack.separate()
-        graph, params = nnx.split(model)
-        return dataclasses.replace(self, graph=graph, params=nnx.to_pure_dict(params))
+        if any(map(_is_tuple, jax.tree.leaves(self.params, is_leaf=_is_tuple))):
+            return self
+        model = self._model()
+        names = declared_axes(nnx.state(model, nnx.Param))
+        model.stack.scan = False
+        params = flatten_dict(self.params)
+        params |= _separated({path: leaf for path, leaf in params.items() if names[path][1][0] == "layers"})
+        return dataclasses.replace(self, graph=nnx.graphdef(model), params=unflatten_dict(params))
 
     def with_params(self, params: dict) -> "Engine":
         """Return this engine with other parameters, such as those of a later training step."""
@@ -94,7 +98,7 @@ class Engine:
         Args:
           tokens_BT: int32, tokens of each row, or none, then NO_TOKEN. Logits at NO_TOKEN mean nothing.
         """
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
         return self._logits(model, stream_BTD, cache), cache
 
@@ -104,7 +108,7 @@ class Engine:
         Args:
           tokens_BT: as in `extend`. Logits of a row without a token mean nothing.
         """
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
         last_B = jnp.maximum(jnp.sum(tokens_BT != NO_TOKEN, axis=1), 1) - 1
         last_BTD = jnp.take_along_axis(stream_BTD, last_B[:, None, None], axis=1)
@@ -112,18 +116,18 @@ class Engine:
 
     def empty(self, num_rows: int) -> Cache:
         """Return a cache of rows without tokens."""
-        model = nnx.merge(self.graph, self.params)
+        model = self._model()
         of_model = model.empty_cache(num_rows, self.length, CACHE_TYPES[self.cache_dtype])
         return Cache(of_model, constrain(jnp.zeros(num_rows, jnp.int32), "batch"))
 
     def head_size(self) -> int:
         """Return the number of logits; the last of them may be padding of the vocabulary."""
-        return jax.eval_shape(nnx.merge(self.graph, self.params).head_weight).shape[1]
+        return jax.eval_shape(lambda engine: engine._model().head_weight(), self).shape[1]
 
     def shorten(self, cache: Cache, num_tokens_B: jax.Array) -> Cache:
         """Return a cache with only the first tokens of each row, `num_tokens_B` or all if there are fewer."""
         num_tokens_B = jnp.minimum(cache.num_tokens_B, num_tokens_B)
-        return Cache(nnx.merge(self.graph, self.params).shorten_cache(cache.of_model, num_tokens_B), num_tokens_B)
+        return Cache(self._model().shorten_cache(cache.of_model, num_tokens_B), num_tokens_B)
 
     def put(self, cache: Cache, rows_R: jax.Array, part: Cache) -> Cache:
         """Return a cache whose row `rows_R[r]` is row r of `part`; a row number beyond the cache's drops it."""
@@ -146,6 +150,13 @@ class Engine:
         }
         return Cache(of_model, cache.num_tokens_B[rows_B])
 
+    def _model(self) -> nnx.Module:
+        """Return the model. The compiler removes the stacks, as unrolled layers take them apart again."""
+        stacked = jax.tree.map(
+            lambda leaf: jnp.stack(leaf) if _is_tuple(leaf) else leaf, self.params, is_leaf=_is_tuple
+        )
+        return nnx.merge(self.graph, stacked)
+
     def _forward(self, model: nnx.Module, cache: Cache, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
         """Return (normalised stream [B, T, D] of new tokens, cache)."""
         if tokens_BT.shape[1] > self.length:
@@ -163,3 +174,12 @@ class Engine:
     def _logits(self, model: nnx.Module, stream_BTD: jax.Array, cache: Cache) -> jax.Array:
         fits_B = cache.num_tokens_B <= self.length
         return jnp.where(fits_B[:, None, None], model.logits(stream_BTD), jnp.nan)
+
+
+def _is_tuple(leaf) -> bool:
+    return isinstance(leaf, tuple)
+
+
+@jax.jit
+def _separated(stacked: dict) -> dict:
+    return jax.tree.map(tuple, stacked)

@@ -100,8 +100,8 @@ class Attention(Projections):
 
         Args:
           angles: of layers/rotary.py; None: no position encoding.
-          attend: [B, T, N, H], [B, S, K, H], [B, S, K, H] to [B, T, N, H]. It applies the mask, and names the arrays
-            that its backward pass needs "attended".
+          attend: queries [B, T, N, H], new keys and values [B, T, K, H], cache to ([B, T, N, H], cache), such as
+            `through_cache`. It applies the mask, and names the arrays that its backward pass needs "attended".
         """
         x_BTD = all_gather_sequence(x_BTD)
         q_BTNH = add_bias(self.einsum("BTD,DNH->BTNH", x_BTD, "query"), self.query_bias)
@@ -112,9 +112,20 @@ class Attention(Projections):
         k_BTKH = checkpoint_name(rotate(self.key_norm(k_BTKH), angles), "key")
         v_BTKH = checkpoint_name(v_BTKH, "value")
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
-        k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
-        y_BTNH = attend(q_BTNH, k_BSKH, v_BSKH)
+        y_BTNH, cache = attend(q_BTNH, k_BTKH, v_BTKH, cache)
         return add_bias(reduce_scatter_sequence(self.einsum("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
+
+
+def through_cache(
+    attend: Callable, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, cache: dict | None, **arrays
+) -> tuple[jax.Array, dict | None]:
+    """Extend the cache by keys and values; return (attention [B, T, N, H] over the whole length, the cache).
+
+    Args:
+      attend: queries, keys [B, S, K, H] and values of the whole length, and `arrays`, to [B, T, N, H].
+    """
+    k_BSKH, v_BSKH, cache = extend(cache, k_BTKH, v_BTKH)
+    return attend(q_BTNH, k_BSKH, v_BSKH, **arrays), cache
 
 
 def extend(cache: dict | None, k_BTKH: jax.Array, v_BTKH: jax.Array) -> tuple[jax.Array, jax.Array, dict | None]:

@@ -6,7 +6,7 @@ on CPU), with or without rematerialisation, with identical layers or with kinds 
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -91,11 +91,6 @@ class Stack(Freezable):
         self.blocks = build(rngs.split(num_layers))
         self.num_layers, self.scan, self.remat = num_layers, scan, remat
 
-    def separate(self) -> None:
-        """Give each layer arrays of its own, for programs that read the weights only; layers are unrolled then."""
-        graph, layers = nnx.graphdef(self.blocks), unstack(_weights(self.blocks), self.num_layers)
-        self.blocks, self.scan = nnx.List([nnx.merge(graph, weights) for weights in layers]), False
-
     def __call__(
         self, x_BTD: jax.Array, contexts: list[tuple], *, caches: dict | None = None, key: jax.Array | None = None
     ):
@@ -109,22 +104,23 @@ class Stack(Freezable):
           caches: with a leading layers axis if the layers are scanned, else a list; like the results.
           key: of the dropout; None: no dropout.
         """
-        separate = isinstance(self.blocks, nnx.List)
-        block = self.blocks[0] if separate else self.blocks
-        weights = [_weights(of_layer) for of_layer in self.blocks] if separate else _weights(self.blocks)
+        graph, state = nnx.split(self.blocks)
+        axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
         layer_numbers = taps.layer_numbers(self.num_layers)
         num_parts = overlap_splits(x_BTD.shape[0]) if layer_numbers is None else 1
         streams = jnp.split(x_BTD, num_parts)
         contexts = [_split_rows(context, num_parts) for context in contexts]
         keys = None if key is None else jax.random.split(key, (self.num_layers, num_parts))
         alone = self.scan and len(contexts) == 1
-        kinds = [self._apply(block, context, alone=alone) for context in contexts]
+        kinds = [self._apply(graph, axes, context, alone=alone) for context in contexts]
+        weights = nnx.to_pure_dict(state)
         if self.scan:
             layers = weights, caches, keys, layer_numbers
             streams, (caches, *others) = scan_layers(kinds, self.num_layers, streams, layers)
         else:
-            of_layers = [_of_each(of_layer, self.num_layers) for of_layer in (weights, caches, keys, layer_numbers)]
-            layers = zip(*of_layers, strict=True)
+            layers = unstack((weights, keys, layer_numbers), self.num_layers)
+            of_layers = caches or [None] * self.num_layers
+            layers = [(layer, cache, *rest) for (layer, *rest), cache in zip(layers, of_layers, strict=True)]
             streams, outputs = unroll_layers(kinds, streams, layers)
             caches = [cache for cache, *_ in outputs] if caches else None
             others = _stacked([others for _, *others in outputs])
@@ -132,7 +128,7 @@ class Stack(Freezable):
         taps.add_layers(recorded)
         return jnp.concatenate(streams), caches, figures
 
-    def _apply(self, block: Block, context: list[tuple], *, alone: bool) -> Callable:
+    def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
         """Return a function (streams, layer) -> (streams, (cache, figures, recorded)) under the remat policy.
 
         Its `layer` is (weights, cache, keys, number for layers/taps.py), and `recorded` are activations by name.
@@ -140,9 +136,7 @@ class Stack(Freezable):
         If a layer is not alone in the body of a scan it needs barriers. Without them the compiler may recompute all
         layers of the body at the same time.
         """
-        graph, state = nnx.split(block)
-        axes = unflatten_dict({path: names[1:] for path, (_, names) in declared_axes(state).items()})
-        gather = functools.partial(all_gather_params_ordered, order=block.SUBLAYERS)
+        gather = functools.partial(all_gather_params_ordered, order=self.blocks.SUBLAYERS)
         if self.frozen:  # no gradients to order
             gather = all_gather_params
 
@@ -164,17 +158,6 @@ class Stack(Freezable):
         if self.remat != "none":
             policy = policies.save_only_these_names(*REMAT[self.remat])
         return jax.checkpoint(apply, policy=policy, prevent_cse=not alone)
-
-
-def _of_each(of_layers, num_layers: int) -> list:
-    """Return what each layer has of a list, of a stacked array, or of None."""
-    if of_layers is None:
-        return [None] * num_layers
-    return of_layers if isinstance(of_layers, list) else unstack(of_layers, num_layers)
-
-
-def _weights(block: nnx.Module) -> dict:
-    return nnx.to_pure_dict(nnx.state(block))
 
 
 def _split_rows(context, count: int) -> list:
@@ -202,7 +185,7 @@ def scan_layers(kinds: list[Callable], num_layers: int, streams: list[jax.Array]
     return streams, outputs
 
 
-def unroll_layers(kinds: list[Callable], streams: list[jax.Array], layers: Iterable) -> tuple[list[jax.Array], list]:
+def unroll_layers(kinds: list[Callable], streams: list[jax.Array], layers: list) -> tuple[list[jax.Array], list]:
     """Apply layers one after the other, alternating the kinds; return (streams, the other results of each layer)."""
     outputs = []
     for index, layer in enumerate(layers):

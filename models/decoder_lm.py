@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers import gpu_kernels, kernels
+from layers import decode_kernels, gpu_kernels, kernels
 from layers.adapters import Freezable
-from layers.attention import Attention, attend, attention_mask, soft_cap, write_rows
+from layers.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
 from layers.axes import constrain
 from layers.block import Block, Stack
 from layers.dropout import dropout
@@ -41,6 +41,7 @@ from layers.sequence_parallel import all_gather_sequence
 from layers.taps import tap
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
+DECODE_KERNELS = {"tpu": decode_kernels}  # for one token a row with a cache
 
 
 def head_dim(config) -> int:
@@ -229,12 +230,14 @@ class DecoderLM(Freezable):
     def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
         """Return (the other arguments of each kind of layer, segments and positions [B, S] of the keys)."""
         key_segments_BS, key_positions_BS = segments_BT, positions_BT
-        if cache is not None:
-            key_segments_BS = write_rows(cache["segments"], segments_BT, cache["start"])
-            key_positions_BS = write_rows(cache["positions"], positions_BT, cache["start"])
-        ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
         kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
-        attends = {window: self._attend(window, kernel, ids) for window in dict.fromkeys(self.windows)}
+        decodes = None if cache is None else self._decode_kernel(segments_BT.shape[1], cache)
+        if cache is not None:
+            write = decodes.write_rows if decodes else write_rows
+            key_segments_BS = write(cache["segments"], segments_BT, cache["start"])
+            key_positions_BS = write(cache["positions"], positions_BT, cache["start"])
+        ids = segments_BT, key_segments_BS, positions_BT, key_positions_BS
+        attends = {window: self._attend(window, kernel, decodes, ids) for window in dict.fromkeys(self.windows)}
         ropes = {window: self.local_rope if window else self.rope for window in self.windows}
         angles = {
             rope: rotary_angles(positions_BT, *rotary_frequencies(self.head_dim, *rope))
@@ -243,16 +246,28 @@ class DecoderLM(Freezable):
         contexts = [(angles[ropes[window]], attends[window]) for window in self.windows]
         return contexts, (key_segments_BS, key_positions_BS)
 
-    def _attend(self, window: int, kernel: ModuleType | None, ids: tuple) -> Callable:
-        """Return the attention function (queries, keys, values) -> [B, T, N, H] of a layer with this window.
+    def _decode_kernel(self, num_tokens: int, cache: dict) -> ModuleType | None:
+        """Return the kernel that extends each row of this cache by `num_tokens`, None if no kernel does."""
+        kernel = DECODE_KERNELS.get(self.kernel)
+        (rows, length), layer = cache["segments"].shape, cache["layers"] if self.stack.scan else cache["each_layer"][0]
+        how = dict(head_dim=self.head_dim, dtype=layer["key"].dtype)
+        return kernel if kernel and num_tokens == 1 and kernel.serves(rows, length, **how) else None
+
+    def _attend(self, window: int, kernel: ModuleType | None, decodes: ModuleType | None, ids: tuple) -> Callable:
+        """Return the attention function of a layer with this window, see `through_cache` of layers/attention.py.
 
         It is a tree of arrays [B, ...], so that layers can take it as an argument.
         """
         how = dict(sliding_window=window, score_cap=self.score_cap)
         if kernel and kernel.serves(ids[0].shape, head_dim=self.head_dim, dtype=self.dtype, **how):
-            return jax.tree_util.Partial(functools.partial(kernel.attend, **how), segments_BT=ids[0])
+            attends = functools.partial(through_cache, functools.partial(kernel.attend, **how))
+            return jax.tree_util.Partial(attends, segments_BT=ids[0])
+        mask_BTS = attention_mask(*ids, window)
+        if decodes:
+            extend_and_attend = functools.partial(decodes.extend_and_attend, score_cap=self.score_cap)
+            return jax.tree_util.Partial(extend_and_attend, mask_B1S=mask_BTS)
         reference = functools.partial(attend, score_cap=self.score_cap)
-        return jax.tree_util.Partial(reference, mask_BTS=attention_mask(*ids, window))
+        return jax.tree_util.Partial(functools.partial(through_cache, reference), mask_BTS=mask_BTS)
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """Return float32 [B, T, V] of a normalised stream."""

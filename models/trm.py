@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from layers.attention import Attention, attend
+from layers.attention import Attention, attend, through_cache
 from layers.axes import constrain, declared_axes, truncated_weight, zeros
 from layers.block import REMAT
 from layers.fsdp import all_gather_params
@@ -253,7 +253,7 @@ class Block(nnx.Module):
     def __call__(self, h_BTD: jax.Array, angles: tuple | None) -> jax.Array:
         """Return [B, T, D]."""
         if self.attends:
-            mixed_BTD, _ = self.mixer(h_BTD, angles, functools.partial(attend, mask_BTS=None), None)
+            mixed_BTD, _ = self.mixer(h_BTD, angles, functools.partial(through_cache, attend, mask_BTS=None), None)
             h_BTD = _normalized(h_BTD + mixed_BTD)
         else:
             h_TBD = jnp.swapaxes(h_BTD, 0, 1)

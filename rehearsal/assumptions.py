@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 KERNEL_EFFICIENCY = 0.5
+DECODE_EFFICIENCY = 0.85
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Assumptions:
     dcn_bandwidth: float | None = None
     host_bandwidth: float | None = None
     kernel_efficiency: float = KERNEL_EFFICIENCY
+    decode_efficiency: float = DECODE_EFFICIENCY  # of the memory's bandwidth, by the kernel that reads a cache
 
 
 def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptions:
@@ -40,6 +42,17 @@ def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptio
         dcn_bandwidth=topology.dcn_bandwidth,
         host_bandwidth=topology.host_bandwidth,
     )
+
+
+def table_of_decoding(topology) -> list[tuple[str, str, str]]:
+    """Return the rows of `table` for a TPU that decodes; its attention kernel is another one."""
+    given = of_topology(topology)
+    kernel = (
+        "attention kernels", f"{given.decode_efficiency:.0%} of main memory's bandwidth",
+        "assumed; arXiv:2604.15464 reports up to 86% for such a kernel on TPU7x",
+    )  # fmt: skip
+    hops = "collectives", "no time for the hops themselves", "small sums take longer than their bytes"
+    return [*(kernel if row[0] == kernel[0] else row for row in table(topology)), hops]
 
 
 def table(topology) -> list[tuple[str, str, str]]:

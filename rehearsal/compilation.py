@@ -7,6 +7,7 @@ The process assembles the run on the devices of a topology description, and comp
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -18,15 +19,22 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.experimental.topologies import get_topology_desc
 
 from configs import topologies
 from configs.errors import ConfigError
+from core import decoding
 from core.assembly import assemble
+from core.models import with_sharding
+from inference import batching
+from inference.engine import Engine
+from parallelism.mesh import mesh_context
 from rehearsal import sealed
-from rehearsal.compiler import FACTS, PROGRAM, digest, first_line, is_whole
+from rehearsal.compiler import FACTS, PROGRAM, Call, digest, first_line, is_whole
 from reporting import preflight, throughput
 from settings.keys import from_flat
 from training import offload
@@ -38,7 +46,8 @@ def main() -> None:
     _end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
-        facts, text = compile_step(from_flat(request["config"]), topology)
+        config, call = from_flat(request["config"]), request.get("call")
+        facts, text = compile_call(config, topology, Call(**call)) if call else compile_step(config, topology)
     except ConfigError as error:
         facts, text = {"error": {"kind": "ConfigError", "message": str(error)}}, ""
     program = gzip.compress(text.encode(), compresslevel=3)
@@ -72,17 +81,58 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
         "out_of_memory": False,
     }
+    facts, text = _compiled(facts, run.compile)
+    if topology.accelerator == "cpu" and text:
+        facts["measured_peak_flops"] = throughput.measured_matmul_peak()
+    return facts, text
+
+
+def compile_call(config, topology, call: Call) -> tuple[dict, str]:
+    """Compile a program of inference/batching.py; return the same as `compile_step`."""
+    run = assemble(config, devices=devices(topology))
+    with mesh_context(run.mesh):
+        engine = batching.with_padding(Engine(run.graph, decoding.weights(run), call.length, call.cache_dtype))
+        shape = call.rows, engine.head_size()
+        shardings = batching.empty_rows.lower(engine, *shape).compile().output_shardings
+        rows = jax.tree.map(
+            with_sharding, jax.eval_shape(functools.partial(batching.empty_rows, engine, *shape)), shardings
+        )
+        lower, tokens = _lower(engine, rows, call)
+        facts = {
+            "mesh": dict(run.mesh.shape),
+            "state": {"weights": _bytes(engine.params), "cache": _bytes(rows.cache)},
+            "num_parameters": run.models.num_parameters,
+            "tokens": tokens,
+            "out_of_memory": False,
+        }
+        return _compiled(facts, lambda: lower().compile())
+
+
+def _lower(engine: Engine, rows: batching.Rows, call: Call) -> tuple[Callable, tuple[int, int]]:
+    """Return (what lowers the program, the rows and the tokens a row that it computes); tokens are drawn greedily."""
+    if call.name == "decode":
+        greedy = batching.choice_of([(batching.Sampling(temperature=0.0), 0)] * call.rows)
+        given = jax.jit(
+            lambda engine, rows, active: batching.decode(engine, rows, active, greedy, False), donate_argnames="rows"
+        )
+        return lambda: given.lower(engine, rows, np.ones(call.rows, bool)), (call.rows, 1)
+    _, count = batching.rows_of_chunks(call.rows)
+    size = max(size for size in batching.CHUNKS if size <= max(call.length, batching.CHUNKS[0]))
+    tokens_RT = np.zeros((count, size), np.int32)
+    return lambda: batching.extend.lower(engine, rows.cache, np.arange(count), tokens_RT), (count, size)
+
+
+def _compiled(facts: dict, compile_program: Callable) -> tuple[dict, str]:
+    """Return (the facts with those of a compilation, or {"error": ...}, the program as text, "" if there is none)."""
     began = time.monotonic()
     try:
-        compiled = run.compile()
+        compiled = compile_program()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             message = first_line(f"{type(error).__name__}: {error}")
             return {"error": {"kind": "CompileError", "message": message}}, ""
         return facts | {"out_of_memory": True, "total_bytes": needed_bytes(str(error))}, ""
     facts |= {"total_bytes": preflight.compiled_bytes(compiled), "compile_seconds": time.monotonic() - began}
-    if topology.accelerator == "cpu":
-        facts["measured_peak_flops"] = throughput.measured_matmul_peak()
     return facts, compiled.as_text()
 
 

@@ -29,9 +29,9 @@ from settings.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "core/assembly.py", "core/models.py", "configs/base.py", "configs/errors.py", "configs/key.py",
-    "configs/topologies.py", "checkpointing", "cluster", "files", "layers", "models", "objectives", "parallelism",
-    "reporting", "settings", "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
+    "core/assembly.py", "core/decoding.py", "core/models.py", "configs/base.py", "configs/errors.py", "configs/key.py",
+    "configs/topologies.py", "checkpointing", "cluster", "files", "inference", "layers", "models", "objectives",
+    "parallelism", "reporting", "settings", "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one
@@ -47,12 +47,31 @@ class CompileError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Call:
+    """A program of a server, compiled in place of a training step.
+
+    Attributes:
+      name: prefill, which extends a few rows by a part of a prompt, or decode, which extends all rows by a token.
+      rows: of the cache.
+      length: tokens that a row can have.
+      cache_dtype: `inference.cache_dtype`.
+    """
+
+    name: str
+    rows: int
+    length: int
+    cache_dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Compiled:
     """The result of one compilation; sizes in bytes of one device.
 
     facts: `total_bytes` (that the program needs), `out_of_memory` (whether the compiler refused it), `state`
     (parameters, optimizer, extra, carry, batch), `on_host` (bytes of the optimizer in the host's memory), `mesh`,
-    `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`.
+    `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`, `compile_seconds`. Those of a
+    Call: `state` (weights, cache), `tokens` (rows, and tokens of a row, that a call
+    computes), `total_bytes`, `out_of_memory`, `mesh`, `num_parameters` and `compile_seconds`.
     """
 
     config: object
@@ -106,12 +125,12 @@ class Compiler:
         self.cache, self.processes, self.program = cache, processes, program
         self.spent: list[float] = []  # seconds of each compilation done here
 
-    def folder(self, config, topology: topologies.Topology) -> pathlib.Path:
+    def folder(self, config, topology: topologies.Topology, call: Call | None = None) -> pathlib.Path:
         """Return the cache folder of a compilation; its name is a digest of everything the compilation depends on."""
         code = identity.files_digest(
             file for name in COMPILED_CODE for file in [ROOT / name, *(ROOT / name).rglob("*.py")] if file.is_file()
         )
-        content = json.dumps([_request(config, topology), self.program, code, versions()], sort_keys=True)
+        content = json.dumps([_request(config, topology, call), self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def is_cached(self, config, topology: topologies.Topology) -> bool:
@@ -136,20 +155,21 @@ class Compiler:
         """Yield (index, Compiled or the error) of (configuration, topology) pairs as they are done.
 
         Args:
+          wanted: pairs; a Call as the third entry compiles that in place of a training step.
           waiting: called several times a second with the seconds since the first process began.
           until: the time.monotonic() at which unfinished compilations are given up.
         """
         folders = [self.folder(*one) for one in wanted]
         cached = [index for index, folder in enumerate(folders) if is_whole(folder)]
         for index in cached:
-            yield index, _load(*wanted[index], folders[index])
+            yield index, _load(*wanted[index][:2], folders[index])
         queue = [index for index in range(len(wanted)) if index not in cached]
         running, began = {}, time.monotonic()
         try:
             while (queue or running) and (until is None or time.monotonic() < until):
                 while queue and len(running) < self.processes:
                     index = queue.pop(0)
-                    running[index] = _Process(*wanted[index], folders[index], self.program)
+                    running[index] = _Process(wanted[index], folders[index], self.program)
                 for index in [i for i, process in running.items() if process.ended()]:
                     process = running.pop(index)
                     self.spent.append(time.monotonic() - process.began)
@@ -187,13 +207,13 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
 class _Process:
     """A running compilation; it writes nothing before it is done."""
 
-    def __init__(self, config, topology, folder: pathlib.Path, program: str):
-        self.config, self.topology, self.folder, self.began = config, topology, folder, time.monotonic()
+    def __init__(self, wanted: tuple, folder: pathlib.Path, program: str):
+        (self.config, self.topology, *_), self.folder, self.began = wanted, folder, time.monotonic()
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
-        request = json.dumps(_request(config, topology))
+        request = json.dumps(_request(*wanted))
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(topology),
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(self.topology),
             start_new_session=True,
         )  # fmt: skip
 
@@ -214,11 +234,13 @@ class _Process:
         self.log.close()
 
 
-def _request(config, topology: topologies.Topology) -> dict:
+def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
     """Return everything that a compilation depends on, except code and libraries."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
-    return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": os.environ.get("LIBTPU_INIT_ARGS", "")}
+    wanted = {"call": dataclasses.asdict(call)} if call else {}
+    compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
+    return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": compiler, **wanted}
 
 
 def _teacher(config) -> str:

@@ -107,9 +107,7 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
     step, model = replayed.seconds, compiled.facts["flops_per_step"] / chips
     tokens = config.train.global_batch * config.train.sequence_length
     joined = [cost for cost in replayed.costs if cost.category == "collective"]
-    categories = defaultdict(float)
-    for cost in replayed.costs:
-        categories[cost.category] += cost.seconds if cost.category in CORE else cost.waited_seconds
+    categories = seconds_by_category(replayed)
     return {
         "step_seconds": step,
         "mfu": model / step / given.peak_flops,
@@ -130,6 +128,14 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
         "timelines": _timelines(replayed),
         "notes": _notes(compiled, categories),
     }
+
+
+def seconds_by_category(replayed: schedule.Replayed) -> dict[str, float]:
+    """Return the seconds that the core spends on each category, or waits for it; a missing one is 0."""
+    categories = defaultdict(float)
+    for cost in replayed.costs:
+        categories[cost.category] += cost.seconds if cost.category in CORE else cost.waited_seconds
+    return categories
 
 
 def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[str]:

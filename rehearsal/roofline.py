@@ -20,6 +20,7 @@ FREE = {
 PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs must be counted
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
+DECODE_KERNEL = "decode_kernel"  # the name of layers/decode_kernels.py
 
 
 def is_free(instruction: Instruction) -> bool:
@@ -62,11 +63,25 @@ def kernel_flops(module: Module, instruction: Instruction) -> float:
     """
     if is_attention(instruction):
         return _attention_flops(module, instruction)
-    declared = instruction.attribute(r'"cost_estimate":\{[^}]*?"flops":"?(\d+)')
+    return _declared(instruction, "flops", "FLOPs")
+
+
+def decode_bytes(instruction: Instruction) -> float:
+    """Return the bytes that the kernel of layers/decode_kernels.py reads at most, 0 if it is another instruction.
+
+    Its operands are the caches, and so are its results, in the same memory: their sizes would count the cache twice.
+    """
+    decodes = is_kernel(instruction) and DECODE_KERNEL in instruction.name + instruction.op_name
+    return _declared(instruction, "bytes_accessed", "bytes") if decodes else 0.0
+
+
+def _declared(instruction: Instruction, field: str, what: str) -> float:
+    """Return a number that a kernel declares of itself."""
+    declared = instruction.attribute(rf'"cost_estimate":\{{[^}}]*?"{field}":"?(\d+)')
     if not declared:
         raise ValueError(
-            f"the kernel {instruction.name} declares no FLOPs, so its time cannot be estimated; give its pallas_call a "
-            f"cost_estimate"
+            f"the kernel {instruction.name} declares no {what}, so its time cannot be estimated; give its pallas_call "
+            f"a cost_estimate"
         )
     return float(declared)
 

@@ -141,6 +141,9 @@ class Prices:
         by_memory = num_bytes / given.memory_bandwidth
         if roofline.is_kernel(instruction):
             seconds = flops / (given.peak_flops * given.kernel_efficiency)
+            if read := roofline.decode_bytes(instruction):
+                by_cache = read / (given.memory_bandwidth * given.decode_efficiency)
+                return Price("attention kernel", max(seconds, by_cache), flops, read)
             if roofline.is_attention(instruction):
                 return Price("attention kernel", seconds, flops, num_bytes)
             return Price("kernel", max(seconds, by_memory), flops, num_bytes)

@@ -8,6 +8,7 @@ from reporting.display import duration
 COLOURS = {  # of bars and plots
     "parameters": "#6ea8dc", "optimizer": "#9a9fe0", "batch": "#b9a58c", "gradients": "#e9b44c",
     "saved activations": "#5fc0b0", "temporaries": "#e28a7c",
+    "weights": "#6ea8dc", "cache": "#5fc0b0", "temporary": "#e28a7c",
     "matmul": "#6ea8dc", "attention kernel": "#5fc0b0", "kernel": "#93c572", "element-wise": "#e9b44c",
     "collective": "#e28a7c", "copy": "#b39ad6", "loop": "#b8b8b8",
 }  # fmt: skip
@@ -82,6 +83,11 @@ def seconds_text(seconds: float) -> str:
     return f"{times * seconds:,.0f} {unit}" if times * seconds >= 99.95 else f"{times * seconds:#.3g} {unit}"
 
 
+def mesh_text(mesh: dict[str, int]) -> str:
+    """Return the axes of a mesh that shard, as in: data 2 x model 8."""
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
+
+
 def options(keys: dict) -> str:
     """Return these keys as command line options."""
     return " ".join(f"--config.{key}={value}" for key, value in keys.items())
@@ -92,11 +98,10 @@ def _count(number: int, thing: str) -> str:
 
 
 def _head(report: dict) -> Section:
-    mesh = " x ".join(f"{axis} {size}" for axis, size in report["mesh"].items() if size > 1) or "one device"
     batch = f"{report['global_batch']} x {report['sequence_length']} tokens a step"
     batch += f" in {report['num_microbatches']} microbatches" if report["num_microbatches"] > 1 else ""
     slice_ = f"{_count(report['chips'], 'chip')}, {_count(report['hosts'], 'host')}"
-    lines = [f"{report['num_parameters']:,} parameters; mesh {mesh}; {batch}"]
+    lines = [f"{report['num_parameters']:,} parameters; mesh {mesh_text(report['mesh'])}; {batch}"]
     lines += [f"typed: {options(report['typed'])}"] if report["typed"] else []
     return Section(f"{report['recipe']} on {report['topology']}: {slice_}", lines)
 

@@ -64,7 +64,7 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
 
 def test_requests_compile_nothing_once_a_batch_is_compiled():
     """Programs are one that decodes, and for each number of rows two for the draws and one for each size of a chunk."""
-    programs = (batching._decode, batching._extend, batching._copy, batching._draw_first)
+    programs = (batching.decode, batching.extend, batching._copy, batching._draw_first)
     for program in programs:
         program.clear_cache()
     batch = batch_of(9)
@@ -183,6 +183,8 @@ def test_eight_devices_decode_as_one_does():
     expected = batch_of(4).run([Request(prompt, 6, GREEDY) for prompt in asked])
     with mesh_context(make_mesh(EIGHT)):
         batch = batch_of(4, one)
+        layer = batch._rows.cache.of_model["each_layer"][0]
+        assert layer["key"].sharding.shard_shape(layer["key"].shape)[:2] == (1, 1)  # of 4 rows and 2 heads
         batch.compile()
         with compilations() as compiled:
             sharded = batch.run([Request(prompt, 6, GREEDY) for prompt in asked])

@@ -61,7 +61,7 @@ def test_prefilled_forked_and_extended_rows_equal_full_forward_passes(scan, wind
 def test_layers_with_weights_of_their_own_give_the_same_logits(scan, windows):
     one = engine(scan, windows)
     separate = one.separate_layers()
-    assert sorted(separate.params["stack"]["blocks"]) == list(range(len(separate.empty(1).of_model["each_layer"])))
+    assert len(separate.params["stack"]["blocks"]["mlp"]["down"]) == len(separate.empty(1).of_model["each_layer"])
     logits, cache = separate.prefill(pad_rows(PROMPTS))
     assert_close(logits, one.prefill(pad_rows(PROMPTS))[0])
     logits, _ = separate.extend(separate.fork(cache, FORKS), pad_rows(ENDINGS))
@@ -126,6 +126,14 @@ def test_eight_devices_decode_as_one_does():
         prompts, endings = jax.device_put((prompts, endings), axis_rules.batch_sharding(mesh, 2))
         _, cache = one.prefill(prompts)
         assert_close(one.extend(cache, endings)[0], expected)
+
+
+def test_weights_may_be_an_array_for_each_layer():
+    one = engine(scan=False)
+    params = dict(one.params)
+    params["stack"] = jax.tree.map(tuple, params["stack"])
+    actual, expected = (each.prefill(pad_rows(PROMPTS))[0] for each in (one.with_params(params), one))
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_an_int8_cache_changes_logits_by_its_rounding():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layers.attention import Attention, attend, attention_mask, extend, soft_cap
+from layers.attention import Attention, attend, attention_mask, extend, soft_cap, through_cache
 from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close
@@ -76,7 +76,7 @@ def test_layer_equals_the_formula(qk_norm, biases):
     x, positions = rng.standard_normal((B, T, D)), rng.integers(0, 50, (B, T))
     mask = np.tril(np.ones((B, T, T), bool))
     angles = rotary_angles(positions, *rotary_frequencies(H, 100.0))
-    attends = functools.partial(attend, mask_BTS=mask, score_cap=5.0)
+    attends = functools.partial(through_cache, attend, mask_BTS=mask, score_cap=5.0)
     actual, cache = jax.jit(lambda x: layer(x, angles, attends, None))(jnp.float32(x))
     assert cache is None
     rope = references.rotary_frequencies(H, 100.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layers.attention import Attention, attend
+from layers.attention import Attention, attend, through_cache
 from layers.block import REMAT, Block, Stack, unstack
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
@@ -29,7 +29,7 @@ ROPE = references.rotary_frequencies(H, THETA)
 
 def attends(mask):
     """Return what a block is told about its attention."""
-    return functools.partial(attend, mask_BTS=mask, score_cap=4.0)
+    return functools.partial(through_cache, attend, mask_BTS=mask, score_cap=4.0)
 
 
 def make_block(rngs, dropout_rate: float = 0.0):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A schedule is replayed to the times that its table of prices implies, worked out by hand."""
 
+import dataclasses
+
 import pytest
 
 from rehearsal import hlo, memory, schedule
@@ -246,6 +248,21 @@ def test_other_kernels_go_by_what_they_declare_or_stop_the_replay():
     assert replay(text.format(more=declared)).flops == 1_000_000
     with pytest.raises(ValueError, match=r"the kernel grouped\.1 declares no FLOPs"):
         replay(text.format(more=""))
+
+
+CACHE = """  %k = bf16[8,2,1024,128] parameter(1)
+  %decode_kernel.1 = (bf16[8,2,128], bf16[8,2,1024,128]) custom-call(%a, %k), custom_call_target="tpu_custom_call", \
+backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","bytes_accessed":"2000000"}}}}}}
+"""
+
+
+@pytest.mark.parametrize(("flops", "us"), [(1000, 2 / 0.25), (10_000_000, 10 / 0.5)])
+def test_the_kernel_that_decodes_reads_the_cache_once_at_a_share_of_the_bandwidth(flops, us):
+    """2 MB at 1 TB/s, of which it reaches a quarter here; its results are in the memory of its operands."""
+    text = f"ENTRY %m (a: f32[250]) -> f32[250] {{\n  %a = f32[250] parameter(0)\n{CACHE.format(flops=flops)}}}\n"
+    given = dataclasses.replace(GIVEN, decode_efficiency=0.25)
+    (cost,) = schedule.replay(hlo.parse(text), given, MESH).costs
+    assert (cost.category, cost.bytes, cost.seconds * 1e6) == ("attention kernel", 2_000_000, US(us))
 
 
 def test_an_instruction_without_cycles_is_priced_by_the_bytes_that_it_moves():
