@@ -5,7 +5,6 @@ The process assembles the run on the devices of a topology description, and comp
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import gzip
 import json
@@ -14,7 +13,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ import time
 import jax
 from jax.experimental.topologies import get_topology_desc
 
+from cluster.parent import end_with
 from configs import topologies
 from configs.errors import ConfigError
 from core.assembly import assemble
@@ -35,7 +34,7 @@ from training import offload
 def main() -> None:
     """Compile the request of the command line, then write facts and program atomically into the named folder."""
     folder, request, parent = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-    _end_with(parent)
+    end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
         facts, text = compile_step(from_flat(request["config"]), topology)
@@ -125,12 +124,3 @@ def needed_bytes(message: str) -> float:
     if used is None:
         raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
     return float(used.group(1)) * units[used.group(2)]
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel end this process when its parent has ended for any reason; if it has already, end now."""
-    end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent process has ended")
