@@ -9,7 +9,6 @@ import dataclasses
 import gzip
 import json
 import math
-import os
 import pathlib
 import re
 import shutil
