@@ -39,8 +39,9 @@ def main(arguments: list[str]) -> int:
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__)
     if not words or words[0] not in SUBCOMMANDS:
-        said = f"{shown(words[0])} is no subcommand{did_you_mean(similar(words[0], SUBCOMMANDS))}" if words else ""
-        raise ConfigError(f"{said or 'a subcommand is missing'} (all: {', '.join(SUBCOMMANDS)})")
+        near = did_you_mean(similar(words[0], SUBCOMMANDS)) if words else ""
+        what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
+        raise ConfigError(f"{what} (all: {', '.join(SUBCOMMANDS)})")
     for flag in NOT_READ:
         if command_line.FLAGS[flag].present:
             raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
