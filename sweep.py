@@ -132,9 +132,9 @@ def run(asked: Asked) -> int:
         return 0
     from studies import launch
 
+    queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
-    queue = asked.queue(create=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
     note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
