@@ -39,8 +39,9 @@ def main(arguments: list[str]) -> int:
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__)
     if not words or words[0] not in SUBCOMMANDS:
-        said = f"{shown(words[0])} is no subcommand{did_you_mean(similar(words[0], SUBCOMMANDS))}" if words else ""
-        raise ConfigError(f"{said or 'a subcommand is missing'} (all: {', '.join(SUBCOMMANDS)})")
+        near = did_you_mean(similar(words[0], SUBCOMMANDS)) if words else ""
+        what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
+        raise ConfigError(f"{what} (all: {', '.join(SUBCOMMANDS)})")
     for flag in NOT_READ:
         if command_line.FLAGS[flag].present:
             raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
@@ -131,9 +132,9 @@ def run(asked: Asked) -> int:
         return 0
     from studies import launch
 
+    queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
-    queue = asked.queue(create=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
     note = f" ({shared} configurations share the trial of an equal one)" if shared else ""

@@ -35,7 +35,8 @@ class Recursive(Objective):
     Attributes:
       max_steps: number of steps after which a slot halts.
       exploration: probability, in each step, that a slot must take at least a random number of steps.
-      final_exploration: if 0 or greater, the probability after `num_updates`; it changes by the same amount each update.
+      final_exploration: the probability in the last of `num_updates`, to which it moves in equal parts; less
+        than 0: it stays.
     """
 
     rows: int

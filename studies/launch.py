@@ -48,7 +48,8 @@ def run(
     """
     task = Task(storage, queue.name, sorted(digests), metric, list(program))
     content = json.dumps(dataclasses.asdict(task) | {"parent": os.getpid()})
-    processes = [_start(content) for _ in range(min(workers, len(digests)))]
+    left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
+    processes = [_start(content) for _ in range(min(workers, left))]
     try:
         for process in processes:
             process.wait()

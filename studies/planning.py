@@ -114,8 +114,12 @@ def table(study: Study, members: list[Member], topology: str) -> list[str]:
 
 def changed(study: Study, member: Member) -> dict[str, object]:
     """Return the keys by which a configuration differs from its base."""
-    name = member.name.removesuffix(f"-seed{member.seed}") if member.seed else member.name
-    return getattr(study.groups[member.group], study.base.size)[name]
+    return getattr(study.groups[member.group], study.base.size)[plain_name(member)]
+
+
+def plain_name(member: Member) -> str:
+    """Return the name of a configuration without its seed."""
+    return member.name.removesuffix(f"-seed{member.seed}") if member.seed else member.name
 
 
 def _words(estimate: Estimate) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable
 
 from configs import topologies
-from configs.base import keys_of
+from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from configs.group import Base, Changes, Group, Suite
 from configs.key import MACHINE
@@ -47,8 +47,9 @@ class Member:
 
     @property
     def digest(self) -> str:
-        """A digest of what decides the result: all keys except those of the machine."""
-        kept = {key: value for key, value in sorted(self.values.items()) if key not in keys_of(MACHINE)}
+        """A digest of what decides the result: the keys that differ from base, except those of the machine."""
+        differs = {key: value for key, value in sorted(self.values.items()) if value != KEYS[key].default}
+        kept = {key: value for key, value in differs.items() if key not in keys_of(MACHINE)}
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
 
 

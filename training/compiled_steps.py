@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled train steps, one for each batch size, mesh and number of cycles; later ones compile in a thread while earlier ones run."""
+"""Compiled train steps, one for each Shape; later ones compile in a thread while earlier ones run."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
