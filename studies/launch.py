@@ -47,9 +47,17 @@ def run(
       Failed: trials have failed.
     """
     task = Task(storage, queue.name, sorted(digests), metric, list(program))
-    content = json.dumps(dataclasses.asdict(task) | {"parent": os.getpid()})
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    processes = [_start(content) for _ in range(min(workers, left))]
+    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)))
+
+
+def work(module: str, content: dict, count: int) -> list[int]:
+    """Run processes of a module of workers with this JSON until they end; return their exit statuses.
+
+    An interruption of this process asks them to end.
+    """
+    text = json.dumps(content | {"parent": os.getpid()})
+    processes = [_start(module, text) for _ in range(count)]
     try:
         for process in processes:
             process.wait()
@@ -60,12 +68,12 @@ def run(
         print("asked to stop: running trials save", file=sys.stderr, flush=True)
         for process in processes:
             process.wait()
-    _judge(queue, digests, [process.returncode for process in processes])
+    return [process.returncode for process in processes]
 
 
-def _start(content: str) -> subprocess.Popen:
+def _start(module: str, content: str) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])}
-    command = [sys.executable, "-m", "studies.worker"]
+    command = [sys.executable, "-m", module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, text=True)
     process.stdin.write(content)
     process.stdin.close()

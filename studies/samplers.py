@@ -45,6 +45,7 @@ class FromHistory(optuna.samplers.BaseSampler):
         """Return the parameters of the parent with one of them changed; a point that was tried is drawn again."""
         rng = np.random.default_rng((self._seed, trial.number))
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        ended = [one for one in ended if one.params.keys() == self.space.keys()]
         chosen = self.parent(study, sorted(ended, key=lambda one: one.datetime_complete), rng)
         known = [one.params for one in study.get_trials(deepcopy=False)]
         for _ in range(2 * len(self.space)):
@@ -146,8 +147,18 @@ METHODS: dict[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
     "evolution": Evolution,
     "local_search": LocalSearch,
 }
-PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-    "none": optuna.pruners.NopPruner,
-    "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4),
-    "asha": lambda: optuna.pruners.SuccessiveHalvingPruner(reduction_factor=3),
-}
+RUNGS = 9, 3  # a pruner looks after a ninth and a third of the steps
+
+
+def _median(steps: int) -> optuna.pruners.BasePruner:
+    return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // RUNGS[0])
+
+
+def _asha(steps: int) -> optuna.pruners.BasePruner:
+    return optuna.pruners.SuccessiveHalvingPruner(max(1, steps // RUNGS[0]), reduction_factor=RUNGS[1])
+
+
+# Which trials end early, given the steps of a whole one. ASHA: arXiv:1810.05934.
+PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
+    "none": lambda steps: optuna.pruners.NopPruner(), "median": _median, "asha": _asha,
+}  # fmt: skip

@@ -114,7 +114,7 @@ def members(
     for name in names:
         for title, changes in getattr(study.groups[name], study.base.size).items():
             for seed in range(seeds) if seeds else (None,):
-                found.append(_member(study.base, name, title, changes, seed, topology, overrides or {}))
+                found.append(member_of(study.base, name, title, changes, seed, topology, overrides or {}))
     return found
 
 
@@ -140,7 +140,7 @@ def _base(suite: Suite, suite_name: str, base: str) -> str:
     return base
 
 
-def _member(
+def member_of(
     base: Base, group: str, name: str, changes: Changes, seed: int | None, topology: str, overrides: dict[str, str]
 ) -> Member:
     typed = {key: str(value) for key, value in (base.changes | changes).items()} | overrides

@@ -5,6 +5,7 @@ A trial waits, is claimed by one worker, and ends as complete or failed. A worke
 the next worker takes the claim over, and train.py resumes from the checkpoint in the trial's folder.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable
@@ -62,17 +63,30 @@ class Queue:
 
     def enqueue(self, orders: Iterable[Order]) -> int:
         """Add a trial for each order whose configuration has none yet; return the number of added trials."""
-        lock = f"{self.name}: enqueue"
-        while not self.claims.take(lock):
-            time.sleep(ENQUEUE_SECONDS)
-        try:
+        with self.locked():
             known = self.latest()
             new = [order for order in orders if order.member.digest not in known]
             for order in new:
                 self._add(order.attributes())
             return len(new)
+
+    @contextlib.contextmanager
+    def locked(self):
+        """Keep other processes from adding trials; wait until none does."""
+        lock = f"{self.name}: enqueue"
+        while not self.claims.take(lock):
+            time.sleep(ENQUEUE_SECONDS)
+        try:
+            yield
         finally:
             self.claims.drop(lock)
+
+    def adopt(self, trial: optuna.Trial, order: Order) -> FrozenTrial:
+        """Claim a trial that Optuna has begun, and give it what it runs."""
+        self.claims.take(self._claim(trial))
+        for name, content in order.attributes().items():
+            trial.set_user_attr(name, content)
+        return self._fresh(trial)
 
     def latest(self) -> dict[str, FrozenTrial]:
         """Return the last trial of each configuration by its digest; earlier ones were tried before a `retry`."""
@@ -99,8 +113,10 @@ class Queue:
             raise LostClaim(f"another worker runs {title(trial)}")
         return self._fresh(trial).user_attrs["cancelled"]
 
-    def finish(self, trial: FrozenTrial, value: float | None, results: dict, curve: dict[int, float]) -> None:
-        """End a trial: complete with its value, or failed for None. Raises LostClaim.
+    def finish(
+        self, trial: FrozenTrial, value: float | None, results: dict, curve: dict[int, float], *, pruned: bool = False
+    ) -> None:
+        """End a trial: complete with its value, or `pruned` with it, or failed for None. Raises LostClaim.
 
         Args:
           results: further user attributes, JSON values.
@@ -112,7 +128,7 @@ class Queue:
             self.storage.set_trial_user_attr(number, name, content)
         for step, metric in curve.items():
             self.storage.set_trial_intermediate_value(number, step, metric)
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        state = TrialState.FAIL if value is None else TrialState.PRUNED if pruned else TrialState.COMPLETE
         self.storage.set_trial_state_values(number, state, None if value is None else [value])
         self.claims.drop(self._claim(trial))
 
@@ -166,7 +182,7 @@ class Queue:
     def _id(self, trial: FrozenTrial) -> int:
         return self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number)
 
-    def _claim(self, trial: FrozenTrial) -> str:
+    def _claim(self, trial: FrozenTrial | optuna.Trial) -> str:
         return f"{self.name}: trial {trial.number}"
 
 

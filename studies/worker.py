@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
 from sqlalchemy import exc
@@ -55,7 +56,13 @@ class Task:
 
 
 class Worker:
-    """Runs trials until none of its task is left, or until it is asked to stop."""
+    """Runs trials until none of its task is left, or until it is asked to stop.
+
+    Attributes:
+      beat_seconds: between two looks at whether a running trial should end, which also keep its claim.
+    """
+
+    beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
         self.task, self.asked_to_stop = task, False
@@ -63,15 +70,27 @@ class Worker:
 
     def run(self) -> None:
         """Claim and run trials; return when all have ended, wherever they ran, or after `stop`."""
-        digests = set(self.task.digests)
         while not self.asked_to_stop:
-            if trial := self.queue.claim_next(digests):
+            if trial := self.next_trial():
                 with contextlib.suppress(trials.LostClaim):
                     self.run_trial(trial)
-            elif all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests):
+            elif self.is_over():
                 return
             else:
                 self._pause(IDLE_SECONDS)
+
+    def next_trial(self) -> FrozenTrial | None:
+        """Return a trial that this worker holds from now on; None if there is none now."""
+        return self.queue.claim_next(set(self.task.digests))
+
+    def is_over(self) -> bool:
+        """Return whether all trials have ended."""
+        digests = set(self.task.digests)
+        return all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests)
+
+    def reason_to_end(self, trial: FrozenTrial) -> str:
+        """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
+        return trials.CANCELLED if self.queue.keep(trial) else ""
 
     def stop(self, *_) -> None:
         """Ask for an end: the running process saves, and its trial goes back to the queue."""
@@ -82,11 +101,11 @@ class Worker:
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         with output_of(workdir) as output:
             began = output.tell()
-            status, cancelled = self._attempt(trial, output)
+            status, ended_for = self._attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
-        if cancelled:
-            self._end(trial, None, {"status": status, "reason": trials.CANCELLED})
+        if ended_for:
+            self.end_early(trial, {"status": status, "reason": ended_for})
         elif status == DONE:
             self._complete(trial)
         elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
@@ -94,34 +113,38 @@ class Worker:
         else:
             self._fail(trial, {"status": status, "reason": reason or f"ended by signal {-status}"})
 
-    def _attempt(self, trial: FrozenTrial, output) -> tuple[int, bool]:
-        """Return (exit status, whether the trial was cancelled) of a process of the trial."""
+    def end_early(self, trial: FrozenTrial, how: dict) -> None:
+        """Record a trial that ended for a `reason_to_end`."""
+        self.end(trial, None, how)
+
+    def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
+        """Return (exit status, why it was ended before its time or "") of a process of the trial."""
         self._wait_for_folder(trial)
         process = subprocess.Popen(
             command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),
         )  # fmt: skip
-        beaten, cancelled, terminated = time.monotonic(), False, False
+        beaten, ended_for, terminated = time.monotonic(), "", False
         try:
             while process.poll() is None:
-                if (self.asked_to_stop or cancelled) and not terminated:
+                if (self.asked_to_stop or ended_for) and not terminated:
                     process.terminate()  # once: it then saves, and a second signal would end it at once
                     terminated = True
-                if time.monotonic() - beaten > BEAT_SECONDS:
-                    cancelled |= self._beat(trial, beaten)
+                if time.monotonic() - beaten > self.beat_seconds:
+                    ended_for = ended_for or self._beat(trial, beaten)
                     beaten = time.monotonic()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_SECONDS)
         finally:
             process.kill()
             process.wait()
-        return process.returncode, cancelled
+        return process.returncode, ended_for
 
-    def _beat(self, trial: FrozenTrial, beaten: float) -> bool:
-        """Count the claim up; return whether the trial was cancelled. A database out of reach is asked again."""
+    def _beat(self, trial: FrozenTrial, beaten: float) -> str:
+        """Return the `reason_to_end`. A database out of reach is asked again."""
         while True:
             try:
-                return self.queue.keep(trial)
+                return self.reason_to_end(trial)
             except exc.OperationalError as error:
                 if time.monotonic() - beaten > STALE_SECONDS / 2:
                     raise trials.LostClaim(f"the database is out of reach: {error.orig}") from error
@@ -133,9 +156,9 @@ class Worker:
         last = found.evaluations[-1]["step"] if found.evaluations else None
         if last not in curve:
             reason = f"{trial.user_attrs['workdir']}/metrics.jsonl has no finite {self.task.metric} at its end"
-            self._end(trial, None, {"status": DONE, "reason": reason})
+            self.end(trial, None, {"status": DONE, "reason": reason})
         else:
-            self._end(trial, curve[last], {"status": DONE, "reason": "finished"})
+            self.end(trial, curve[last], {"status": DONE, "reason": "finished"})
 
     def _fail(self, trial: FrozenTrial, failure: dict) -> None:
         """Return a failed trial to the queue, or end it if the retries are used up or could not help."""
@@ -143,15 +166,15 @@ class Worker:
             self.queue.give_back(trial, failure)
             say(f"{trials.title(trial)} failed with status {failure['status']}, is tried again: {failure['reason']}")
         else:
-            self._end(trial, None, failure)
+            self.end(trial, None, failure)
 
-    def _end(self, trial: FrozenTrial, value: float | None, how: dict) -> None:
-        """End a trial with the figures of its folder."""
+    def end(self, trial: FrozenTrial, value: float | None, how: dict, *, pruned: bool = False) -> None:
+        """End a trial with the figures of its folder; see `Queue.finish`."""
         found = outcome.read(trial.user_attrs["workdir"], trial.user_attrs["topology"])
         results = found.attributes() | how | {"code": identity.code_digest(), "worker": self.queue.claims.worker}
-        self.queue.finish(trial, value, results, found.curve(self.task.metric))
+        self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
-        say(f"{trials.title(trial)}: {'failed' if value is None else 'done'}, {figure}")
+        say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")
 
     def _step(self, trial: FrozenTrial) -> int | None:
         return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))
@@ -202,11 +225,11 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def main() -> None:
-    """Run the Task on standard input; end with the process that started this one."""
+def main(make: Callable[[dict], Worker] = lambda content: Worker(Task(**content))) -> None:
+    """Run the worker of the JSON on standard input; end with the process that started this one."""
     content = json.load(sys.stdin)
     end_with(content.pop("parent"))
-    worker = Worker(Task(**content))
+    worker = make(content)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, worker.stop)
     worker.run()
