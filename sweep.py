@@ -14,6 +14,7 @@ again to continue after any interruption. It needs `make setup EXTRAS=studies`; 
 
 from core import command_line
 
+import importlib
 import pathlib
 import signal
 import sys
@@ -52,6 +53,8 @@ def main(arguments: list[str]) -> int:
         if words[0] not in ("status", "report"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
+    if words[0] != "plan" and not command_line.FLAGS.dry_run:
+        importlib.import_module("studies.storage")  # says at once if a package is missing
     return SUBCOMMANDS[words[0]](Asked(name, overrides))
 
 

@@ -3,6 +3,8 @@
 
 import json
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from configs.errors import ConfigError
 from studies import suites
 from tests.browser import Browser
 from tests.studies.conftest import TINY, ended, needs_optuna, sweep
+from tests.support import ROOT
 
 ONE = TINY | {
     "model.vocab_size": 6, "model.max_length": 16, "model.puzzle_dim": 0, "model.dtype": "float32",
@@ -122,6 +125,14 @@ def test_a_storage_without_a_study_is_one_line_and_is_not_begun(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status", "trm"))
     assert (status, out) == (2, "") and not list(tmp_path.iterdir())
     assert err == "error: --storage=sqlite:///studies.db: there is no such file; `sweep.py run NAME` begins one\n"
+
+
+def test_a_missing_package_is_one_line_with_the_command_that_installs_it():
+    program = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = ['sweep.py', 'status']; "
+    program += "runpy.run_path('sweep.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: studies need the package optuna: run `make setup EXTRAS=studies`\n"
 
 
 def test_a_plan_and_a_dry_run_need_no_database_and_write_nothing(tmp_path):
