@@ -7,6 +7,7 @@
   report [NAME]  write an HTML page: a section per group, the answer first
   cancel NAME    end waiting trials, and let running ones save and stop
   retry NAME     queue failed trials again; each resumes from its checkpoint
+  search         train configurations of --config from --space, chosen by --method, and print the best
 
 NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini). Run a command
 again to continue after any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
@@ -14,6 +15,7 @@ again to continue after any interruption. It needs `make setup EXTRAS=studies`; 
 
 from core import command_line
 
+import dataclasses
 import importlib
 import pathlib
 import signal
@@ -21,8 +23,11 @@ import sys
 from collections.abc import Callable
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
+from reporting.display import aligned
 from studies import suites
 
+METHODS = ("random", "tpe", "cmaes", "evolution", "local_search")  # see studies/samplers.py
+PRUNERS = ("none", "median", "asha")
 flags = command_line.flags
 flags.DEFINE_string("storage", "sqlite:///studies.db", "database of the studies: sqlite:///FILE or postgresql://...")
 flags.DEFINE_string("root", "", "folder or gs:// folder of the trials' folders; default: runs/STUDY")
@@ -30,8 +35,17 @@ flags.DEFINE_string("base", "", "base of the suite, as paper; default: the first
 flags.DEFINE_integer("workers", 1, "processes that run trials at the same time", 1, 1000)
 flags.DEFINE_integer("seeds", 0, "run each configuration with the seeds 0 to SEEDS - 1; 0: the recipe's", 0, 1000)
 flags.DEFINE_bool("dry_run", False, "print what would run, and change nothing")
+flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
+flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
+flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
+flags.DEFINE_integer("trials", 40, "search: number of trials", 1, 1_000_000)
+flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
+flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
-NOT_READ = ("config", "workdir", "print_config", "join_seconds")  # flags of the other commands
+OF_SEARCH = ("space", "method", "prune", "trials", "search_seed", "name", "config")
+OF_GROUPS = ("base", "seeds", "html", "dry_run")
+SEARCH = "search"
+NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
 
 
 def main(arguments: list[str]) -> int:
@@ -39,16 +53,23 @@ def main(arguments: list[str]) -> int:
     words, rest = positional(arguments)
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__)
-    if not words or words[0] not in SUBCOMMANDS:
-        near = did_you_mean(similar(words[0], SUBCOMMANDS)) if words else ""
+    known = [*SUBCOMMANDS, SEARCH]
+    if not words or words[0] not in known:
+        near = did_you_mean(similar(words[0], known)) if words else ""
         what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
-        raise ConfigError(f"{what} (all: {', '.join(SUBCOMMANDS)})")
+        raise ConfigError(f"{what} (all: {', '.join(known)})")
     for flag in NOT_READ:
         if command_line.FLAGS[flag].present:
             raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
+    for flag in OF_GROUPS if words[0] == SEARCH else OF_SEARCH:
+        if command_line.FLAGS[flag].present:
+            raise ConfigError(f"--{flag} is not read by {words[0]}; omit it")
     name, *more = words[1:] or [""]
-    if more:
-        raise ConfigError(f"stray argument {shown(more[0])!r}; a subcommand takes one name")
+    if more or (name and words[0] == SEARCH):
+        takes = "takes no name; --name names its study" if words[0] == SEARCH else "takes one name"
+        raise ConfigError(f"stray argument {shown((more or [name])[0])!r}; {words[0]} {takes}")
+    if words[0] == SEARCH:
+        return search(overrides)
     if not name:
         if words[0] not in ("status", "report"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
@@ -180,6 +201,29 @@ def retry(asked: Asked) -> int:
     """Queue failed trials again."""
     count = asked.queue(create=False).retry(asked.digests)
     print(f"{count} failed trials are queued again; `sweep.py run` starts them")
+    return 0
+
+
+def search(overrides: dict[str, str]) -> int:
+    """Train what the method chooses until all trials have ended; print the best."""
+    from studies import launch, searching
+    from studies.spaces import read
+    from studies.suites import runs_of
+
+    parsed = command_line.FLAGS
+    read(parsed.space)  # reports mistakes before anything is stored
+    parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
+    name = parsed.name or "-".join([*parts, parsed.method])
+    asked = searching.Search(
+        parsed.storage, name, parsed.config, parsed.space, parsed.method, parsed.prune, parsed.trials,
+        parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
+        list(launch.TRAIN),
+    )  # fmt: skip
+    queue = searching.begin(asked)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    statuses = launch.work("studies.searching", dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
+    print("\n".join(aligned(searching.table(queue))))
+    searching.judge(queue, asked.count, statuses)
     return 0
 
 

@@ -87,7 +87,9 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int]) -> None:
     done = len(found) - len(left) - len(failed)
     print(f"{queue.name}: {done} done, {len(failed)} failed, {len(left)} left", flush=True)
     if left:
-        died = [status for status in statuses if status]
+        died = [
+            status for status in statuses if status not in (0, -signal.SIGTERM)
+        ]  # one that only began is asked to end
         why = f"{len(died)} workers died (status {died[0]})" if died else "interrupted"
         raise Unfinished(f"{why}; {len(left)} trials are left, run the same command to continue")
     if failed:

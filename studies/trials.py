@@ -103,7 +103,7 @@ class Queue:
                 self.claims.drop(self._claim(trial))
                 continue
             if trial.state == TrialState.WAITING:
-                self.storage.set_trial_state_values(self._id(trial), TrialState.RUNNING)
+                self.storage.set_trial_state_values(self.id_of(trial), TrialState.RUNNING)
             return trial
         return None
 
@@ -123,7 +123,7 @@ class Queue:
           curve: the metric by step.
         """
         self.keep(trial)
-        number = self._id(trial)
+        number = self.id_of(trial)
         for name, content in results.items():
             self.storage.set_trial_user_attr(number, name, content)
         for step, metric in curve.items():
@@ -136,8 +136,8 @@ class Queue:
         """Return a trial to the queue, with the failure of this attempt if it failed. Raises LostClaim."""
         self.keep(trial)
         if failure:
-            self.storage.set_trial_user_attr(self._id(trial), "failures", [*failures(self._fresh(trial)), failure])
-        self.storage.set_trial_state_values(self._id(trial), TrialState.WAITING)
+            self.storage.set_trial_user_attr(self.id_of(trial), "failures", [*failures(self._fresh(trial)), failure])
+        self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
         self.claims.drop(self._claim(trial))
 
     def cancel(self, digests: set[str]) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class Queue:
         for digest, trial in self.latest().items():
             if digest not in digests or trial.state.is_finished():
                 continue
-            self.storage.set_trial_user_attr(self._id(trial), "cancelled", True)
+            self.storage.set_trial_user_attr(self.id_of(trial), "cancelled", True)
             if self.claims.take(self._claim(trial)):
                 if not self._fresh(trial).state.is_finished():
                     self.finish(trial, None, {"reason": CANCELLED}, {})
@@ -177,9 +177,10 @@ class Queue:
         self.storage.create_new_trial(self.study_id, waiting)
 
     def _fresh(self, trial: FrozenTrial) -> FrozenTrial:
-        return self.storage.get_trial(self._id(trial))
+        return self.storage.get_trial(self.id_of(trial))
 
-    def _id(self, trial: FrozenTrial) -> int:
+    def id_of(self, trial: FrozenTrial | optuna.Trial) -> int:
+        """Return the storage's number of a trial."""
         return self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number)
 
     def _claim(self, trial: FrozenTrial | optuna.Trial) -> str:

@@ -11,13 +11,15 @@ import pathlib
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from configs.errors import ConfigError
 from configs.group import Base
 from studies import outcome, planning, samplers, spaces, suites, trials
+from studies.launch import Unfinished
 from studies.storage import open_storage
 from studies.worker import Task, Worker, main
 
 TRIES = 100  # points that are drawn until one is valid and new
-LOOK_SECONDS = 1.0  # between two looks at the evaluations of a running trial
+LOOK_SECONDS = 0.5  # between two looks at the evaluations of a running trial
 PRUNED = "pruned: others were better at this step"
 
 
@@ -85,7 +87,7 @@ class Searcher(Worker):
         """Report new evaluations; return why the trial should end now, "" if it should go on."""
         if reason := super().reason_to_end(trial):
             return reason
-        number = trial._trial_id
+        number = self.queue.id_of(trial)
         found = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
         known = self.queue.storage.get_trial(number).intermediate_values
         for step in sorted(found.keys() - known.keys()):
@@ -98,9 +100,9 @@ class Searcher(Worker):
 
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a pruned trial with its last value; others that end early have failed."""
-        reported = self.queue.storage.get_trial(trial._trial_id).intermediate_values
         if how["reason"].startswith(PRUNED):
-            self.end(trial, reported[max(reported)], how, pruned=True)
+            curve = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
+            self.end(trial, curve[max(curve)], how, pruned=True)
         else:
             super().end_early(trial, how)
 
@@ -140,7 +142,7 @@ def begin(search: Search) -> trials.Queue:
     differs = [name for name, value in search.definition().items() if kept[name] != value]
     if differs:
         name = differs[0]
-        raise trials.ConfigError(
+        raise ConfigError(
             f"the search {search.study} has {name}={kept[name]}, not {search.definition()[name]}; "
             "give this one another --name"
         )
@@ -158,6 +160,22 @@ def table(queue: trials.Queue, most: int = 10) -> list[tuple[str, ...]]:
                                for name, value in one.params.items())  # fmt: skip
         rows.append((str(one.number), f"{one.value:.6g}", parameters, str(pathlib.Path(one.user_attrs["workdir"]))))
     return rows
+
+
+def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
+    """Print how many trials of a search ended in which way.
+
+    Raises:
+      Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
+    """
+    states = [trial.state for trial in queue.latest().values()]
+    words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    ended = sum(state.is_finished() for state in states)
+    print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
+    if any(statuses) or any(not state.is_finished() for state in states):
+        raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
+    if ended < count:
+        print(f"the space has no more points: {ended} trials of {count}", flush=True)
 
 
 if __name__ == "__main__":
