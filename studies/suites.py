@@ -111,8 +111,12 @@ def members(
       seeds: run each configuration with the seeds 0 to `seeds` - 1; 0: only with the recipe's.
       topology: hardware preset; "": the attached devices.
       overrides: typed text by dotted key, which takes precedence over everything else.
+
+    Raises:
+      ConfigError: the base itself cannot run with this topology and these overrides.
     """
     found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
+    _values(recipe, _typed(study.base, {}, overrides or {}), topology)
     for name in names:
         for title, changes in getattr(study.groups[name], study.base.size).items():
             member = _member(study.base, recipe, name, title, changes, topology, overrides or {})
@@ -146,17 +150,24 @@ def _member(
     base: Base, recipe: tuple, group: str, name: str, changes: Changes, topology: str, overrides: dict[str, str]
 ) -> Member:
     """Return a resolved configuration, with the seed of the recipe; `recipe` is that of loading.run_recipe."""
-    typed = {key: str(value) for key, value in (base.changes | changes).items()} | overrides
-    config, origins = recipe
+    typed = _typed(base, changes, overrides)
     try:
-        loaded = resolve(
-            config.copy_and_resolve_references(), dict(origins), name, base.recipe, topology, typed, environment={}
-        )
-        validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
+        values = _values(recipe, typed, topology)
     except ConfigError as error:
         return Member(group, name, 0, base.recipe, typed, {}, str(error))
-    values = flat(loaded.config)
     return Member(group, name, values[SEED], base.recipe, typed, values)
+
+
+def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str, str]:
+    return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
+
+
+def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
+    """Return the value of every key; ConfigError if the configuration cannot run."""
+    config, origins = recipe
+    loaded = resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+    validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
+    return flat(loaded.config)
 
 
 def _with_seed(member: Member, seed: int) -> Member:
