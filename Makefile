@@ -22,7 +22,7 @@ $(if $(filter-out $(variables),$(typed)),$(error \
 .PHONY: help setup train runs rehearse dashboard test bench lint style audit format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.

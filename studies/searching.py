@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
 from configs.group import Base
+from settings import loading
 from studies import outcome, planning, samplers, spaces, suites, trials
 from studies.launch import Unfinished
 from studies.storage import open_storage
@@ -61,7 +62,8 @@ class Search:
 
     def member(self, name: str, changes: dict) -> suites.Member:
         """Return a resolved configuration."""
-        return suites.member_of(Base(self.recipe), self.study, name, changes, None, self.topology, self.overrides)
+        recipe = loading.run_recipe(self.recipe)
+        return suites.member_of(Base(self.recipe), recipe, self.study, name, changes, self.topology, self.overrides)
 
 
 class Searcher(Worker):

@@ -2,6 +2,7 @@
 """Finds the groups of configs/experiments/ and resolves their configurations; equal ones become one trial."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -15,6 +16,7 @@ from configs.group import Base, Changes, Group, Suite
 from configs.key import MACHINE
 from settings import loading, validation
 from settings.keys import flat
+from settings.resolving import resolve
 
 EXPERIMENTS = loading.ROOT / "configs" / "experiments"
 SUITE, SEED = "suite", "train.seed"
@@ -45,7 +47,7 @@ class Member:
         """The name that users read, GROUP/NAME."""
         return f"{self.group}/{self.name}"
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A digest of what decides the result: the keys that differ from base, except those of the machine."""
         differs = {key: value for key, value in sorted(self.values.items()) if value != KEYS[key].default}
@@ -109,12 +111,16 @@ def members(
       seeds: run each configuration with the seeds 0 to `seeds` - 1; 0: only with the recipe's.
       topology: hardware preset; "": the attached devices.
       overrides: typed text by dotted key, which takes precedence over everything else.
+
+    Raises:
+      ConfigError: the base itself cannot run with this topology and these overrides.
     """
-    found = []
+    found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
+    _values(recipe, _typed(study.base, {}, overrides or {}), topology)
     for name in names:
         for title, changes in getattr(study.groups[name], study.base.size).items():
-            for seed in range(seeds) if seeds else (None,):
-                found.append(member_of(study.base, name, title, changes, seed, topology, overrides or {}))
+            member = member_of(study.base, recipe, name, title, changes, topology, overrides or {})
+            found += [_with_seed(member, seed) for seed in range(seeds)] if seeds else [member]
     return found
 
 
@@ -141,19 +147,35 @@ def _base(suite: Suite, suite_name: str, base: str) -> str:
 
 
 def member_of(
-    base: Base, group: str, name: str, changes: Changes, seed: int | None, topology: str, overrides: dict[str, str]
+    base: Base, recipe: tuple, group: str, name: str, changes: Changes, topology: str, overrides: dict[str, str]
 ) -> Member:
-    typed = {key: str(value) for key, value in (base.changes | changes).items()} | overrides
-    if seed is not None:
-        typed[SEED] = str(seed)
+    """Return a resolved configuration, with the seed of the recipe; `recipe` is that of loading.run_recipe."""
+    typed = _typed(base, changes, overrides)
     try:
-        loaded = loading.load(str(loading.ROOT / base.recipe), topology, typed)
-        validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
+        values = _values(recipe, typed, topology)
     except ConfigError as error:
-        return Member(group, name, seed or 0, base.recipe, typed, {}, str(error))
-    values = flat(loaded.config)
-    suffix = f"-seed{seed}" if seed else ""
-    return Member(group, name + suffix, values[SEED], base.recipe, typed, values)
+        return Member(group, name, 0, base.recipe, typed, {}, str(error))
+    return Member(group, name, values[SEED], base.recipe, typed, values)
+
+
+def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str, str]:
+    return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
+
+
+def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
+    """Return the value of every key; ConfigError if the configuration cannot run."""
+    config, origins = recipe
+    loaded = resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+    validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
+    return flat(loaded.config)
+
+
+def _with_seed(member: Member, seed: int) -> Member:
+    """Return a configuration with another seed; the name of seed 0 stays, so that adding seeds keeps its trial."""
+    return dataclasses.replace(
+        member, name=f"{member.name}-seed{seed}" if seed else member.name, seed=seed,
+        changes=member.changes | {SEED: str(seed)}, values=member.values and member.values | {SEED: seed},
+    )  # fmt: skip
 
 
 def folder(root: str, member: Member) -> str:

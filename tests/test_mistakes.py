@@ -102,6 +102,8 @@ MISTAKES = [
     ("sweep.py run", {}, "run needs the name of a group or suite (all: trm)"),
     ("sweep.py run exp08-emma", {}, "exp08-emma is no group or suite of configs/experiments/; did you mean exp08-ema?"),
     ("sweep.py run trm --base=minni", {}, "--base=minni is no base of trm; did you mean mini?"),
+    ("sweep.py plan trm --topology=v4-63", {}, "--topology=v4-63 is unknown; did you mean v4-64"),
+    ("sweep.py plan trm --config.model.foo=1", {}, "--config.model.foo is not a configuration key"),
     ("sweep.py run trm more", {}, "stray argument 'more'; a subcommand takes one name"),
     ("sweep.py run trm --wrokers=2", {}, "--wrokers is not a flag; did you mean --workers"),
     ("sweep.py run trm --workdir=x", {}, "--workdir is not read here: a study has its recipe"),

@@ -65,6 +65,7 @@ def test_workers_of_one_server_claim_each_trial_once(url, tmp_path):
         while trial := queue.claim_next(set(owners)):
             held.append(trial.number)
             queue.finish(trial, trial.number / 10, {"reason": "finished"}, {10: 0.5})
+        queue.storage.remove_session()
 
     threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
     for thread in threads:
@@ -73,3 +74,6 @@ def test_workers_of_one_server_claim_each_trial_once(url, tmp_path):
         thread.join()
     assert sorted(held) == list(range(15)), "each trial was held once"
     assert {t.state.name for t in queues[0].latest().values()} == {"COMPLETE"} and not queues[0].claims.holders()
+    for queue in queues:
+        queue.storage.remove_session()
+        queue.storage.engine.dispose()
