@@ -14,15 +14,15 @@ ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
 # A name that nothing reads is a mistake, as TOPOLGY=v4-32, which would train without it.
-variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PYTHON TOPOLOGY WORKDIR
+variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PYTHON STORAGE TOPOLOGY WORKDIR
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(variables),$(typed)),$(error \
     $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
 
-.PHONY: help setup train runs rehearse test bench lint style audit format lock clean
+.PHONY: help setup train runs rehearse dashboard test bench lint style audit format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
@@ -63,9 +63,9 @@ else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause i
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve studies"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface interop lm-eval serve,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve))
+	$(if $(filter-out huggingface interop lm-eval serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve, studies))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -79,6 +79,9 @@ runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
+
+dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
+	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
 # These would each compile the workspace's Python where the environment asks for no bytecode. One file needs no second
@@ -118,6 +121,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
 	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock,requirements-lm-eval.lock)
 	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
+	$(call compile,--group studies -c requirements.lock,requirements-studies.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -65,7 +65,7 @@ from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
-from settings import layouts, preference, ramp, stored_config, validation
+from settings import cycles, layouts, preference, ramp, stored_config, validation
 from settings.keys import DATA_READ, flat
 from training import replicas
 from training.compiled_steps import CompiledSteps, Shape, shape_of
@@ -245,14 +245,18 @@ def run_job(job: Job, record: dict | None) -> str:
 
 def run_of_shape(config, shape: Shape, **options) -> assembly.Run:
     """Assemble the run for batches of a shape; `options` are those of `assemble`."""
-    return assembly.assemble(layouts.on_mesh(config, shape.mesh), rows=shape.rows, **options)
+    of_stage = cycles.of_pair(layouts.on_mesh(config, shape.mesh), shape.cycles)
+    return assembly.assemble(of_stage, rows=shape.rows, **options)
 
 
 def nan_step(config, compiled_steps: CompiledSteps) -> Callable:
     """Return a train_step with NaN gradients, for batches of any shape."""
-    return lambda state, batch: run_of_shape(config, shape_of(batch), transforms=[NaNGradients()]).compile()(
-        state, batch, compiled_steps.frozen
-    )
+
+    def step(state, batch):
+        shape = shape_of(batch, compiled_steps.cycles)
+        return run_of_shape(config, shape, transforms=[NaNGradients()]).compile()(state, batch, compiled_steps.frozen)
+
+    return step
 
 
 def train_with_roll_backs(job: Job, record: dict | None):

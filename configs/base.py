@@ -127,6 +127,15 @@ lora.targets = Key(
 supervision = Section(KEYS, "supervision")  # of the objective "recursive"
 supervision.max_steps = Key(16, "most steps on a puzzle in training; steps in evaluation", above=0, most=10_000)
 supervision.exploration = Key(0.1, "probability that a step sets a random minimum number of steps for a puzzle", most=1)
+supervision.final_exploration = Key(
+    -1.0, "supervision.exploration of the last step, which it approaches by the same amount each step; -1: it stays",
+    most=1, also=-1,
+)  # fmt: skip
+supervision.first_high_cycles = Key(
+    0, "model.high_cycles of the first step, which grow to their number by growth_fraction; 0: no growth", most=1_000
+)
+supervision.first_low_cycles = Key(0, "model.low_cycles of the first step; as first_high_cycles", most=1_000)
+supervision.growth_fraction = Key(0.2, "fraction of the steps after which the cycles are complete", above=0, most=1)
 supervision.loss = Key("stablemax", "loss of a cell: cross-entropy of this function", choices=("stablemax", "softmax"))
 
 distillation = Section(KEYS, "distillation")  # of the objective "distillation"

@@ -162,6 +162,7 @@ class Job:
         self.run = self.run_of(shape._replace(rows=self.config.train.global_batch))
         self.context.close()
         self.context.enter_context(mesh_context(self.run.mesh))
+        self.compiled_steps.cycles = shape.cycles
         self.compiled_steps.frozen = resharding.reshard(self.compiled_steps.frozen, self.run.abstract_frozen)
         if following := self.stages.begin(step):
             self.compiled_steps.start(following)

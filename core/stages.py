@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of a run: batch size and mesh by step, as `batch.ramp` and `mesh.changes` say."""
+"""The stages of a run: batch size, mesh and cycles by step, as `batch.ramp`, `layout.changes` and `supervision` say."""
 
 from typing import NamedTuple
 
 from core.callbacks import Callback, Reshard
 from reporting.step_log import every
-from settings import layouts, ramp
+from settings import cycles, layouts, ramp
 from training.compiled_steps import Shape
 from training.transforms import noise
 
@@ -45,18 +45,18 @@ class Stages(Callback):
         return ramp.rows(self.config, self.increases)
 
     def shape(self, step: int) -> Shape:
-        """Return the batch size and mesh of the next step after `step`."""
-        return Shape(self.rows, layouts.mesh_after(self.config, step))
+        """Return the batch size, mesh and cycles of the next step after `step`."""
+        return Shape(self.rows, layouts.mesh_after(self.config, step), cycles.after(self.config, step))
 
     def begin(self, step: int) -> Shape | None:
         """Begin the stage after `step`; return the shape of the stage after it, None for the last stage."""
         config = self.config
         ramp_end = ramp.stage_end(config, step, self.increases)
-        self.end = min(ramp_end, layouts.stage_end(config, step))
+        self.end = min(ramp_end, layouts.stage_end(config, step), cycles.stage_end(config, step))
         if self.end >= config.train.steps:
             return None
         grown = ramp.rows(config, self.increases + (ramp_end == self.end))
-        return Shape(grown, layouts.mesh_after(config, self.end))
+        return Shape(grown, layouts.mesh_after(config, self.end), cycles.after(config, self.end))
 
     def on_step(self, job, state, step):
         """Increase the batch size if the ramp says so; return the shape of the next stage at the end of a stage."""

@@ -24,7 +24,7 @@ def make(config) -> "Recursive":
     train, supervision = config.train, config.supervision
     return Recursive(
         train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss,
-        config.model.vocab_size, config.model.num_puzzles,
+        config.model.vocab_size, config.model.num_puzzles, supervision.final_exploration, train.steps,
     )  # fmt: skip
 
 
@@ -35,6 +35,8 @@ class Recursive(Objective):
     Attributes:
       max_steps: number of steps after which a slot halts.
       exploration: probability, in each step, that a slot must take at least a random number of steps.
+      final_exploration: the probability in the last of `num_updates`, to which it moves in equal parts; less
+        than 0: it stays.
     """
 
     rows: int
@@ -44,6 +46,8 @@ class Recursive(Objective):
     cell_loss: str = "stablemax"
     vocab_size: int = 0  # of random batches
     num_puzzles: int = 1  # of random batches
+    final_exploration: float = -1.0
+    num_updates: int = 0
 
     def batch(self) -> dict[str, tuple]:
         """Return the shapes of a batch: tokens, labels (may be IGNORED), and identifiers, rows of the puzzle table."""
@@ -68,8 +72,14 @@ class Recursive(Objective):
             "steps": jnp.zeros(rows, jnp.int32),
             "halted": jnp.ones(rows, bool),
             "draws": jax.random.key_data(jax.random.split(key, rows)),
+            **({"updates": jnp.zeros(rows, jnp.int32)} if self.anneals else {}),
             **{name: jnp.zeros((rows, *shape[1:]), jnp.int32) for name, shape in self.batch().items()},
         }
+
+    @property
+    def anneals(self) -> bool:
+        """Whether `exploration` changes during the run."""
+        return self.final_exploration >= 0
 
     def used_rows(self, carry: dict) -> jax.Array:
         """Return the identifiers of the puzzles in the slots."""
@@ -78,7 +88,11 @@ class Recursive(Objective):
     def loss(self, model, carry, batch, key):
         """Return the loss of one supervision step of every slot; random draws come from the carry."""
         carry, logits, halt_logits = self.step(model, carry, batch)
-        draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
+        if self.anneals:
+            draws, chosen = _drawn(carry["draws"], self._explorations(carry), self.max_steps)
+            carry |= {"updates": carry["updates"] + 1}
+        else:
+            draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
         wants = (halt_logits > 0) & (carry["steps"] >= chosen)
         carry |= {"halted": (carry["steps"] >= self.max_steps) | wants, "draws": draws}
         sums = self._sums(carry, logits, halt_logits)
@@ -123,6 +137,11 @@ class Recursive(Objective):
         carry, logits, halt_logits = self.step(model, carry, batch)
         return carry | {"halted": jnp.zeros_like(carry["halted"])}, logits, halt_logits
 
+    def _explorations(self, carry: dict) -> jax.Array:
+        """Return float32 [B]: `exploration` of this update, linear in the number of updates before it."""
+        part = jnp.minimum(carry["updates"] / max(1, self.num_updates - 1), 1.0)
+        return self.exploration + (self.final_exploration - self.exploration) * part
+
     def _answered(self, model, batch) -> tuple[dict, jax.Array, jax.Array]:
         """Return the results of `step` after `max_steps` from a fresh carry, in which no slot halts."""
         rows = batch["labels"].shape[0]
@@ -156,12 +175,18 @@ def _counted(of_slots: dict[str, jax.Array], counts: jax.Array) -> dict[str, tup
     return {name: (jnp.where(counts, of_slot, 0).sum(), counts.sum()) for name, of_slot in of_slots.items()}
 
 
-def _drawn(draws: jax.Array, exploration: float, max_steps: int) -> tuple[jax.Array, jax.Array]:
-    """Return (the keys of the next draws, the minimum number of steps of each slot, 0 for most)."""
+def _drawn(draws: jax.Array, exploration: float | jax.Array, max_steps: int) -> tuple[jax.Array, jax.Array]:
+    """Return (the keys of the next draws, the minimum number of steps of each slot, 0 for most).
 
-    def one(data):
+    Args:
+      exploration: probability of a minimum; one for all slots, or float32 [B].
+    """
+
+    def one(data, probability):
         after, explores, steps = jax.random.split(jax.random.wrap_key_data(data), 3)
         least = jax.random.randint(steps, (), 2, max(3, max_steps + 1))
-        return jax.random.key_data(after), jnp.where(jax.random.bernoulli(explores, exploration), least, 0)
+        return jax.random.key_data(after), jnp.where(jax.random.bernoulli(explores, probability), least, 0)
 
-    return jax.vmap(one)(draws)
+    if isinstance(exploration, float):
+        return jax.vmap(lambda data: one(data, exploration))(draws)
+    return jax.vmap(one)(draws, exploration)

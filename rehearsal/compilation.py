@@ -5,17 +5,14 @@ The process assembles the run on the devices of a topology description, and comp
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import gzip
 import json
 import math
-import os
 import pathlib
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -25,6 +22,7 @@ import jax
 import numpy as np
 from jax.experimental.topologies import get_topology_desc
 
+from cluster.parent import end_with
 from configs import topologies
 from configs.errors import ConfigError
 from core import decoding
@@ -43,7 +41,7 @@ from training import offload
 def main() -> None:
     """Compile the request of the command line, then write facts and program atomically into the named folder."""
     folder, request, parent = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-    _end_with(parent)
+    end_with(parent)
     topology = dataclasses.replace(topologies.get(request["topology"]), chips=request["chips"])
     try:
         config, call = from_flat(request["config"]), request.get("call")
@@ -175,12 +173,3 @@ def needed_bytes(message: str) -> float:
     if used is None:
         raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
     return float(used.group(1)) * units[used.group(2)]
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel end this process when its parent has ended for any reason; if it has already, end now."""
-    end_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent process has ended")

@@ -6,37 +6,21 @@ draw import matplotlib, so a rehearsal without a page starts without it.
 """
 
 import html
-import io
 import itertools
 import math
-import re
 
 from rehearsal import sections
 from rehearsal.sections import COLOURS, SPENT, seconds_text
-from reporting import html_page
+from reporting import html_page, page_parts
+from reporting.page_parts import GRID, INK, figure_of, paragraphs, table_of
 
-INK, GRID = "#010203", "#040506"  # placeholders for matplotlib; the page replaces them by its light or dark colours
-STYLE = {
-    "svg.fonttype": "none", "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9,
-    "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.color": INK,
-    "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK, "grid.color": GRID,
-    "xtick.major.size": 0, "xtick.minor.size": 0, "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
-}  # fmt: skip
 INCH = 72  # a unit of an SVG is a point
 LABELLED_RANGE = 3000  # a logarithmic axis with a smaller ratio of its ends has labels at 2 and 5 too
-WIDE = 10.6  # inches; the page is 1100 units wide
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))  # for a label
 CSS = """
 :root { --bad: #b3261e; } @media (prefers-color-scheme: dark) { :root { --bad: #ff8a80; } }
 h3 { font-size: 15px; margin: 20px 0 4px; } .bad { color: var(--bad); }
-figure { margin: 8px 0 0; overflow-x: auto; } svg { width: 100%; min-width: 700px; }
-svg text { font-family: system-ui, sans-serif !important; }
-.wide { overflow-x: auto; } .bar i { display: inline-block; height: 11px; border-radius: 2px; margin-right: 8px; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; } th { text-align: left; font-weight: 600; }
-th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; }
+.bar i { display: inline-block; height: 11px; border-radius: 2px; margin-right: 8px; }
 """
 
 
@@ -47,8 +31,8 @@ def page(report: dict) -> str:
       report: the dictionary of `rehearse.py --json`; without a compiled program it has no times, and the page says so.
     """
     first, *others = [*sections.of_step(report), *sections.of_changes(report)]
-    body = "\n".join([_paragraphs(first.lines), *(_section(section, report) for section in others)])
-    return html_page.document(first.title, body, CSS)
+    body = "\n".join([paragraphs(first.lines), *(_section(section, report) for section in others)])
+    return html_page.document(first.title, body, page_parts.CSS + CSS)
 
 
 def _section(section: sections.Section, report: dict) -> str:
@@ -61,20 +45,16 @@ def _section(section: sections.Section, report: dict) -> str:
     return "\n".join([
         f'<h2 class="{"bad" if section.bad else ""}">{html.escape(section.title)}</h2>',
         f"<table>{''.join(bars)}</table>" if bars else "",
-        _paragraphs(section.lines),
+        paragraphs(section.lines),
         *(PLOTS[name](report) for name in section.plots),
         *(_table(table, numbered="roofline" in section.plots) for table in section.tables),
     ])  # fmt: skip
 
 
-def _paragraphs(lines: list[str]) -> str:
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-
-
 def _memory(report: dict) -> str:
     text = """The memory of one chip during one step. The dashed line is the compiler's total. Memory that belongs to no
 known buffer counts as temporaries above."""
-    return f"<figure>{_figure(_draw_memory, report, 'memory', 3.4)}</figure>{_paragraphs([text])}"
+    return f"<figure>{figure_of(_draw_memory, report, 'memory', 3.4)}</figure>{paragraphs([text])}"
 
 
 def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
@@ -106,7 +86,7 @@ def _roofline(report: dict) -> str:
     text = """A disc has the number of its operation in the table; its area is the operation's share of the step.
 Operations without FLOPs have no disc. A disc above the roof reads less from main memory than the sizes of its operands,
 because some operands are on the chip already."""
-    return f"<figure>{_figure(_draw_roofline, report, 'roofline', 4.2)}</figure>{_paragraphs([text])}"
+    return f"<figure>{figure_of(_draw_roofline, report, 'roofline', 4.2)}</figure>{paragraphs([text])}"
 
 
 def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
@@ -176,7 +156,7 @@ def _layers(report: dict) -> str:
     for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
         height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
         text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"
-        text += f"<figure>{_figure(_draw_layer, timeline, f'layer{number}', height)}</figure>"
+        text += f"<figure>{figure_of(_draw_layer, timeline, f'layer{number}', height)}</figure>"
     return text
 
 
@@ -203,38 +183,12 @@ def _draw_layer(timeline: dict, figure, tips: dict[str, str]) -> None:
     axes.legend(handles=key, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(key), borderaxespad=0.2)
 
 
-def _figure(draw, report: dict, name: str, height: float) -> str:
-    """Return the SVG of a plot of `height` inches without dates or comments; its ids begin with `name`.
-
-    `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
-    """
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    tips: dict[str, str] = {}
-    with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]):
-        figure, file = Figure(figsize=(WIDE, height)), io.StringIO()
-        draw(report, figure, tips)
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()[file.getvalue().index("<svg") :].replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r' (width|height)="[^"]*pt"', "", re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text))
-    for gid, tip in tips.items():
-        text = text.replace(f'id="{name}-{gid}">', f'id="{name}-{gid}"><title>{html.escape(tip)}</title>')
-    return text
-
-
 def _table(table: sections.Table, *, numbered: bool) -> str:
-    """Return an HTML table with escaped cells; `numbered` adds a first column with the row numbers of the plot."""
-    columns, body = table.columns, table.rows
+    """Return an HTML table; `numbered` adds a first column with the row numbers of the plot."""
+    columns, rows = table.columns, table.rows
     if numbered:
-        columns, body = ("No.", *columns), [(str(number), *row) for number, row in enumerate(body, 1)]
-    kinds = [' class="number"' if name[0].isupper() else "" for name in columns]
-    rows = [
-        "".join(f"<{cell}{kind}>{html.escape(text)}</{cell}>" for kind, text in zip(kinds, row, strict=True))
-        for cell, row in (("th", columns), *(("td", row) for row in body))
-    ]
-    return f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
+        columns, rows = ("No.", *columns), [(str(number), *row) for number, row in enumerate(rows, 1)]
+    return table_of(columns, rows)
 
 
 def _tick(value: float) -> str:

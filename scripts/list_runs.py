@@ -4,7 +4,6 @@
 `make runs` lists the runs in runs/.
 """
 
-import fcntl
 import pathlib
 import shlex
 import sys
@@ -15,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 try:
     from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
+    from files.lock import is_held
     from reporting.display import aligned
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
@@ -99,18 +99,6 @@ def state(folder: pathlib.Path, step: int | None) -> str:
     if step is not None:
         return "stopped"
     return "imported" if (folder / "checkpoints" / "0").is_dir() else "not saved"
-
-
-def is_held(lock: pathlib.Path) -> bool:
-    """Return whether a process holds the lock of a run."""
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no such file
-        return False
-    return False
 
 
 def last_lines(folder: pathlib.Path) -> list[Line]:

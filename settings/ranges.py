@@ -11,11 +11,17 @@ from settings.keys import one_of
 from settings.loading import ROOT
 
 MOST_EXAMPLES = 2**32  # a run counts examples in 32 bits
+FLOAT16 = (
+    "model.dtype=float16 is refused: gradients below 6e-8 are 0 in it without loss scaling, and TPUs do not multiply "
+    "it; use bfloat16 or float32"
+)
 MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configuration may name
 
 
 def check(values: dict[str, object]) -> None:
     """Raise ConfigError for the first dotted key whose value is none of its choices or out of range."""
+    if values["model.dtype"] == "float16":
+        raise ConfigError(FLOAT16)
     for name, value in values.items():
         key = KEYS[name]
         if key.choices or key.defined_in:

@@ -37,6 +37,7 @@ LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
+ROOMS["studies"] = LOWER | {"rehearsal"}
 COMMANDS = {"train", "generate", "score", "serve", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},

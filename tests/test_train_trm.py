@@ -56,6 +56,28 @@ def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
     return {line["step"]: line for line in lines if line["kind"] == kind}
 
 
+def test_cycles_grow_while_a_run_trains_and_it_resumes_in_the_middle(cache, tmp_path):
+    """Bit for bit, with a checkpoint inside a stage of fewer cycles."""
+    grows = {
+        "model__low_cycles": 3, "supervision__first_high_cycles": 1, "supervision__first_low_cycles": 1,
+        "supervision__growth_fraction": 0.5, "train__steps": 16, "train__save_every": 6,
+        "supervision__final_exploration": 0.1,
+    }  # fmt: skip
+    train.train(tiny(cache, **grows), tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    for step in (12, 16):
+        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step), ignore_errors=True)
+    train.train(tiny(cache, **grows), tmp_path / "resumed")
+    alone = dict(grows, supervision__first_high_cycles=0, supervision__first_low_cycles=0)
+    train.train(tiny(cache, **alone), tmp_path / "alone")
+    whole, resumed, alone = (
+        {step: line["loss"] for step, line in lines_of(tmp_path / name, "train").items()}
+        for name in ("whole", "resumed", "alone")
+    )
+    assert len(whole) == 16 and whole == resumed
+    assert whole[1] != alone[1], "the first stage has other cycles"
+
+
 @pytest.fixture(scope="module")
 def whole(cache, tmp_path_factory) -> pathlib.Path:
     """The workdir of a run that was never stopped."""

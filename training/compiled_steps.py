@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled train steps, one for each batch size and mesh; later ones compile in a thread while earlier ones run."""
+"""Compiled train steps, one for each Shape; later ones compile in a thread while earlier ones run."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +11,15 @@ from configs.base import MESH_AXES
 
 
 class Shape(NamedTuple):
-    """The key of a compiled step: rows of the global batch, and the sizes of MESH_AXES."""
+    """The key of a compiled step: rows of the global batch, and the sizes of MESH_AXES.
+
+    Attributes:
+      cycles: of a recursive model whose cycles grow: high and low.
+    """
 
     rows: int
     mesh: tuple[int, ...]
+    cycles: tuple[int, int] | None = None
 
 
 class CompiledSteps:
@@ -23,9 +28,11 @@ class CompiledSteps:
     def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: dict | None = None):
         """Compile the step of the first shape now; `compile_step` returns train_step(state, batch, frozen).
 
-        `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too.
+        `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too. A batch
+        does not say `cycles`, so that code that begins a stage sets them.
         """
         self.compile_step, self.frozen, self.by_shape = compile_step, frozen or {}, {shape: Future()}
+        self.cycles = shape.cycles
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self.by_shape[shape].set_result(compile_step(shape))
 
@@ -41,10 +48,10 @@ class CompiledSteps:
 
     def __call__(self, state, batch):
         """Run the step of the batch's shape."""
-        return self.get(shape_of(batch))(state, batch, self.frozen)
+        return self.get(shape_of(batch, self.cycles))(state, batch, self.frozen)
 
 
-def shape_of(batch: dict) -> Shape:
-    """Return the shape of a batch on its devices."""
+def shape_of(batch: dict, cycles: tuple[int, int] | None) -> Shape:
+    """Return the shape of a step with these cycles for a batch on its devices."""
     array = jax.tree.leaves(batch)[0]
-    return Shape(array.shape[0], tuple(array.sharding.mesh.shape[axis] for axis in MESH_AXES))
+    return Shape(array.shape[0], tuple(array.sharding.mesh.shape[axis] for axis in MESH_AXES), cycles)

@@ -151,3 +151,21 @@ def test_where_no_slot_halts_nothing_is_reported():
     objective, model = Recursive(3, CELLS, max_steps=9, exploration=0.0), Told([-2.0, -2.0, -2.0])
     scalars = loss(objective, model, empty(objective, model), EXAMPLES)[1][1]
     assert scalars["exact_accuracy"] == (0, 0) and scalars["steps"] == (0, 0) and scalars["lm_loss"][1] == 3
+
+
+def test_exploration_moves_in_equal_parts_to_its_end_and_stays_there():
+    objective = Recursive(ROWS, CELLS, exploration=0.3, final_exploration=0.1, num_updates=5, max_steps=4)
+    carry, seen = empty(objective, model := Told(np.ones(ROWS))), []
+    for number in range(7):
+        seen.append(float(objective._explorations(carry)[0]))
+        carry = loss(objective, model, carry, batch(number))[1][0]
+    np.testing.assert_allclose(seen, [0.3, 0.25, 0.2, 0.15, 0.1, 0.1, 0.1], rtol=1e-6)
+    assert "updates" not in empty(Recursive(ROWS, CELLS), model)
+
+
+def test_slots_explore_with_the_probability_of_the_update():
+    rows = 4000
+    draws = empty(Recursive(rows, CELLS), Told(np.ones(rows)))["draws"]
+    chances = jnp.where(jnp.arange(rows) < rows // 2, 0.0, 0.5)
+    _, least = jax.jit(recursive._drawn, static_argnums=2)(draws, chances, 4)
+    assert not least[: rows // 2].any() and 0.45 < float((least[rows // 2 :] > 0).mean()) < 0.55

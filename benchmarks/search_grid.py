@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train every point of a grid of tiny runs, and keep their held-out losses in benchmarks/search_grid.json.
+
+    python benchmarks/search_grid.py [--at_most=COUNT]
+
+benchmarks/evolution.py compares the methods of a search on this table. Each point is a run of `train` on sums of
+two numbers as text, with a held-out loss after each of STEPS. The file is written after each run, and a run that it has
+is not repeated, so the command can be interrupted. It takes some hours on two cores.
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import pathlib
+import shutil
+import tempfile
+import time
+
+import support
+
+import jax
+import numpy as np
+
+from configs.space import Choice
+from files.atomic import write_atomically
+from settings import loading, validation
+from studies import spaces
+from train import train
+
+FILE = pathlib.Path(__file__).parent / "search_grid.json"
+STEPS = (6, 18, 54)  # with a held-out loss; each is three times the one before, as the rungs of successive halving
+SPACE = {
+    "optimizer.learning_rate": Choice((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
+    "model.num_layers": Choice((1, 2, 3)),
+    "width": Choice(
+        {
+            "32": {"model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 1},
+            "64": {"model.embed_dim": 64, "model.num_heads": 2, "model.num_kv_heads": 1},
+            "96": {"model.embed_dim": 96, "model.num_heads": 2, "model.num_kv_heads": 1},
+        }
+    ),
+    "model.mlp_dim": Choice((32, 128)),
+    "optimizer.warmup_steps": Choice((0, 20)),
+    "train.global_batch": Choice((4, 16)),
+    "optimizer.name": Choice(("adamw", "lion", "sgd")),
+}
+FIXED = {
+    "train.steps": STEPS[-1], "train.eval_every": STEPS[0], "train.sequence_length": 32, "model.max_length": 32,
+    "evaluation.batches": 1000, "train.save_every": 0, "data.tokenizer": "byte", "model.vocab_size": 256,
+    "model.layer_loop": "scan", "evaluation.sample_tokens": 0, "logging.tensorboard": "false",
+}  # fmt: skip
+
+
+def points() -> list[dict]:
+    """Return every point of the grid; those that share a compiled shape are next to each other."""
+    order = sorted(SPACE, key=lambda name: name.startswith("optimizer."))
+    return [
+        dict(zip(order, values, strict=True)) for values in itertools.product(*(SPACE[name].values for name in order))
+    ]
+
+
+def name_of(point: dict) -> str:
+    """Return the name of a point in the file."""
+    return json.dumps([point[name] for name in SPACE])
+
+
+def write_sums(path: pathlib.Path, seed: int, count: int) -> str:
+    """Write lines such as 12+345=357; return the path."""
+    pairs = np.random.default_rng(seed).integers(0, 1000, (count, 2))
+    path.write_text("".join(f"{a}+{b}={a + b}\n" for a, b in pairs))
+    return str(path)
+
+
+def losses(point: dict, data: dict[str, str]) -> list[float]:
+    """Train a point; return its held-out loss in nats per token after each of STEPS."""
+    typed = {key: str(value) for key, value in (FIXED | data | spaces.changes(SPACE, point)).items()}
+    config = loading.load(str(support.ROOT / "configs/tiny.py"), "", typed).config
+    validation.validate(config, num_devices=1)
+    folder = pathlib.Path(tempfile.mkdtemp())
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(config, folder)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        shutil.rmtree(folder)
+    found = {line["step"]: line["eval_loss"] for line in lines if line["kind"] == "eval"}
+    return [round(found[step], 5) for step in STEPS]
+
+
+def main() -> None:
+    """Train the points that the file does not have."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--at_most", type=int, default=10**6, help="points to train")
+    kept = json.loads(FILE.read_text()) if FILE.exists() else {}
+    left = [point for point in points() if name_of(point) not in kept][: parser.parse_args().at_most]
+    jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp())  # runs of one shape share what they can
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    start, folder = time.monotonic(), pathlib.Path(tempfile.mkdtemp())
+    data = {
+        "data.path": write_sums(folder / "train.txt", 0, 20_000),
+        "data.validation_path": write_sums(folder / "heldout.txt", 1, 200),
+    }
+    for done, point in enumerate(left, 1):
+        kept[name_of(point)] = losses(point, data)
+        write_atomically(FILE, json.dumps(kept, indent=0).encode())
+        passed = time.monotonic() - start
+        print(
+            f"{len(kept)} of {len(points())}: {name_of(point)} {kept[name_of(point)]}, "
+            f"{passed / done:.1f} s each, {passed / done * (len(left) - done) / 60:.0f} min left", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

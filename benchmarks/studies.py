@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a study survive kills, and is its status quick? Four tiny trials on two workers, killed ten times.
+
+Both workers get kill -9 at random moments, and the same command runs again. Every trial must end exactly once, and its
+losses and arrays must equal those of an undisturbed study bit for bit. Also measures status and report with 1,000
+trials.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import support
+
+KILLS = 2 if support.QUICK else 10
+SEED = 0
+TRIALS = 1000
+TINY = {
+    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
+    "model.high_cycles": 1, "model.low_cycles": 1, "supervision.max_steps": 3, "train.global_batch": 16,
+    "train.steps": 400, "train.eval_every": 100, "train.save_every": 100, "data.puzzle_count": 4,
+    "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20, "optimizer.warmup_steps": 5,
+    "logging.tensorboard": False,
+}  # fmt: skip
+STUDY = ["exp08-ema", "--base=mini", "--seeds=2", *[f"--config.{key}={value}" for key, value in TINY.items()]]
+FIGURES = ("loss", "gradient_norm", "exact_accuracy", "eval_loss", "eval_exact_accuracy")
+
+
+def start(folder: pathlib.Path, *arguments: str) -> subprocess.Popen:
+    """Start sweep.py in a folder."""
+    return subprocess.Popen([sys.executable, str(support.ROOT / "sweep.py"), *arguments], cwd=folder)
+
+
+def run(folder: pathlib.Path, *arguments: str) -> float:
+    """Run sweep.py in a folder; return its seconds. A failure ends the benchmark."""
+    began = time.perf_counter()
+    if status := start(folder, *arguments).wait():
+        sys.exit(f"sweep.py {' '.join(arguments[:2])} ended with status {status}")
+    return time.perf_counter() - began
+
+
+def kill_workers(folder: pathlib.Path, rng: random.Random, longest: float) -> int:
+    """Run the study and kill its workers at a random moment; return the number of killed workers."""
+    process = start(folder, "run", *STUDY, "--workers=2")
+    try:
+        process.wait(rng.uniform(2.0, longest))
+        return 0
+    except subprocess.TimeoutExpired:
+        workers = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for worker in workers:
+        os.kill(int(worker), signal.SIGKILL)
+    process.wait()
+    return len(workers)
+
+
+def results(folder: pathlib.Path) -> dict[str, object]:
+    """Return the figures of every step and the digests of the last checkpoint's arrays, by trial."""
+    found = {}
+    for metrics in sorted(folder.glob("runs/*/*/*/metrics.jsonl")):
+        lines = {}
+        for line in map(json.loads, metrics.read_text().splitlines()):
+            if line["kind"] in ("train", "eval"):
+                lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
+        manifest = metrics.parent / "checkpoints" / str(TINY["train.steps"]) / "manifest.json"
+        files = json.loads(manifest.read_text())["files"]
+        arrays = {name: digest for name, digest in files.items() if name.startswith("state/") and name.endswith("/0")}
+        found[metrics.parent.name] = {"lines": lines, "arrays": arrays}
+    return found
+
+
+def survival(folder: pathlib.Path) -> dict[str, float]:
+    """Return how many trials ended once, and how many equal the undisturbed ones."""
+    import optuna
+
+    (calm := folder / "calm").mkdir()
+    (hit := folder / "hit").mkdir()
+    seconds = run(calm, "run", *STUDY, "--workers=2")
+    rng, killed = random.Random(SEED), 0
+    for _ in range(KILLS):
+        killed += kill_workers(hit, rng, 0.6 * seconds)
+    run(hit, "run", *STUDY, "--workers=2")
+    trials = optuna.load_study(study_name="trm-mini", storage=f"sqlite:///{hit}/studies.db").trials
+    expected, found = results(calm), results(hit)
+    return {
+        "workers_killed": killed,
+        "trials": len(trials),
+        "trials_ended_once": sum(trial.state.name == "COMPLETE" for trial in trials),
+        "trials_equal_bit_for_bit": sum(found.get(name) == expected[name] for name in expected),
+    }
+
+
+def speed(folder: pathlib.Path) -> dict[str, float]:
+    """Return the seconds of status and report with many trials, all of them done."""
+    sys.path.remove(str(support.ROOT / "benchmarks"))  # or `studies` would be this file
+    from optuna.trial import TrialState
+    from studies import suites, trials
+    from studies.storage import open_storage
+
+    study, _ = suites.find("trm-mini")
+    seeds = -(-TRIALS // 15)
+    owners = suites.owners(study, seeds=seeds)
+    storage = open_storage(f"sqlite:///{folder}/many.db", create=True)
+    queue = trials.Queue(storage, study.name, "maximize", create=True)
+    queue.enqueue([trials.Order(member, f"{folder}/none/{member.title}", "") for member in owners.values()])
+    options = (f"--storage=sqlite:///{folder}/many.db", f"--seeds={seeds}")
+    waiting = run(folder, "status", "trm-mini", *options)
+    curve = {step: step / 500 for step in range(100, 501, 100)}
+    evaluations = [{"step": step, "eval_exact_accuracy": value} for step, value in curve.items()]
+    for trial in queue.latest().values():
+        number = storage.get_trial_id_from_study_id_trial_number(queue.study_id, trial.number)
+        storage.set_trial_user_attr(number, "evaluations", evaluations)
+        storage.set_trial_user_attr(number, "chip_hours", 0.1)
+        for step, value in curve.items():
+            storage.set_trial_intermediate_value(number, step, value)
+        storage.set_trial_state_values(number, TrialState.COMPLETE, [trial.number / len(owners)])
+    return {
+        "queued_trials": len(owners),
+        "status_seconds": waiting,
+        "report_seconds": run(folder, "report", "trm-mini", *options),
+    }
+
+
+def main() -> None:
+    """Measure everything."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        support.finish("studies", speed(folder) | survival(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The declaration of experiments: a group answers one question, and a suite is a folder of groups with their bases."""
+
+import dataclasses
+
+Changes = dict[str, bool | int | float | str]  # values of dotted keys
+FULL, MINI = "configurations", "mini"  # the two sizes of a group
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """What the configurations of a suite differ from.
+
+    Attributes:
+      recipe: a file with get_config(), relative to the workspace.
+      changes: keys of the recipe that every configuration of the suite changes.
+      size: the field of a group that has its configurations: FULL or MINI.
+    """
+
+    recipe: str
+    changes: Changes = dataclasses.field(default_factory=dict)
+    size: str = FULL
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The groups in a folder of configs/experiments/; its file suite.py declares it as SUITE.
+
+    Attributes:
+      bases: by name; the first is the default.
+      metric: figure of an evaluation line in metrics.jsonl that answers the questions.
+      direction: whether a larger metric is better: maximize, or minimize.
+    """
+
+    bases: dict[str, Base]
+    metric: str
+    direction: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Configurations that answer one question; every other file of a suite's folder declares one as GROUP.
+
+    Attributes:
+      question: what the group asks, in one sentence.
+      hypothesis: what is thought to happen, and why.
+      expected: the result that would confirm it, with figures where some are known.
+      configurations: {name: keys that differ from the base}.
+      mini: the same for a size that a laptop finishes.
+      counted: whether the group belongs to those that the suite announces; others are extra.
+    """
+
+    question: str
+    hypothesis: str
+    expected: str
+    configurations: dict[str, Changes]
+    mini: dict[str, Changes] = dataclasses.field(default_factory=dict)
+    counted: bool = True

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a page of reporting/html_page.py: paragraphs, tables, and plots that follow its light or dark colours.
+
+Only what draws imports matplotlib, so that a command without a page starts without it.
+"""
+
+import html
+import io
+import re
+from collections.abc import Callable, Sequence
+
+INK, GRID = "#010203", "#040506"  # placeholders for matplotlib; the page replaces them by its light or dark colours
+STYLE = {
+    "svg.fonttype": "none", "text.parse_math": False, "font.family": ["DejaVu Sans"], "font.size": 9,
+    "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none", "text.color": INK,
+    "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK, "grid.color": GRID,
+    "xtick.major.size": 0, "xtick.minor.size": 0, "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
+}  # fmt: skip
+WIDE = 10.6  # inches; the page is 1100 units wide
+CSS = """
+figure { margin: 8px 0 0; overflow-x: auto; } svg { width: 100%; min-width: 700px; }
+svg text { font-family: system-ui, sans-serif !important; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; } th { text-align: left; font-weight: 600; }
+th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td { overflow-wrap: anywhere; }
+"""
+
+
+def paragraphs(lines: list[str]) -> str:
+    """Return a paragraph for each line of text."""
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def figure_of(draw: Callable, report, name: str, height: float) -> str:
+    """Return the SVG of a plot of `height` inches without dates or comments; its ids begin with `name`.
+
+    `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
+    """
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    tips: dict[str, str] = {}
+    with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]):
+        figure, file = Figure(figsize=(WIDE, height)), io.StringIO()
+        draw(report, figure, tips)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()[file.getvalue().index("<svg") :].replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r' (width|height)="[^"]*pt"', "", re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text))
+    for gid, tip in tips.items():
+        text = text.replace(f'id="{name}-{gid}">', f'id="{name}-{gid}"><title>{html.escape(tip)}</title>')
+    return text
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table with escaped cells; a column whose name begins with a capital holds numbers."""
+    kinds = [' class="number"' if name[0].isupper() else "" for name in columns]
+    lines = [
+        "".join(f"<{cell}{kind}>{html.escape(text)}</{cell}>" for kind, text in zip(kinds, row, strict=True))
+        for cell, row in (("th", columns), *(("td", row) for row in rows))
+    ]
+    return f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in lines)}</table></div>'

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study's trials say: mean and spread of each configuration over seeds, and the answer of each group."""
+
+import dataclasses
+import math
+import statistics
+
+from optuna.trial import FrozenTrial, TrialState
+
+from studies import planning
+from studies.suites import Member, Study
+
+ONE_SEED = "no conclusion from one seed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A configuration of a group over its seeds.
+
+    Attributes:
+      changes: keys that differ from the base, in words.
+      values: the metric of each seed whose trial is done.
+      curves: the metric by step, of each of these.
+      chip_hours: of all its trials.
+      cost: in dollars; None if no price is known.
+      failures: why trials failed, or why the configuration is refused.
+      left: number of trials that have not ended, or are not queued.
+    """
+
+    name: str
+    changes: str
+    values: list[float]
+    curves: list[dict[int, float]]
+    chip_hours: float
+    cost: float | None
+    failures: list[str]
+    left: int
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds; None for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean; None for fewer than two seeds."""
+        return None if self.deviation is None else self.deviation / math.sqrt(len(self.values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A group with its rows and the answer in one sentence."""
+
+    group: str
+    rows: list[Row]
+    sentence: str
+
+
+def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]) -> list[Answer]:
+    """Return the answer of each group that has members, in order.
+
+    Args:
+      trials: the last trial of each configuration by its digest.
+    """
+    found = []
+    for group in dict.fromkeys(member.group for member in members):
+        by_name: dict[str, list[Member]] = {}
+        for member in members:
+            if member.group == group:
+                by_name.setdefault(planning.plain_name(member), []).append(member)
+        rows = [_row(study, name, seeds, trials) for name, seeds in by_name.items()]
+        found.append(Answer(group, rows, sentence(rows, study.suite.metric, study.suite.direction)))
+    return found
+
+
+def sentence(rows: list[Row], metric: str, direction: str) -> str:
+    """Return the answer that the rows carry, with its figures; without at least two seeds it concludes nothing."""
+    done = [row for row in rows if row.values]
+    left, failed = sum(row.left for row in rows), sum(bool(row.failures) for row in rows)
+    if len(done) < 2:
+        return f"No answer yet: {len(done)} of {len(rows)} configurations are done, {left} trials are left."
+    ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
+    best, second, worst = ranked[0], ranked[1], ranked[-1]
+    most = f"{best.name} has the best {words(metric)}, {figure(best)}, and {worst.name} the worst, {figure(worst)}"
+    rest = f"; {left} trials are left" if left else ""
+    rest += f"; {failed} configurations failed or are refused" if failed else ""
+    if best.error is None or second.error is None or worst.error is None:
+        return f"{most}: {ONE_SEED}{rest}."
+    gap, error = abs(best.mean - worst.mean), math.hypot(best.error, worst.error)
+    if gap <= 2 * error:
+        return f"No difference beyond the spread over seeds: {most}, {gap:.4f} ± {error:.4f} apart{rest}."
+    close = abs(best.mean - second.mean) <= 2 * math.hypot(best.error, second.error)
+    beside = f"; {second.name}, {figure(second)}, is within the error of the best" if close and len(done) > 2 else ""
+    return f"{most}, {gap:.4f} ± {error:.4f} apart{beside}{rest}."
+
+
+def figure(row: Row) -> str:
+    """Return the mean of a row with its standard error."""
+    return f"{row.mean:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
+
+
+def words(metric: str) -> str:
+    """Return the name of a metric as people say it."""
+    return metric.removeprefix("eval_").replace("_", " ")
+
+
+def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenTrial]) -> Row:
+    changes = ", ".join(f"{key}={value}" for key, value in planning.changed(study, seeds[0]).items())
+    failures = list(dict.fromkeys(member.refusal for member in seeds if member.refusal))
+    found = [trials.get(member.digest) for member in seeds if not member.refusal]
+    done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
+    ended = [trial for trial in found if trial and trial.state.is_finished()]
+    failures += [
+        f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}"
+        for trial in ended if trial.state == TrialState.FAIL
+    ]  # fmt: skip
+    costs = [trial.user_attrs["cost"] for trial in ended if trial.user_attrs.get("cost") is not None]
+    return Row(
+        name=name,
+        changes=changes or "nothing",
+        values=[trial.value for trial in done],
+        curves=[trial.intermediate_values for trial in done],
+        chip_hours=sum(trial.user_attrs.get("chip_hours", 0.0) for trial in ended),
+        cost=sum(costs) if costs else None,
+        failures=failures,
+        left=len(found) - len(ended),
+    )

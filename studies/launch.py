@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts workers, waits for them, and says how a study stands when they have ended."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from optuna.trial import TrialState
+
+from settings.loading import ROOT
+from studies import trials
+from studies.worker import Task
+
+TRAIN = (sys.executable, str(ROOT / "train.py"))
+
+
+class Unfinished(RuntimeError):
+    """Trials are left; the same command continues them."""
+
+    exit_status = 75
+
+
+class Failed(RuntimeError):
+    """Every trial has ended, and some have failed."""
+
+    exit_status = 1
+
+
+def run(
+    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN
+) -> None:
+    """Work on the trials of these configurations until all have ended.
+
+    Args:
+      digests: of the configurations.
+      metric: figure of an evaluation that is a trial's value.
+      storage: URL that the workers open.
+      workers: number of processes.
+      program: the command of a trial, before its flags.
+
+    Raises:
+      Unfinished: the command was interrupted, or its workers died.
+      Failed: trials have failed.
+    """
+    task = Task(storage, queue.name, sorted(digests), metric, list(program))
+    left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
+    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)))
+
+
+def work(module: str, content: dict, count: int) -> list[int]:
+    """Run processes of a module of workers with this JSON until they end; return their exit statuses.
+
+    An interruption of this process asks them to end.
+    """
+    text = json.dumps(content | {"parent": os.getpid()})
+    processes = [_start(module, text) for _ in range(count)]
+    try:
+        for process in processes:
+            process.wait()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for process in processes:
+            process.terminate()
+        print("asked to stop: running trials save", file=sys.stderr, flush=True)
+        for process in processes:
+            process.wait()
+    return [process.returncode for process in processes]
+
+
+def _start(module: str, content: str) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])}
+    command = [sys.executable, "-m", module]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, text=True)
+    process.stdin.write(content)
+    process.stdin.close()
+    return process
+
+
+def _judge(queue: trials.Queue, digests: set[str], statuses: list[int]) -> None:
+    found = [trial for digest, trial in queue.latest().items() if digest in digests]
+    left = [trial for trial in found if not trial.state.is_finished()]
+    failed = [trial for trial in found if trial.state == TrialState.FAIL]
+    done = len(found) - len(left) - len(failed)
+    print(f"{queue.name}: {done} done, {len(failed)} failed, {len(left)} left", flush=True)
+    if left:
+        died = [
+            status for status in statuses if status not in (0, -signal.SIGTERM)
+        ]  # one that only began is asked to end
+        why = f"{len(died)} workers died (status {died[0]})" if died else "interrupted"
+        raise Unfinished(f"{why}; {len(left)} trials are left, run the same command to continue")
+    if failed:
+        first = failed[0]
+        raise Failed(
+            f"{len(failed)} trials failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
+            f"`sweep.py retry` queues them again"
+        )

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of a search: which point of a space is tried next, from the trials so far.
+
+Evolution and local search are samplers of Optuna. They keep no state but what the storage has, so a search continues
+after any interruption, with any number of workers.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+Space = dict[str, BaseDistribution]
+POPULATION, SAMPLE = 10, 8  # of evolution: the last trials that may be parents, and how many compete to be one
+FIRST = 5  # random trials before local search
+STEP = 0.2  # standard deviation of a mutated number, as a fraction of its range
+
+
+class FromHistory(optuna.samplers.BaseSampler):
+    """A sampler that derives a point from one of the earlier trials, or draws one at random.
+
+    Subclasses define `parent`.
+    """
+
+    def __init__(self, space: Space, seed: int):
+        self.space, self._seed = space, seed
+        self._random = optuna.samplers.RandomSampler(seed)
+
+    def parent(self, study: optuna.Study, trials: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial | None:
+        """Return the trial to mutate; None: draw a random point.
+
+        Args:
+          trials: the complete ones, in the order of their ends.
+        """
+        raise NotImplementedError
+
+    def infer_relative_search_space(self, study, trial) -> Space:
+        """Return the whole space."""
+        return self.space
+
+    def sample_relative(self, study, trial, search_space) -> dict:
+        """Return the parameters of the parent with one of them changed; a point that was tried is drawn again."""
+        rng = np.random.default_rng((self._seed, trial.number))
+        ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        ended = [one for one in ended if one.params.keys() == self.space.keys()]
+        chosen = self.parent(study, sorted(ended, key=lambda one: one.datetime_complete), rng)
+        known = [one.params for one in study.get_trials(deepcopy=False)]
+        for _ in range(2 * len(self.space)):
+            point = mutated(chosen.params, self.space, rng) if chosen else drawn(self.space, rng)
+            if point not in known:
+                break
+        return point
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        """Return a random value of a parameter that is not in the space."""
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+
+class Evolution(FromHistory):
+    """Regularized evolution: the oldest trial leaves the population, not the worst (arXiv:1802.01548, algorithm 1).
+
+    The parent is the best of SAMPLE of the last POPULATION complete trials; one of its parameters changes.
+    """
+
+    def parent(self, study, trials, rng):
+        """Return the winner of a tournament; None while the first population is drawn."""
+        if len(trials) < POPULATION:
+            return None
+        places = rng.choice(POPULATION, SAMPLE, replace=False)
+        return best(study, [trials[-POPULATION:][place] for place in places])
+
+
+class LocalSearch(FromHistory):
+    """Local search: the best trial so far with one parameter changed (arXiv:2005.02960)."""
+
+    def parent(self, study, trials, rng):
+        """Return the best trial; None for the first ones."""
+        return best(study, trials) if len(trials) >= FIRST else None
+
+
+def best(study: optuna.Study, trials: list[FrozenTrial]) -> FrozenTrial:
+    """Return the trial with the best first value."""
+    sign = -1 if study.directions[0] == StudyDirection.MAXIMIZE else 1
+    return min(trials, key=lambda one: sign * one.values[0])
+
+
+def drawn(space: Space, rng: np.random.Generator) -> dict:
+    """Return a random point."""
+    return {name: _value(distribution, rng.random()) for name, distribution in space.items()}
+
+
+def mutated(point: dict, space: Space, rng: np.random.Generator) -> dict:
+    """Return a point with another value of one parameter: any other choice, or a number nearby."""
+    changing = [name for name, distribution in space.items() if not distribution.single()]
+    name = changing[rng.integers(len(changing))]
+    distribution, old = space[name], point[name]
+    if isinstance(distribution, CategoricalDistribution):
+        others = [choice for choice in distribution.choices if choice != old]
+        return point | {name: others[rng.integers(len(others))]}
+    place = _place(distribution, old)
+    while (new := _value(distribution, np.clip(rng.normal(place, STEP), 0, 1))) == old:
+        pass
+    return point | {name: new}
+
+
+def _value(distribution: BaseDistribution, place: float):
+    """Return the value at a place in [0, 1] of a distribution."""
+    if isinstance(distribution, CategoricalDistribution):
+        count = len(distribution.choices)
+        return distribution.choices[min(int(place * count), count - 1)]
+    low, high = distribution.low, distribution.high
+    if distribution.log:
+        value = float(np.exp(np.log(low) + place * (np.log(high) - np.log(low))))
+        value = min(max(value, low), high)
+    elif distribution.step:
+        value = low + distribution.step * min(int(place * _count(distribution)), _count(distribution) - 1)
+    else:
+        value = low + place * (high - low)
+    return round(value) if isinstance(distribution, optuna.distributions.IntDistribution) else float(value)
+
+
+def _place(distribution: BaseDistribution, value: float) -> float:
+    """Return where in [0, 1] a number is."""
+    low, high = distribution.low, distribution.high
+    if distribution.log:
+        return float((np.log(value) - np.log(low)) / (np.log(high) - np.log(low)))
+    if distribution.step:
+        return ((value - low) / distribution.step + 0.5) / _count(distribution)
+    return (value - low) / (high - low)
+
+
+def _count(distribution: BaseDistribution) -> int:
+    return round((distribution.high - distribution.low) / distribution.step) + 1
+
+
+def _tpe(space: Space, seed: int) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+
+
+METHODS: dict[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
+    "random": lambda space, seed: optuna.samplers.RandomSampler(seed),
+    "tpe": _tpe,
+    "cmaes": lambda space, seed: optuna.samplers.CmaEsSampler(seed=seed),
+    "evolution": Evolution,
+    "local_search": LocalSearch,
+}
+RUNGS = 9, 3  # a pruner looks after a ninth and a third of the steps
+
+
+def _median(steps: int) -> optuna.pruners.BasePruner:
+    return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // RUNGS[0])
+
+
+def _asha(steps: int) -> optuna.pruners.BasePruner:
+    return optuna.pruners.SuccessiveHalvingPruner(max(1, steps // RUNGS[0]), reduction_factor=RUNGS[1])
+
+
+# Which trials end early, given the steps of a whole one. ASHA: arXiv:1810.05934.
+PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
+    "none": lambda steps: optuna.pruners.NopPruner(), "median": _median, "asha": _asha,
+}  # fmt: skip

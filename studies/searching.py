@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search: workers ask a sampler for the next configuration, train it, and end it early if a pruner says so.
+
+`sweep.py search` starts the workers with a Search as JSON on standard input. A search has no state but its trials in
+the storage: a worker that died leaves a trial that the next one continues, and the sampler goes on from all trials.
+"""
+
+import dataclasses
+import pathlib
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from configs.errors import ConfigError
+from configs.group import Base
+from settings import loading
+from studies import outcome, planning, samplers, spaces, suites, trials
+from studies.launch import Unfinished
+from studies.storage import open_storage
+from studies.worker import Task, Worker, main
+
+TRIES = 100  # points that are drawn until one is valid and new
+LOOK_SECONDS = 0.5  # between two looks at the evaluations of a running trial
+PRUNED = "pruned: others were better at this step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is searched and how; all of it but the storage and the number of trials belongs to the study.
+
+    Attributes:
+      storage, study: where the trials are.
+      recipe, space: files.
+      method: key of samplers.METHODS.
+      prune: key of samplers.PRUNERS.
+      count: trials in all.
+      seed: of the sampler.
+      metric: figure of an evaluation that is minimized.
+      root: folder of the trials' folders.
+      overrides: typed text by dotted key, for every trial.
+      program: the command of a trial, before its flags.
+    """
+
+    storage: str
+    study: str
+    recipe: str
+    space: str
+    method: str
+    prune: str
+    count: int
+    seed: int
+    metric: str
+    root: str
+    topology: str
+    overrides: dict[str, str]
+    program: list[str]
+
+    def definition(self) -> dict[str, object]:
+        """Return what must be equal when a search goes on."""
+        same = ("recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides")
+        return {name: getattr(self, name) for name in same}
+
+    def member(self, name: str, changes: dict) -> suites.Member:
+        """Return a resolved configuration."""
+        recipe = loading.run_recipe(self.recipe)
+        return suites.member_of(Base(self.recipe), recipe, self.study, name, changes, self.topology, self.overrides)
+
+
+class Searcher(Worker):
+    """Runs the trials of a search."""
+
+    beat_seconds = LOOK_SECONDS
+
+    def __init__(self, search: Search):
+        super().__init__(Task(search.storage, search.study, [], search.metric, search.program))
+        self.search, self.space = search, spaces.read(search.space)
+        self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
+
+    def next_trial(self) -> FrozenTrial | None:
+        """Claim a trial that a dead or interrupted worker left, or begin one; None if all have begun."""
+        return self.queue.claim_next(set(self.queue.latest())) or self._begun()
+
+    def is_over(self) -> bool:
+        """Return whether as many trials have ended as the search has, or as it can have."""
+        known = self.queue.latest().values()
+        return all(trial.state.is_finished() for trial in known)
+
+    def reason_to_end(self, trial: FrozenTrial) -> str:
+        """Report new evaluations; return why the trial should end now, "" if it should go on."""
+        if reason := super().reason_to_end(trial):
+            return reason
+        number = self.queue.id_of(trial)
+        found = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
+        known = self.queue.storage.get_trial(number).intermediate_values
+        for step in sorted(found.keys() - known.keys()):
+            self.queue.storage.set_trial_intermediate_value(number, step, found[step])
+            steps = planning.steps_of(trial.user_attrs["config"]) or step
+            pruner = samplers.PRUNERS[self.search.prune](steps)
+            if step < steps and pruner.prune(self.study, self.queue.storage.get_trial(number)):
+                return f"{PRUNED} ({self.task.metric} {found[step]:.6g} at {step:,})"
+        return ""
+
+    def end_early(self, trial: FrozenTrial, how: dict) -> None:
+        """Record a pruned trial with its last value; others that end early have failed."""
+        if how["reason"].startswith(PRUNED):
+            curve = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
+            self.end(trial, curve[max(curve)], how, pruned=True)
+        else:
+            super().end_early(trial, how)
+
+    def _begun(self) -> FrozenTrial | None:
+        """Begin a trial with the sampler's next point that is valid and new; None if there are enough trials."""
+        with self.queue.locked():
+            everything = self.study.get_trials(deepcopy=False)
+            known = {one.user_attrs["digest"]: one for one in everything if "digest" in one.user_attrs}
+            for orphan in everything:  # its worker died before it was adopted
+                if "digest" not in orphan.user_attrs and not orphan.state.is_finished():
+                    self.study.tell(orphan.number, state=TrialState.FAIL)
+            for attempt in range(TRIES if len(known) < self.search.count else 0):
+                seed = hash((self.search.seed, len(everything) + attempt)) % 2**32  # a sampler has no other state
+                distributions = spaces.distributions(self.space)
+                self.study.sampler = samplers.METHODS[self.search.method](distributions, seed)
+                trial = self.study.ask(distributions)
+                name = f"{len(known):04d}"
+                member = self.search.member(name, spaces.changes(self.space, trial.params))
+                if not member.refusal and member.digest not in known:
+                    folder = suites.folder(self.search.root, member)
+                    return self.queue.adopt(trial, trials.Order(member, folder, self.search.topology))
+                left_out = member.refusal or f"equals trial {known[member.digest].number}"
+                trial.set_user_attr("left_out", left_out)
+                self.study.tell(trial, state=TrialState.FAIL)
+        return None
+
+
+def begin(search: Search) -> trials.Queue:
+    """Create the study of a search, or open it to go on.
+
+    Raises:
+      ConfigError: the study is of another search.
+    """
+    queue = trials.Queue(open_storage(search.storage, create=True), search.study, "minimize", create=True)
+    study = optuna.load_study(study_name=search.study, storage=queue.storage)
+    kept = study.user_attrs.setdefault("search", search.definition())
+    differs = [name for name, value in search.definition().items() if kept[name] != value]
+    if differs:
+        name = differs[0]
+        raise ConfigError(
+            f"the search {search.study} has {name}={kept[name]}, not {search.definition()[name]}; "
+            "give this one another --name"
+        )
+    study.set_user_attr("search", kept)
+    return queue
+
+
+def table(queue: trials.Queue, most: int = 10) -> list[tuple[str, ...]]:
+    """Return rows of the best trials: place, value, parameters and folder."""
+    study = optuna.load_study(study_name=queue.name, storage=queue.storage)
+    ended = [one for one in study.get_trials(deepcopy=False) if one.state == TrialState.COMPLETE]
+    rows = [("trial", "value", "parameters", "folder")]
+    for one in sorted(ended, key=lambda one: one.value)[:most]:
+        parameters = ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                               for name, value in one.params.items())  # fmt: skip
+        rows.append((str(one.number), f"{one.value:.6g}", parameters, str(pathlib.Path(one.user_attrs["workdir"]))))
+    return rows
+
+
+def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
+    """Print how many trials of a search ended in which way.
+
+    Raises:
+      Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
+    """
+    states = [trial.state for trial in queue.latest().values()]
+    words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    ended = sum(state.is_finished() for state in states)
+    print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
+    if any(statuses) or any(not state.is_finished() for state in states):
+        raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
+    if ended < count:
+        print(f"the space has no more points: {ended} trials of {count}", flush=True)
+
+
+if __name__ == "__main__":
+    main(lambda content: Searcher(Search(**content)))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a search space, and turns its entries into Optuna's distributions and parameters into changes of keys."""
+
+import importlib.util
+import pathlib
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from configs.base import KEYS
+from configs.errors import ConfigError, did_you_mean
+from configs.space import Choice, Range, Space, Value
+from settings.keys import similar_keys
+from settings.loading import ROOT
+
+
+def read(path: str) -> Space:
+    """Return the SPACE of a Python file, which is looked for here and in the workspace.
+
+    Raises:
+      ConfigError: there is no such file, it fails, or an entry is no range or choice of a key.
+    """
+    file = next((place for place in (pathlib.Path(path), ROOT / path) if place.is_file()), None)
+    if file is None or file.suffix != ".py":
+        known = ", ".join(f"spaces/{place.name}" for place in sorted((ROOT / "spaces").glob("*.py")))
+        raise ConfigError(f"--space={path} is not a Python file with a SPACE; this workspace has {known}")
+    spec = importlib.util.spec_from_file_location(f"space_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        space = module.SPACE
+    except (ArithmeticError, AttributeError, ConfigError, ImportError, LookupError, NameError, OSError, SyntaxError,
+            TypeError, ValueError) as error:  # fmt: skip
+        raise ConfigError(f"--space={path}: {' '.join(str(error).split())}") from error
+    if not isinstance(space, dict) or not space:
+        raise ConfigError(f"--space={path}: SPACE must be a dictionary {{key: Range(...) or Choice(...)}}")
+    for name, entry in space.items():
+        _check(f"--space={path}", name, entry)
+    return space
+
+
+def _check(where: str, name: str, entry: object) -> None:
+    if not isinstance(entry, Range | Choice):
+        raise ConfigError(f"{where}: {name} is {entry!r}, which is no Range and no Choice")
+    keys = {name}
+    if isinstance(entry, Choice) and isinstance(entry.values, dict):
+        keys = {key for changes in entry.values.values() for key in changes}
+    for key in keys - KEYS.keys():
+        raise ConfigError(f"{where}: {key} is no configuration key{did_you_mean(similar_keys(key, KEYS))}")
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """Return Optuna's distribution of each entry."""
+    return {name: _distribution(entry) for name, entry in space.items()}
+
+
+def _distribution(entry: Range | Choice) -> BaseDistribution:
+    if isinstance(entry, Choice):
+        return CategoricalDistribution(list(entry.values))
+    if entry.is_whole:
+        return IntDistribution(entry.low, entry.high, log=entry.log, step=int(entry.step or 1))
+    return FloatDistribution(entry.low, entry.high, log=entry.log, step=entry.step or None)
+
+
+def changes(space: Space, parameters: dict[str, Value]) -> dict[str, Value]:
+    """Return the keys that a point of the space changes."""
+    found = {}
+    for name, value in parameters.items():
+        entry = space[name]
+        bundle = isinstance(entry, Choice) and isinstance(entry.values, dict)
+        found |= entry.values[value] if bundle else {name: value}
+    return found

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the database of studies: SQLite in a file, or PostgreSQL by its address."""
+
+import pathlib
+
+from configs.errors import ConfigError
+
+try:
+    import optuna
+    import sqlalchemy
+    from sqlalchemy import exc
+except ModuleNotFoundError as missing:
+    raise ConfigError(f"studies need the package {missing.name}: run `make setup EXTRAS=studies`") from None
+
+WAIT_SECONDS = 30  # for another process that writes
+EXAMPLES = "use sqlite:///studies.db or postgresql://USER@HOST/DATABASE"
+KINDS = ("sqlite", "postgresql")
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
+    """Return the storage at a URL; make its tables if there are none.
+
+    Args:
+      create: whether a file that is not there is begun.
+
+    Raises:
+      ConfigError: the URL is malformed or of another kind of database, or the database cannot be reached or used.
+    """
+    address = _address(url)
+    options = {"connect_args": {"timeout": WAIT_SECONDS}}
+    if address.get_backend_name() == "sqlite":
+        _check_file(url, address.database, create=create)
+    else:
+        options = {"connect_args": {"connect_timeout": WAIT_SECONDS}, "pool_pre_ping": True}
+        address = address.set(drivername="postgresql+psycopg")
+    said = address.render_as_string()  # without the password
+    try:
+        return optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options)
+    except ImportError:
+        raise ConfigError(f"--storage={said} needs the package psycopg: run `make setup EXTRAS=studies`") from None
+    except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+        raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
+
+
+def _address(url: str) -> sqlalchemy.URL:
+    try:
+        address = sqlalchemy.make_url(url)
+        kind = address.get_backend_name()
+    except (exc.ArgumentError, ValueError):
+        raise ConfigError(f"--storage={url.partition('@')[0][:30]} is not the URL of a database; {EXAMPLES}") from None
+    if kind not in KINDS:
+        raise ConfigError(f"--storage: studies are kept in SQLite or PostgreSQL, not in {kind}; {EXAMPLES}")
+    return address
+
+
+def _check_file(url: str, name: str | None, *, create: bool) -> None:
+    if not name or name == ":memory:":
+        raise ConfigError(f"--storage={url} names no file, which several processes could share; {EXAMPLES}")
+    path = pathlib.Path(name)
+    if not path.parent.is_dir():
+        raise ConfigError(f"--storage={url}: the folder {path.parent} does not exist; create it, or name another")
+    if not create and not path.is_file():
+        raise ConfigError(f"--storage={url}: there is no such file; `sweep.py run NAME` begins one")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the groups of configs/experiments/ and resolves their configurations; equal ones become one trial."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import pathlib
+from collections.abc import Iterable
+
+from configs import topologies
+from configs.base import KEYS, keys_of
+from configs.errors import ConfigError, did_you_mean, shown, similar
+from configs.group import Base, Changes, Group, Suite
+from configs.key import MACHINE
+from settings import loading, validation
+from settings.keys import flat
+from settings.resolving import resolve
+
+EXPERIMENTS = loading.ROOT / "configs" / "experiments"
+SUITE, SEED = "suite", "train.seed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One configuration of a group, with one seed.
+
+    Attributes:
+      group, name: of the configuration; a seed other than the recipe's is part of `name`.
+      seed: of the run.
+      changes: typed text of every key that differs from the recipe.
+      values: the resolved configuration; {} if it is refused.
+      refusal: why the configuration cannot run; "" if it can.
+    """
+
+    group: str
+    name: str
+    seed: int
+    recipe: str
+    changes: dict[str, str]
+    values: dict[str, object]
+    refusal: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name that users read, GROUP/NAME."""
+        return f"{self.group}/{self.name}"
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of what decides the result: the keys that differ from base, except those of the machine."""
+        differs = {key: value for key, value in sorted(self.values.items()) if value != KEYS[key].default}
+        kept = {key: value for key, value in differs.items() if key not in keys_of(MACHINE)}
+        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """The groups of a suite with one of its bases.
+
+    Attributes:
+      name: SUITE for the default base, else SUITE-BASE.
+      groups: by name, in the order of their files; the group of the base itself is first.
+    """
+
+    name: str
+    suite: Suite
+    base: Base
+    groups: dict[str, Group]
+
+
+def suite_names() -> list[str]:
+    """Return the names of the suites, which are the folders in configs/experiments/."""
+    return sorted(path.parent.name for path in EXPERIMENTS.glob(f"*/{SUITE}.py"))
+
+
+def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
+    """Return the study that is asked for and the names of its groups that are.
+
+    Args:
+      asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder of a suite.
+      base: a base of the suite; "": that of `asked`, or the default.
+
+    Raises:
+      ConfigError: there is no such suite, base or group; the message names the nearest.
+    """
+    name = asked.rstrip("/").removesuffix(".py").rpartition("/")[2].replace("_", "-")
+    known = []
+    for suite_name in suite_names():
+        suite = importlib.import_module(f"configs.experiments.{suite_name}.{SUITE}").SUITE
+        groups = _groups(suite_name)
+        bases = {suite_name: next(iter(suite.bases))} | {f"{suite_name}-{name}": name for name in suite.bases}
+        known += [*bases, *groups]
+        if name in bases or name in groups:
+            chosen = _base(suite, suite_name, base or bases.get(name, bases[suite_name]))
+            default = chosen == bases[suite_name]
+            study_name = suite_name if default else f"{suite_name}-{chosen}"
+            study = Study(study_name, suite, suite.bases[chosen], groups)
+            return study, list(groups) if name in bases else [name]
+    near = did_you_mean(similar(name, known))
+    raise ConfigError(f"{shown(asked)} is no group or suite of configs/experiments/{near} (all: {', '.join(known)})")
+
+
+def members(
+    study: Study, names: Iterable[str], *, seeds: int = 0, topology: str = "", overrides: dict[str, str] | None = None
+) -> list[Member]:
+    """Return the resolved configurations of some groups of a study, in order.
+
+    Args:
+      seeds: run each configuration with the seeds 0 to `seeds` - 1; 0: only with the recipe's.
+      topology: hardware preset; "": the attached devices.
+      overrides: typed text by dotted key, which takes precedence over everything else.
+
+    Raises:
+      ConfigError: the base itself cannot run with this topology and these overrides.
+    """
+    found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
+    _values(recipe, _typed(study.base, {}, overrides or {}), topology)
+    for name in names:
+        for title, changes in getattr(study.groups[name], study.base.size).items():
+            member = member_of(study.base, recipe, name, title, changes, topology, overrides or {})
+            found += [_with_seed(member, seed) for seed in range(seeds)] if seeds else [member]
+    return found
+
+
+def owners(study: Study, **how) -> dict[str, Member]:
+    """Return {digest: the first member of the study that has it}, whose name the trial's folder gets."""
+    found = {}
+    for member in members(study, study.groups, **how):
+        if not member.refusal:
+            found.setdefault(member.digest, member)
+    return found
+
+
+def _groups(suite: str) -> dict[str, Group]:
+    files = sorted(path.stem for path in (EXPERIMENTS / suite).glob("*.py") if path.stem != SUITE)
+    modules = {name: importlib.import_module(f"configs.experiments.{suite}.{name}") for name in files}
+    return {name.replace("_", "-"): module.GROUP for name, module in modules.items()}
+
+
+def _base(suite: Suite, suite_name: str, base: str) -> str:
+    if base not in suite.bases:
+        near = did_you_mean(similar(base, suite.bases))
+        raise ConfigError(f"--base={shown(base)} is no base of {suite_name}{near} (all: {', '.join(suite.bases)})")
+    return base
+
+
+def member_of(
+    base: Base, recipe: tuple, group: str, name: str, changes: Changes, topology: str, overrides: dict[str, str]
+) -> Member:
+    """Return a resolved configuration, with the seed of the recipe; `recipe` is that of loading.run_recipe."""
+    typed = _typed(base, changes, overrides)
+    try:
+        values = _values(recipe, typed, topology)
+    except ConfigError as error:
+        return Member(group, name, 0, base.recipe, typed, {}, str(error))
+    return Member(group, name, values[SEED], base.recipe, typed, values)
+
+
+def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str, str]:
+    return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
+
+
+def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
+    """Return the value of every key; ConfigError if the configuration cannot run."""
+    config, origins = recipe
+    loaded = resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+    validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
+    return flat(loaded.config)
+
+
+def _with_seed(member: Member, seed: int) -> Member:
+    """Return a configuration with another seed; the name of seed 0 stays, so that adding seeds keeps its trial."""
+    return dataclasses.replace(
+        member, name=f"{member.name}-seed{seed}" if seed else member.name, seed=seed,
+        changes=member.changes | {SEED: str(seed)}, values=member.values and member.values | {SEED: seed},
+    )  # fmt: skip
+
+
+def folder(root: str, member: Member) -> str:
+    """Return the trial's workdir: a path below a local root, or an address below a bucket's."""
+    return f"{root.rstrip('/')}/{member.group}/{member.name}"
+
+
+def runs_of(root: str) -> str:
+    """Return the root of a study's folders as workers on any machine use it: absolute, unless it is a bucket."""
+    return root if "://" in root else str(pathlib.Path(root).expanduser().absolute())

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a study stands: queued, running, done and failed trials by group, chip-hours, cost and time left."""
+
+from collections.abc import Iterable
+
+from optuna.trial import FrozenTrial, TrialState
+
+from reporting.display import aligned, duration
+from studies.suites import Member, Study
+from studies.trials import Queue
+
+HEADING = ("group", "queued", "running", "done", "failed", "not queued", "chip-hours", "cost")
+
+
+def lines(study: Study, members: list[Member], queue: Queue) -> list[str]:
+    """Return the table by group, a line for each failure, and the time left.
+
+    A trial that several groups share counts in each of them, and once in the sums.
+    """
+    trials, running = queue.latest(), queue.running()
+    rows, wanted = [HEADING], [member for member in members if not member.refusal]
+    for group in dict.fromkeys(member.group for member in wanted):
+        digests = dict.fromkeys(member.digest for member in wanted if member.group == group)
+        rows.append((group, *_figures([trials.get(digest) for digest in digests], running)))
+    found = [trials.get(digest) for digest in dict.fromkeys(member.digest for member in wanted)]
+    rows.append(("all", *_figures(found, running)))
+    failed = [trial for trial in found if trial and trial.state == TrialState.FAIL]
+    reasons = [
+        f"failed: {trial.user_attrs['group']}/{trial.user_attrs['configuration']}: {trial.user_attrs['reason']}"
+        for trial in failed
+    ]
+    return [f"study {study.name}", *aligned(rows), *reasons, *_time_left(found, running)]
+
+
+def _figures(trials: list[FrozenTrial | None], running: set[int]) -> tuple[str, ...]:
+    """Return the cells of a row after its name; None is a configuration without a trial."""
+    found = [trial for trial in trials if trial]
+    done = [trial for trial in found if trial.state == TrialState.COMPLETE]
+    failed = [trial for trial in found if trial.state == TrialState.FAIL]
+    alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
+    queued = len(found) - len(done) - len(failed) - len(alive)
+    hours = sum(_of_ended(found, "chip_hours"))
+    costs = list(_of_ended(found, "cost"))
+    counts = (queued, len(alive), len(done), len(failed), len(trials) - len(found))
+    return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
+
+
+def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:
+    """Return the line about the time left; the trials that are done say how long one takes."""
+    left = sum(trial is None or not trial.state.is_finished() for trial in found)
+    done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
+    if not left:
+        return ["every trial has ended"]
+    if not done:
+        return [f"{left} trials are left; how long one takes is not known before one is done"]
+    seconds = sum(_of_ended(done, "wall_seconds")) / len(done)
+    workers = len([trial for trial in found if trial and trial.number in running])
+    at_once = f"with {workers} workers" if workers else "with one worker"
+    return [f"{left} trials are left, about {duration(left * seconds / max(1, workers))} {at_once}"]
+
+
+def _of_ended(trials: Iterable[FrozenTrial], name: str) -> Iterable[float]:
+    """Return a figure of each trial that has it."""
+    return (trial.user_attrs[name] for trial in trials if trial.user_attrs.get(name) is not None)

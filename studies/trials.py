@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of a study: each different configuration is an Optuna trial, which ends exactly once.
+
+A trial waits, is claimed by one worker, and ends as complete or failed. A worker that dies leaves its trial claimed;
+the next worker takes the claim over, and train.py resumes from the checkpoint in the trial's folder.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterable
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from configs.errors import ConfigError
+from studies import suites
+from studies.claims import Claims
+
+RETRIES = 2  # of a trial whose process failed, before its reason is shown
+ENQUEUE_SECONDS = 0.2  # between two looks at another process that enqueues
+CANCELLED = "cancelled by sweep.py cancel"
+
+
+class LostClaim(RuntimeError):
+    """Another worker has taken the trial over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a trial runs: a configuration, its folder and the hardware preset."""
+
+    member: suites.Member
+    workdir: str
+    topology: str
+
+    def attributes(self) -> dict[str, object]:
+        """Return the user attributes of a waiting trial."""
+        member = self.member
+        return {
+            "digest": member.digest, "group": member.group, "configuration": member.name, "seed": member.seed,
+            "workdir": self.workdir, "topology": self.topology, "recipe": member.recipe, "changes": member.changes,
+            "config": member.values, "failures": [], "cancelled": False,
+        }  # fmt: skip
+
+
+class Queue:
+    """The trials of a study in a storage.
+
+    Attributes:
+      claims: of this process.
+    """
+
+    def __init__(self, storage: optuna.storages.RDBStorage, name: str, direction: str = "", *, create: bool):
+        """Open a study; begin it if there is none and `create`, else raise ConfigError."""
+        self.storage, self.name, self.claims = storage, name, Claims(storage.engine)
+        if create:
+            optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
+        try:
+            self.study_id = storage.get_study_id_from_name(name)
+        except KeyError:
+            raise ConfigError(f"the storage has no study {name}; `sweep.py run {name}` begins it") from None
+
+    def enqueue(self, orders: Iterable[Order]) -> int:
+        """Add a trial for each order whose configuration has none yet; return the number of added trials."""
+        with self.locked():
+            known = self.latest()
+            new = [order for order in orders if order.member.digest not in known]
+            for order in new:
+                self._add(order.attributes())
+            return len(new)
+
+    @contextlib.contextmanager
+    def locked(self):
+        """Keep other processes from adding trials; wait until none does."""
+        lock = f"{self.name}: enqueue"
+        while not self.claims.take(lock):
+            time.sleep(ENQUEUE_SECONDS)
+        try:
+            yield
+        finally:
+            self.claims.drop(lock)
+
+    def adopt(self, trial: optuna.Trial, order: Order) -> FrozenTrial:
+        """Claim a trial that Optuna has begun, and give it what it runs."""
+        self.claims.take(self._claim(trial))
+        for name, content in order.attributes().items():
+            trial.set_user_attr(name, content)
+        return self._fresh(trial)
+
+    def latest(self) -> dict[str, FrozenTrial]:
+        """Return the last trial of each configuration by its digest; earlier ones were tried before a `retry`."""
+        trials = self.storage.get_all_trials(self.study_id, deepcopy=False)
+        return {t.user_attrs["digest"]: t for t in trials if "digest" in t.user_attrs}
+
+    def claim_next(self, digests: set[str]) -> FrozenTrial | None:
+        """Return a trial of these configurations that this worker holds from now on; None if there is none now."""
+        for digest, trial in self.latest().items():
+            if digest not in digests or trial.state.is_finished() or not self.claims.take(self._claim(trial)):
+                continue
+            trial = self._fresh(trial)  # it may have ended between the look and the claim
+            if trial.state.is_finished():
+                self.claims.drop(self._claim(trial))
+                continue
+            if trial.state == TrialState.WAITING:
+                self.storage.set_trial_state_values(self.id_of(trial), TrialState.RUNNING)
+            return trial
+        return None
+
+    def keep(self, trial: FrozenTrial) -> bool:
+        """Count the claim up; return whether the trial was cancelled. Raises LostClaim."""
+        if not self.claims.keep(self._claim(trial)):
+            raise LostClaim(f"another worker runs {title(trial)}")
+        return self._fresh(trial).user_attrs["cancelled"]
+
+    def finish(
+        self, trial: FrozenTrial, value: float | None, results: dict, curve: dict[int, float], *, pruned: bool = False
+    ) -> None:
+        """End a trial: complete with its value, or `pruned` with it, or failed for None. Raises LostClaim.
+
+        Args:
+          results: further user attributes, JSON values.
+          curve: the metric by step.
+        """
+        self.keep(trial)
+        number = self.id_of(trial)
+        for name, content in results.items():
+            self.storage.set_trial_user_attr(number, name, content)
+        for step, metric in curve.items():
+            self.storage.set_trial_intermediate_value(number, step, metric)
+        state = TrialState.FAIL if value is None else TrialState.PRUNED if pruned else TrialState.COMPLETE
+        self.storage.set_trial_state_values(number, state, None if value is None else [value])
+        self.claims.drop(self._claim(trial))
+
+    def give_back(self, trial: FrozenTrial, failure: dict | None = None) -> None:
+        """Return a trial to the queue, with the failure of this attempt if it failed. Raises LostClaim."""
+        self.keep(trial)
+        if failure:
+            self.storage.set_trial_user_attr(self.id_of(trial), "failures", [*failures(self._fresh(trial)), failure])
+        self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
+        self.claims.drop(self._claim(trial))
+
+    def cancel(self, digests: set[str]) -> tuple[int, int]:
+        """End waiting trials as failed, and ask workers to end running ones; return the number of both."""
+        ended = asked = 0
+        for digest, trial in self.latest().items():
+            if digest not in digests or trial.state.is_finished():
+                continue
+            self.storage.set_trial_user_attr(self.id_of(trial), "cancelled", True)
+            if self.claims.take(self._claim(trial)):
+                if not self._fresh(trial).state.is_finished():
+                    self.finish(trial, None, {"reason": CANCELLED}, {})
+                    ended += 1
+                self.claims.drop(self._claim(trial))
+            else:
+                asked += 1
+        return ended, asked
+
+    def retry(self, digests: set[str]) -> int:
+        """Add a new trial, in the same folder, for each failed one; return their number."""
+        failed = [t for d, t in self.latest().items() if d in digests and t.state == TrialState.FAIL]
+        for trial in failed:
+            kept = {name: trial.user_attrs[name] for name in KEPT_BY_RETRY}
+            self._add(kept | {"failures": [], "cancelled": False})
+        return len(failed)
+
+    def running(self) -> set[int]:
+        """Return the numbers of trials that a worker holds which is not known to have ended."""
+        prefix, holders = f"{self.name}: trial ", self.claims.holders()
+        return {
+            int(name.removeprefix(prefix)) for name, holder in holders.items()
+            if name.startswith(prefix) and not self.claims.is_gone(name, holder)
+        }  # fmt: skip
+
+    def _add(self, attributes: dict[str, object]) -> None:
+        waiting = optuna.trial.create_trial(state=TrialState.WAITING, user_attrs=attributes)
+        self.storage.create_new_trial(self.study_id, waiting)
+
+    def _fresh(self, trial: FrozenTrial) -> FrozenTrial:
+        return self.storage.get_trial(self.id_of(trial))
+
+    def id_of(self, trial: FrozenTrial | optuna.Trial) -> int:
+        """Return the storage's number of a trial."""
+        return self.storage.get_trial_id_from_study_id_trial_number(self.study_id, trial.number)
+
+    def _claim(self, trial: FrozenTrial | optuna.Trial) -> str:
+        return f"{self.name}: trial {trial.number}"
+
+
+KEPT_BY_RETRY = (
+    "digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config",
+)  # fmt: skip
+
+
+def title(trial: FrozenTrial) -> str:
+    """Return the name that users read, GROUP/CONFIGURATION."""
+    return f"{trial.user_attrs['group']}/{trial.user_attrs['configuration']}"
+
+
+def failures(trial: FrozenTrial) -> list[dict]:
+    """Return the failed attempts at a trial: their exit status and reason."""
+    return trial.user_attrs["failures"]

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker: a process that claims trials, runs train.py for each, and records how it ended.
+
+`sweep.py run` starts it with its Task as JSON on standard input. It has one thread, so that its children end with it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from optuna.trial import FrozenTrial
+from sqlalchemy import exc
+
+from checkpointing.bucket import path_of
+from cluster import identity
+from cluster.parent import end_with
+from files.lock import is_held
+from settings import stored_config
+from settings.loading import ROOT
+from studies import outcome, trials
+from studies.claims import BEAT_SECONDS, STALE_SECONDS
+from studies.storage import open_storage
+
+DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
+LOOK_SECONDS = 0.2  # between two looks at the process of a trial
+IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
+LOCK_SECONDS = 60.0  # for the process of a killed worker to let go of the trial's folder
+OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a worker does.
+
+    Attributes:
+      storage, study: where the queue is.
+      digests: of the configurations that it runs.
+      metric: figure of an evaluation that is a trial's value.
+      program: the command of a trial, before its flags.
+    """
+
+    storage: str
+    study: str
+    digests: list[str]
+    metric: str
+    program: list[str]
+
+
+class Worker:
+    """Runs trials until none of its task is left, or until it is asked to stop.
+
+    Attributes:
+      beat_seconds: between two looks at whether a running trial should end, which also keep its claim.
+    """
+
+    beat_seconds = BEAT_SECONDS
+
+    def __init__(self, task: Task):
+        self.task, self.asked_to_stop = task, False
+        self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
+
+    def run(self) -> None:
+        """Claim and run trials; return when all have ended, wherever they ran, or after `stop`."""
+        while not self.asked_to_stop:
+            if trial := self.next_trial():
+                with contextlib.suppress(trials.LostClaim):
+                    self.run_trial(trial)
+            elif self.is_over():
+                return
+            else:
+                self._pause(IDLE_SECONDS)
+
+    def next_trial(self) -> FrozenTrial | None:
+        """Return a trial that this worker holds from now on; None if there is none now."""
+        return self.queue.claim_next(set(self.task.digests))
+
+    def is_over(self) -> bool:
+        """Return whether all trials have ended."""
+        digests = set(self.task.digests)
+        return all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests)
+
+    def reason_to_end(self, trial: FrozenTrial) -> str:
+        """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
+        return trials.CANCELLED if self.queue.keep(trial) else ""
+
+    def stop(self, *_) -> None:
+        """Ask for an end: the running process saves, and its trial goes back to the queue."""
+        self.asked_to_stop = True
+
+    def run_trial(self, trial: FrozenTrial) -> None:
+        """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
+        workdir, before = trial.user_attrs["workdir"], self._step(trial)
+        with output_of(workdir) as output:
+            began = output.tell()
+            status, ended_for = self._attempt(trial, output)
+            output.seek(began)
+            reason = last_line(output.read())
+        if ended_for:
+            self.end_early(trial, {"status": status, "reason": ended_for})
+        elif status == DONE:
+            self._complete(trial)
+        elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
+            self.queue.give_back(trial)
+        else:
+            self._fail(trial, {"status": status, "reason": reason or f"ended by signal {-status}"})
+
+    def end_early(self, trial: FrozenTrial, how: dict) -> None:
+        """Record a trial that ended for a `reason_to_end`."""
+        self.end(trial, None, how)
+
+    def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
+        """Return (exit status, why it was ended before its time or "") of a process of the trial."""
+        self._wait_for_folder(trial)
+        process = subprocess.Popen(
+            command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),
+        )  # fmt: skip
+        beaten, ended_for, terminated = time.monotonic(), "", False
+        try:
+            while process.poll() is None:
+                if (self.asked_to_stop or ended_for) and not terminated:
+                    process.terminate()  # once: it then saves, and a second signal would end it at once
+                    terminated = True
+                if time.monotonic() - beaten > self.beat_seconds:
+                    ended_for = ended_for or self._beat(trial, beaten)
+                    beaten = time.monotonic()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        return process.returncode, ended_for
+
+    def _beat(self, trial: FrozenTrial, beaten: float) -> str:
+        """Return the `reason_to_end`. A database out of reach is asked again."""
+        while True:
+            try:
+                return self.reason_to_end(trial)
+            except exc.OperationalError as error:
+                if time.monotonic() - beaten > STALE_SECONDS / 2:
+                    raise trials.LostClaim(f"the database is out of reach: {error.orig}") from error
+                time.sleep(1.0)
+
+    def _complete(self, trial: FrozenTrial) -> None:
+        found = outcome.read(trial.user_attrs["workdir"], trial.user_attrs["topology"])
+        curve = found.curve(self.task.metric)
+        last = found.evaluations[-1]["step"] if found.evaluations else None
+        if last not in curve:
+            reason = f"{trial.user_attrs['workdir']}/metrics.jsonl has no finite {self.task.metric} at its end"
+            self.end(trial, None, {"status": DONE, "reason": reason})
+        else:
+            self.end(trial, curve[last], {"status": DONE, "reason": "finished"})
+
+    def _fail(self, trial: FrozenTrial, failure: dict) -> None:
+        """Return a failed trial to the queue, or end it if the retries are used up or could not help."""
+        if failure["status"] != USAGE and len(trials.failures(trial)) < trials.RETRIES:
+            self.queue.give_back(trial, failure)
+            say(f"{trials.title(trial)} failed with status {failure['status']}, is tried again: {failure['reason']}")
+        else:
+            self.end(trial, None, failure)
+
+    def end(self, trial: FrozenTrial, value: float | None, how: dict, *, pruned: bool = False) -> None:
+        """End a trial with the figures of its folder; see `Queue.finish`."""
+        found = outcome.read(trial.user_attrs["workdir"], trial.user_attrs["topology"])
+        results = found.attributes() | how | {"code": identity.code_digest(), "worker": self.queue.claims.worker}
+        self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
+        figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
+        say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")
+
+    def _step(self, trial: FrozenTrial) -> int | None:
+        return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))
+
+    def _wait_for_folder(self, trial: FrozenTrial) -> None:
+        """Wait until no process holds the trial's folder: that of a killed worker needs a moment to end."""
+        lock, began = pathlib.Path(trial.user_attrs["workdir"]) / "lock", time.monotonic()
+        while is_held(lock) and time.monotonic() - began < LOCK_SECONDS:
+            self.queue.keep(trial)
+            time.sleep(LOOK_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.asked_to_stop and time.monotonic() < end:
+            time.sleep(LOOK_SECONDS)
+
+
+def command_of(trial: FrozenTrial, program: list[str]) -> list[str]:
+    """Return the command that runs or resumes a trial."""
+    attributes = trial.user_attrs
+    topology = [f"--topology={attributes['topology']}"] if attributes["topology"] else []
+    keys = [f"--config.{key}={value}" for key, value in attributes["changes"].items()]
+    return [*program, f"--config={ROOT / attributes['recipe']}", f"--workdir={attributes['workdir']}", *topology, *keys]
+
+
+@contextlib.contextmanager
+def output_of(workdir: str):
+    """Open a file for what a trial prints: in its folder, or a temporary one if the folder is in a bucket."""
+    if "://" in workdir:
+        with tempfile.TemporaryFile() as file:
+            yield file
+        return
+    path = pathlib.Path(workdir)
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / OUTPUT).open("ab+") as file:
+        file.seek(0, os.SEEK_END)
+        yield file
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line of what a process printed, in which it says why it failed."""
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else ""
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+def main(make: Callable[[dict], Worker] = lambda content: Worker(Task(**content))) -> None:
+    """Run the worker of the JSON on standard input; end with the process that started this one."""
+    content = json.load(sys.stdin)
+    end_with(content.pop("parent"))
+    worker = make(content)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, worker.stop)
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

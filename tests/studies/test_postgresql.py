@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims and trials in a real PostgreSQL server, which the test starts."""
+
+import os
+import pathlib
+import pwd
+import shutil
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from studies import suites
+from tests.studies.conftest import needs_optuna
+from tests.support import free_port
+
+pytestmark = needs_optuna
+
+
+def program(name: str) -> str:
+    """Return the path of a program of PostgreSQL; skip the test if it is not installed."""
+    found = [*map(str, pathlib.Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), shutil.which(name)]
+    return next(filter(None, found), None) or pytest.skip("PostgreSQL is not installed; Debian: postgresql")
+
+
+@pytest.fixture
+def url(tmp_path) -> str:
+    """The address of a database on a server of its own; it refuses to run as root, so that root becomes nobody."""
+    data, port, as_user = tmp_path / "data", free_port(), {}
+    data.mkdir()
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(data, nobody.pw_uid, nobody.pw_gid)
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o755)
+        as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
+    initdb = [program("initdb"), "-D", str(data), "-U", "torus", "-A", "trust", "--no-sync"]
+    subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, **as_user)
+    server = [program("postgres"), "-D", str(data), "-p", str(port), "-k", str(data), "-h", "127.0.0.1", "-F"]
+    log = data / "log"
+    log.touch()
+    with log.open("w") as output, subprocess.Popen(server, stdout=output, stderr=output, **as_user) as process:
+        try:
+            while "ready to accept connections" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+            yield f"postgresql://torus@127.0.0.1:{port}/postgres"
+        finally:
+            process.send_signal(signal.SIGINT)  # a fast shutdown, which does not wait for clients
+
+
+def test_workers_of_one_server_claim_each_trial_once(url, tmp_path):
+    from studies.storage import open_storage
+    from studies.trials import Order, Queue
+
+    study, _ = suites.find("trm-mini")
+    owners = suites.owners(study)
+    queues = [Queue(open_storage(url, create=True), "trm-mini", "maximize", create=True) for _ in range(4)]
+    assert queues[0].enqueue([Order(m, str(tmp_path), "") for m in owners.values()]) == 15
+    held = []
+
+    def work(number: int) -> None:
+        queue = queues[number]
+        queue.claims.worker = f"machine{number} 1 1"
+        while trial := queue.claim_next(set(owners)):
+            held.append(trial.number)
+            queue.finish(trial, trial.number / 10, {"reason": "finished"}, {10: 0.5})
+        queue.storage.remove_session()
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(held) == list(range(15)), "each trial was held once"
+    assert {t.state.name for t in queues[0].latest().values()} == {"COMPLETE"} and not queues[0].claims.holders()
+    for queue in queues:
+        queue.storage.remove_session()
+        queue.storage.engine.dispose()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue with real workers and a database on disk; a trial's program ends as a test planned."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from studies import suites
+from tests.studies.conftest import ended, environment, needs_optuna
+from tests.support import ROOT
+
+pytestmark = needs_optuna
+STAND_IN = (sys.executable, str(ROOT / "tests" / "studies" / "stand_in.py"))
+RUN = """
+import json, sys
+from configs.errors import ConfigError
+from studies import launch, suites, trials
+from studies.storage import open_storage
+folder, seeds = sys.argv[1], int(sys.argv[2])
+study, names = suites.find("exp08-ema", "mini")
+queue = trials.Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
+members = suites.members(study, names, seeds=seeds)
+queue.enqueue([trials.Order(m, suites.folder(folder + "/runs", m), "") for m in members])
+try:
+    launch.run(queue, {m.digest for m in members}, "eval_exact_accuracy", f"sqlite:///{folder}/studies.db", 2,
+               json.loads(sys.argv[3]))
+except (launch.Failed, launch.Unfinished) as end:
+    sys.exit(str(end))
+"""
+
+
+def run(folder: pathlib.Path, seeds: int = 1) -> subprocess.Popen:
+    """Start a study of 2 trials for each seed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(folder), str(seeds), json.dumps(STAND_IN)], cwd=ROOT, text=True,
+        env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def run_here(folder: pathlib.Path) -> str:
+    """Run the study of 2 trials from this process; return the error that it ends with, "" for none."""
+    from studies import launch
+
+    queue = queue_of(folder)
+    queue.enqueue(orders(folder / "runs"))
+    try:
+        launch.run(
+            queue, set(queue.latest()), "eval_exact_accuracy", f"sqlite:///{folder}/studies.db", 2, STAND_IN
+        )  # fmt: skip
+    except (launch.Failed, launch.Unfinished) as error:
+        return f"{error.exit_status}: {error}"
+    return ""
+
+
+def trials_of(folder: pathlib.Path) -> list:
+    """Return the trials in the storage of a folder."""
+    import optuna
+
+    return optuna.load_study(study_name="s", storage=f"sqlite:///{folder}/studies.db").trials
+
+
+def queue_of(folder: pathlib.Path):
+    """Return the queue in a folder."""
+    from studies.storage import open_storage
+    from studies.trials import Queue
+
+    return Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
+
+
+def starts(trial) -> int:
+    """Return how often the program of a trial was started."""
+    return len((pathlib.Path(trial.user_attrs["workdir"]) / "starts").read_text().splitlines())
+
+
+def write_plan(folder: pathlib.Path, *statuses: int) -> None:
+    """Let the first attempts of every trial end with these statuses."""
+    (folder / "runs").mkdir()
+    (folder / "runs" / "plan").write_text("\n".join(map(str, statuses)))
+
+
+def test_a_failed_trial_is_tried_three_times_and_then_shows_its_reason(tmp_path):
+    write_plan(tmp_path, 1, 3, 1)
+    assert run_here(tmp_path).startswith("1: 2 trials failed, first exp08-ema/a-off: error: as planned; ")
+    for trial in trials_of(tmp_path):
+        assert trial.state.name == "FAIL" and starts(trial) == 3
+        assert [failure["status"] for failure in trial.user_attrs["failures"]] == [1, 3]
+        assert (trial.user_attrs["status"], trial.user_attrs["reason"]) == (1, "error: as planned")
+    queue = queue_of(tmp_path)
+    assert queue.retry(set(queue.latest())) == 2
+    assert run_here(tmp_path) == ""
+    found = trials_of(tmp_path)
+    assert [trial.state.name for trial in found] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
+    for trial in found[2:]:
+        assert trial.value == float(trial.user_attrs["changes"].get("optimizer.ema_decay", 1.0))
+        assert [line["step"] for line in trial.user_attrs["evaluations"]] == list(range(1, 21)), "it went on"
+    counts = [starts(trial) for trial in found]
+    assert run_here(tmp_path) == "" and [starts(trial) for trial in found] == counts, "a finished trial ran again"
+
+
+def test_a_mistake_in_the_configuration_is_not_tried_again_and_an_interruption_is_no_failure(tmp_path):
+    write_plan(tmp_path, 75, 2)
+    assert run_here(tmp_path).startswith("1: 2 trials failed")
+    for trial in trials_of(tmp_path):
+        assert starts(trial) == 2, "75 goes on from its checkpoint, and 2 is the end"
+        assert trial.user_attrs["failures"] == [] and trial.user_attrs["status"] == 2
+
+
+def test_a_study_that_is_interrupted_saves_and_gives_its_trials_back(tmp_path):
+    process = run(tmp_path)
+    while not list(tmp_path.glob("runs/*/*/starts")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process)
+    assert status == 1 and "interrupted; " in err and "run the same command to continue" in err
+    assert {trial.state.name for trial in trials_of(tmp_path)} <= {"WAITING", "COMPLETE"}
+    assert not queue_of(tmp_path).claims.holders()
+
+
+def orders(folder: pathlib.Path) -> list:
+    """Return the orders of the two configurations of a group."""
+    from studies.trials import Order
+
+    study, names = suites.find("exp08-ema", "mini")
+    return [Order(m, suites.folder(str(folder), m), "") for m in suites.members(study, names)]
+
+
+def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
+    queue = queue_of(tmp_path)
+    assert queue.enqueue(orders(tmp_path)) == 2 and queue.enqueue(orders(tmp_path)) == 0
+    digests = set(queue.latest())
+    held = queue.claim_next(digests)
+    other = queue_of(tmp_path)
+    other.claims.worker = "another machine 1 1"
+    assert other.cancel(digests) == (1, 1), "the waiting one ends, and the running one is asked"
+    assert queue.keep(held), "its worker learns that it is cancelled"
+    queue.finish(held, None, {"reason": "cancelled"}, {})
+    assert {trial.state.name for trial in queue.latest().values()} == {"FAIL"}
+    assert queue.claim_next(digests) is None
+    assert queue.retry(digests) == 2 and queue.claim_next(digests)
+
+
+def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, monkeypatch):
+    from studies import claims
+
+    first, second = (queue_of(tmp_path).claims for _ in range(2))
+    second.worker = "another machine 1 1"
+    assert second.take("trial") and not first.take("trial"), "a living process of another machine holds it"
+    clock = [0.0]
+    monkeypatch.setattr(claims.time, "monotonic", lambda: clock[0])
+    assert not first.take("trial")
+    clock[0] = claims.STALE_SECONDS - 1
+    assert second.keep("trial") and not first.take("trial"), "it counted up, so that the wait begins again"
+    clock[0] = 2 * claims.STALE_SECONDS
+    assert first.take("trial") and not second.keep("trial"), "the one that was thought gone learns that it lost it"
+    ended_process = claims.this_process().rsplit(" ", 2)[0] + " 999999999 1"
+    first.worker = ended_process
+    assert first.take("mine")
+    assert second.take("mine"), "a process of this machine that has ended loses its claims at once"

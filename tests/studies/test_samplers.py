@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods of a search find better points than random ones, and a search that is interrupted goes on the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+optuna = pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=studies`")
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
+
+from studies import samplers  # noqa: E402
+
+GENES, VALUES, TRIALS = 5, 4, 40
+TYPES = {
+    "rate": FloatDistribution(1e-4, 1e-1, log=True),
+    "share": FloatDistribution(0.0, 1.0),
+    "depth": IntDistribution(1, 9, step=2),
+    "kind": CategoricalDistribution(["a", "b", "c"]),
+}
+
+
+class Landscape:
+    """A sum of effects of single genes and of neighbours, as in a table of recorded runs."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self.alone, self.pairs = rng.normal(size=(GENES, VALUES)), rng.normal(0, 0.5, size=(GENES, VALUES, VALUES))
+        self.space = {str(gene): CategoricalDistribution(list(range(VALUES))) for gene in range(GENES)}
+        self.best = min(map(self.loss, itertools.product(range(VALUES), repeat=GENES)))
+
+    def loss(self, genes) -> float:
+        places = range(GENES)
+        return float(
+            self.alone[places, genes].sum() + self.pairs[places, genes, np.roll(genes, -1)].sum()
+        )  # fmt: skip
+
+    def regret(self, method: str, seed: int) -> float:
+        study = optuna.create_study(sampler=samplers.METHODS[method](self.space, seed))
+        ask_and_tell(study, self.space, self.loss, TRIALS)
+        return study.best_value - self.best
+
+
+def ask_and_tell(study, space, loss, count: int) -> None:
+    for _ in range(count):
+        trial = study.ask(space)
+        study.tell(trial, loss([trial.params[name] for name in space]))
+
+
+def test_evolution_and_local_search_have_less_than_half_of_the_regret_of_random_points():
+    landscape = Landscape()
+    regret = {
+        method: np.mean([landscape.regret(method, seed) for seed in range(10)])
+        for method in ("random", "evolution", "local_search")
+    }
+    assert regret["evolution"] < regret["random"] / 2 and regret["local_search"] < regret["random"] / 2
+
+
+def test_a_larger_value_is_better_if_the_study_says_so():
+    landscape = Landscape()
+    study = optuna.create_study(direction="maximize", sampler=samplers.Evolution(landscape.space, 0))
+    ask_and_tell(study, landscape.space, lambda genes: -landscape.loss(genes), TRIALS)
+    assert -study.best_value - landscape.best < landscape.regret("random", 0)
+
+
+@pytest.mark.parametrize("method", ["evolution", "local_search"])
+def test_a_search_that_is_opened_again_goes_on_as_if_it_had_not_been_closed(method, tmp_path):
+    landscape, storage = Landscape(), f"sqlite:///{tmp_path}/search.db"
+
+    def search(name: str, counts: tuple[int, ...]) -> list[dict]:
+        for count in counts:
+            study = optuna.create_study(
+                storage=storage, study_name=name, load_if_exists=True,
+                sampler=samplers.METHODS[method](landscape.space, 3),
+            )  # fmt: skip
+            ask_and_tell(study, landscape.space, landscape.loss, count)
+        return [trial.params for trial in study.get_trials()]
+
+    assert search("whole", (20,)) == search("interrupted", (7, 1, 12))
+
+
+@pytest.mark.parametrize("method", list(samplers.METHODS))
+def test_every_method_draws_values_of_every_type_from_their_ranges(method):
+    study = optuna.create_study(sampler=samplers.METHODS[method](TYPES, 1))
+    ask_and_tell(study, TYPES, lambda point: point[0] + point[1], 25)
+    for trial in study.get_trials():
+        assert all(distribution._contains(distribution.to_internal_repr(trial.params[name]))
+                   for name, distribution in TYPES.items())  # fmt: skip
+    assert {trial.params["depth"] for trial in study.get_trials()} <= {1, 3, 5, 7, 9}
+
+
+def test_a_mutation_changes_one_parameter_and_numbers_to_values_nearby():
+    rng, point = np.random.default_rng(0), {"rate": 1e-2, "share": 0.5, "depth": 5, "kind": "a"}
+    changed = [samplers.mutated(point, TYPES, rng) for _ in range(400)]
+    assert all(sum(new[name] != point[name] for name in point) == 1 for new in changed)
+    shares = [new["share"] for new in changed if new["share"] != 0.5]
+    assert np.std(shares) < 0.25 and {new["kind"] for new in changed} == {"a", "b", "c"}

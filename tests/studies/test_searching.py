@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search with real workers and a database on disk; the program of a trial stands in for train.py."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.errors import ConfigError
+from tests.studies.conftest import ended, environment, needs_optuna, sweep
+from tests.studies.test_kill import children
+from tests.studies.test_queue import STAND_IN
+from tests.support import ROOT
+
+pytestmark = needs_optuna
+TRIALS, STEPS = 8, 20
+SPACE = """
+from configs.space import Choice, Range
+SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "model.num_heads": Choice((3, 4, 8))}
+"""
+RUN = """
+import json, sys
+from studies import launch, searching
+asked = searching.Search(**json.loads(sys.argv[1]))
+queue = searching.begin(asked)
+statuses = launch.work("studies.searching", json.loads(sys.argv[1]), 2)
+try:
+    searching.judge(queue, asked.count, statuses)
+except launch.Unfinished as end:
+    sys.exit(str(end))
+"""
+
+
+def asked(folder: pathlib.Path, **changes):
+    """Return a search whose best learning rate is 0.01; 3 heads do not divide the width, so they are never trained."""
+    from studies.searching import Search
+
+    (folder / "space.py").write_text(SPACE)
+    search = Search(
+        storage=f"sqlite:///{folder}/studies.db", study="s", recipe="configs/tiny.py", space=str(folder / "space.py"),
+        method="evolution", prune="none", count=TRIALS, seed=0, metric="eval_loss", root=str(folder / "runs"),
+        topology="", overrides={"train.steps": str(STEPS), "model.num_kv_heads": "1"}, program=list(STAND_IN),
+    )  # fmt: skip
+    return dataclasses.replace(search, **changes)
+
+
+def run(search) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, json.dumps(dataclasses.asdict(search))], cwd=ROOT, text=True,
+        env=environment(pathlib.Path(search.root)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def trials_of(folder: pathlib.Path) -> list:
+    """Return the trials that were trained."""
+    import optuna
+
+    found = optuna.load_study(study_name="s", storage=f"sqlite:///{folder}/studies.db").trials
+    return [trial for trial in found if "digest" in trial.user_attrs]
+
+
+def test_a_search_whose_workers_are_killed_goes_on_to_its_number_of_trials_each_ended_once(tmp_path):
+    process = run(asked(tmp_path))
+    while len(list(tmp_path.glob("runs/*/*/starts"))) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    for worker in children(process.pid):
+        os.kill(worker, signal.SIGKILL)
+    status, _, err = ended(process)
+    assert status == 1 and "run the same command to continue" in err
+    status, out, err = ended(run(asked(tmp_path)))
+    assert status == 0 and f"s: {TRIALS} done, 0 pruned, 0 failed" in out, err
+    found = trials_of(tmp_path)
+    assert [trial.state.name for trial in found] == ["COMPLETE"] * TRIALS
+    assert len({trial.user_attrs["digest"] for trial in found}) == TRIALS, "no configuration is trained twice"
+    assert {trial.params["model.num_heads"] for trial in found} <= {4, 8}, "3 heads are no valid configuration"
+    for trial in found:
+        assert trial.value == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / STEPS)
+
+
+def test_pruned_trials_save_end_early_and_keep_their_last_value(tmp_path):
+    longer = {"train.steps": "60", "model.num_kv_heads": "1"}
+    status, _, err = ended(run(asked(tmp_path, prune="asha", method="random", overrides=longer)))
+    assert status == 0, err
+    pruned = [trial for trial in trials_of(tmp_path) if trial.state.name == "PRUNED"]
+    whole = [trial for trial in trials_of(tmp_path) if trial.state.name == "COMPLETE"]
+    assert pruned and whole and len(pruned) + len(whole) == TRIALS
+    assert min(trial.value for trial in pruned) > min(trial.value for trial in whole)
+    for trial in pruned:
+        last = max(trial.intermediate_values)
+        assert last < 60 and trial.value == trial.intermediate_values[last]
+        assert trial.user_attrs["reason"].startswith("pruned: others were better")
+
+
+def test_a_search_that_differs_from_the_one_of_its_name_is_refused(tmp_path):
+    from studies.searching import begin
+
+    begin(asked(tmp_path))
+    with pytest.raises(ConfigError, match="the search s has method=evolution, not tpe; give this one another --name"):
+        begin(asked(tmp_path, method="tpe"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--space=none.py"], "--space=none.py is not a Python file"),
+        (["--method=tpes"], "should be one of"),
+        (["again"], "stray argument 'again'; search takes no name; --name names its study"),
+        (["--seeds=3"], "--seeds is not read by search; omit it"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, arguments, message):
+    words = [word for word in arguments if not word.startswith("-")]
+    status, _, err = ended(sweep(tmp_path, "search", *words, *[word for word in arguments if word not in words]))
+    assert status == 2 and message in err and not (tmp_path / "studies.db").exists()
