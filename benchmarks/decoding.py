@@ -40,7 +40,7 @@ from trained_run import open_run
 VOCAB, ROWS, NEW_TOKENS, LENGTH = 8192, 32, 64, 320
 NUM_PROMPTS, ROUNDS = (4, 1) if support.QUICK else (32, 3)
 SHARED_PROMPT, SAMPLES = 512, 16
-STEPS = 20 if support.QUICK else 200
+STEPS = 20 if support.QUICK else 60
 
 
 def model_config():
@@ -171,7 +171,10 @@ def main() -> None:
         rates, texts = dict.fromkeys(ways, 0.0), {}
         for way in ways.values():
             way(prompts[:2] if way is ways["uncached"] else prompts)  # compile
-        compilations = sum(program._cache_size() for program in (batching.decode, batching.extend, batching._copy))
+        compilations = sum(
+            program._cache_size()
+            for program in (batching.decode, batching.extend, batching._copy, batching._draw_first)
+        )
         for number in range(ROUNDS):
             for name, way in ways.items():
                 some = prompts[:4] if name == "uncached" else prompts

@@ -33,7 +33,7 @@ from inference.choice import Choice, Drawn, Sampling, choice_of, draw
 from inference.engine import NO_TOKEN, Cache, Engine
 from layers.axes import constrain, mesh_axes, num_shards, platform
 
-CHUNKS = (16, 64, 128, 256, 512)  # tokens of a prompt that one call computes, with padding
+CHUNKS = (16, 64, 128, 192, 256, 512)  # tokens of a prompt that one call computes, with padding
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
 
