@@ -74,9 +74,10 @@ def main(arguments: list[str]) -> int:
         if words[0] not in ("status", "report"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
+    asked = Asked(name, overrides)
     if words[0] != "plan" and not command_line.FLAGS.dry_run:
-        importlib.import_module("studies.storage")  # says at once if a package is missing
-    return SUBCOMMANDS[words[0]](Asked(name, overrides))
+        importlib.import_module("studies.storage")  # says so if a package is missing
+    return SUBCOMMANDS[words[0]](asked)
 
 
 def positional(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The declaration of a search space: the values that a search may give to configuration keys.
 
-A file of spaces/ declares SPACE, a dictionary from a key to a range or to a choice.
+A file of configs/spaces/ declares SPACE, a dictionary from a key to a range or to a choice.
 """
 
 import dataclasses

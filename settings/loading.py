@@ -5,7 +5,8 @@ import importlib.util
 import pathlib
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -73,20 +74,36 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
         raise ConfigError(f"--config={path} {what} (looked in {places}){near}")
     if file.suffix != ".py":
         raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
-    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
+
+    def result(module: types.ModuleType) -> tuple[ConfigDict, dict[str, str]]:
         config = module.get_config()
         if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")
         return config, _origins(module, path)
+
+    return run_file(file, f"--config={path}", result)
+
+
+def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType], Any]) -> Any:
+    """Execute a Python file that a user named; return `result` of its module.
+
+    Args:
+      typed: the flag that named the file, for the error message.
+
+    Raises:
+      ConfigError: the file or `result` fails; the message has the line of the file.
+    """
+    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return result(module)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
             SyntaxError, TypeError, ValueError) as error:  # fmt: skip
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else 0
         where = f", line {line}" if line else ""
-        raise ConfigError(f"--config={path}{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{typed}{where}: {' '.join(str(error).split())}") from error
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:

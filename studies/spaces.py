@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a search space, and turns its entries into Optuna's distributions and parameters into changes of keys."""
 
-import importlib.util
 import pathlib
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -10,27 +9,22 @@ from configs.base import KEYS
 from configs.errors import ConfigError, did_you_mean
 from configs.space import Choice, Range, Space, Value
 from settings.keys import similar_keys
-from settings.loading import ROOT
+from settings.loading import ROOT, run_file
 
 
 def read(path: str) -> Space:
-    """Return the SPACE of a Python file, which is looked for here and in the workspace.
+    """Return the SPACE of a Python file, which is looked for here, in the workspace and in its configs/.
 
     Raises:
       ConfigError: there is no such file, it fails, or an entry is no range or choice of a key.
     """
-    file = next((place for place in (pathlib.Path(path), ROOT / path) if place.is_file()), None)
+    file = next(
+        (place for place in (pathlib.Path(path), ROOT / path, ROOT / "configs" / path) if place.is_file()), None
+    )
     if file is None or file.suffix != ".py":
-        known = ", ".join(f"spaces/{place.name}" for place in sorted((ROOT / "spaces").glob("*.py")))
+        known = ", ".join(f"spaces/{place.name}" for place in sorted((ROOT / "configs" / "spaces").glob("*.py")))
         raise ConfigError(f"--space={path} is not a Python file with a SPACE; this workspace has {known}")
-    spec = importlib.util.spec_from_file_location(f"space_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        space = module.SPACE
-    except (ArithmeticError, AttributeError, ConfigError, ImportError, LookupError, NameError, OSError, SyntaxError,
-            TypeError, ValueError) as error:  # fmt: skip
-        raise ConfigError(f"--space={path}: {' '.join(str(error).split())}") from error
+    space = run_file(file, f"--space={path}", lambda module: module.SPACE)
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"--space={path}: SPACE must be a dictionary {{key: Range(...) or Choice(...)}}")
     for name, entry in space.items():
