@@ -48,7 +48,7 @@ NO_CHAT = "; no chat, because it was not trained on conversations and its tokeni
 
 try:
     from serving.app import make_app
-    from serving.following import LeadingBatch, end_following, follow
+    from serving.following import LeadingBatch, end_following, follow, ignore_signals
     from serving.puzzles import PuzzleService
     from serving.server import Server, listen, read_key
     from serving.text import TextService
@@ -87,6 +87,7 @@ def serve(command: command_line.Command) -> None:
         with listen(flags.host, flags.port) as listener:
             lead(command, config, texts, key, listener)
     else:
+        ignore_signals()
         trained = TrainedRun(command.address, config, jax.devices())
         with mesh_context(trained.run.mesh):
             batch = make_batch(Batch, trained, texts.tokenizer, flags)

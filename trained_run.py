@@ -65,6 +65,7 @@ class TrainedRun:
         Args:
           devices: of its mesh; default: the first.
         """
+        config.model.expert_capacity = 0  # no expert drops a token of a row because of another row
         self.address, self.config = address, config
         self.run = assembly.assemble(config, devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:

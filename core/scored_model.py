@@ -29,6 +29,7 @@ def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_tr
 
 def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[LanguageModel, int]:
     """Return the model of the newest valid checkpoint of a run, and the step of that checkpoint."""
+    config.model.expert_capacity = 0  # no expert drops a token of a row because of another row
     run = assemble(config)
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = newest_checkpoint(checkpoints, config)

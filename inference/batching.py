@@ -34,6 +34,7 @@ from inference.engine import NO_TOKEN, Cache, Engine
 from layers.axes import constrain, mesh_axes, num_shards, platform
 
 CHUNKS = (16, 64, 128, 192, 256, 512)  # tokens of a prompt that one call computes, with padding
+DECODE_EVERY = 4  # steps, while prompts are computed
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
 
@@ -108,9 +109,10 @@ class Batch:
         """Allocate the cache: `engine.length` tokens in each of `num_rows` rows, a multiple of the mesh's batch shards.
 
         Args:
-          vocab_size: ids from here on are never drawn.
+          vocab_size: ids from here on are never drawn; nor are those that the model does not have.
         """
-        self.length, self.num_rows, self.vocab_size = engine.length, num_rows, vocab_size
+        self._head_size = engine.head_size()
+        self.length, self.num_rows, self.vocab_size = engine.length, num_rows, min(vocab_size, self._head_size)
         self.engine = with_padding(engine.separate_layers() if platform() == "cpu" else engine)
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0
@@ -119,7 +121,7 @@ class Batch:
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
         self._few, self._many = rows_of_chunks(num_rows)
-        self._head_size = engine.head_size()
+        self._since_decoded = 0  # steps
         self._rows = empty_rows(self.engine, num_rows, self._head_size)
 
     def compile(self) -> None:
@@ -137,8 +139,10 @@ class Batch:
         """Queue a request; `step` gives it a row as soon as one is free.
 
         Raises:
-          ValueError: prompt and continuation do not fit in the cache.
+          ValueError: prompt and continuation do not fit in the cache, or the model does not have a token.
         """
+        if unknown := [token for token in request.prompt if not 0 <= token < self.vocab_size]:
+            raise ValueError(f"the prompt has the token {unknown[0]}; the model has {self.vocab_size}")
         if len(request.prompt) + request.max_tokens > self.length:
             raise ValueError(
                 f"a prompt of {len(request.prompt)} tokens and {request.max_tokens} more exceed the {self.length} "
@@ -169,12 +173,14 @@ class Batch:
     def step(self) -> list[Continuation]:
         """Give rows to waiting requests, compute a part of some prompts, and decode a token of every other row.
 
-        Nothing is decoded while more rows wait for their prompts than have them: most of its work would be for nobody.
-        Return the continuations that have a new token or that ended.
+        While more rows wait for their prompts than have them, most of the work of decoding would be for nobody. Then
+        only one step of DECODE_EVERY decodes. Return the continuations that have a new token or that ended.
         """
         self._admit()
         decoding = [one for one in self.running if one.tokens]
-        decodes = decoding and 2 * len(decoding) >= len(self.running)
+        self._since_decoded += 1
+        decodes = decoding and (2 * len(decoding) >= len(self.running) or self._since_decoded >= DECODE_EVERY)
+        self._since_decoded = 0 if decodes else self._since_decoded
         return self._compute_chunk() + (self._decode(decoding) if decodes else [])
 
     def _admit(self) -> None:
@@ -263,7 +269,8 @@ class Batch:
         for index, one in complete:
             row_R[index], by_row[index] = one.row, one
             if one.request.first_V is not None:
-                first_RV[index] = np.pad(one.request.first_V, (0, self._head_size - len(one.request.first_V)))
+                first_V = one.request.first_V[: self._head_size]
+                first_RV[index] = np.pad(first_V, (0, self._head_size - len(first_V)))
         past, drawn = _draw_first(self._rows.past, row_R, logits_RV, first_RV, *self._how(by_row))
         self._rows = self._rows._replace(past=past)
         self._append(complete, drawn)

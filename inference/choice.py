@@ -107,7 +107,7 @@ def _truncated(logits_BV: jax.Array, how: Choice) -> jax.Array:
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     rank_1V = jnp.arange(logits_BV.shape[1])[None]
     top_k_B1 = jnp.where(how.top_k_B > 0, how.top_k_B, logits_BV.shape[1])[:, None]
-    probabilities_BV = jax.nn.softmax(sorted_BV, axis=-1)
+    probabilities_BV = jax.nn.softmax(jnp.where(rank_1V < top_k_B1, sorted_BV, -jnp.inf), axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
     kept_BV = (rank_1V < top_k_B1) & ((before_BV < how.top_p_B[:, None]) | (rank_1V == 0))
     kept_BV &= probabilities_BV >= how.min_p_B[:, None] * probabilities_BV[:, :1]

@@ -20,6 +20,8 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`.
     """
+    if not prompts:
+        return []
     asked = [text_prompt(tokenizer, prompt) for prompt in prompts]
     outputs = _continued(
         run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,
@@ -44,6 +46,8 @@ def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: in
       ConfigError: a message and its answer are longer than `model.max_length`, or the chat template refuses a message.
       DataError: the tokenizer's chat template cannot be read.
     """
+    if not messages:
+        return []
     asked = [message_prompt(tokenizer, run.config, message) for message in messages]
     outputs = _continued(
         run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,

@@ -2,7 +2,7 @@
 """Solves one puzzle with a recursive model, one supervision step at a time, and checks the answer."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -57,7 +57,10 @@ def check_fits(puzzle: Puzzle, config) -> None:
         )
 
 
-def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, num_steps: int) -> list[Answer]:
+def solve(
+    objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, num_steps: int,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> list[Answer]:  # fmt: skip
     """Return the model's answer after each of `num_steps` supervision steps, without early halting.
 
     Args:
@@ -65,6 +68,7 @@ def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.nd
       graph: the model without its parameters.
       params: the parameters to use.
       tokens: int of any shape, one for each cell of the model.
+      is_wanted: asked after each step; no further step is made if it returns false.
     """
     cells = np.asarray(tokens, np.int32).reshape(1, -1)
     batch = {
@@ -77,6 +81,8 @@ def solve(objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.nd
     for _ in range(num_steps):
         carry, predicted, halt_logits = _step(params, graph, objective, carry, batch)
         answers.append(Answer(np.asarray(predicted)[0], float(sigmoid(halt_logits)[0])))
+        if not is_wanted():
+            break
     return answers
 
 

@@ -69,8 +69,8 @@ def continue_greedily(
         for one, strings in zip(added, stops, strict=True)
     }
     texts, num_done = dict.fromkeys(added, ""), 0
-    model.on_batch("answers", 0, len(added))
     while num_done < len(added):
+        model.on_batch("answers", num_done, len(added))
         for one in batch.step():
             if one.reason != "end":
                 texts[one] += streams[one].add(one.tokens[-1])
@@ -78,9 +78,7 @@ def continue_greedily(
                 batch.cancel(one)
             if one.reason:
                 texts[one] += streams[one].end()
-        before, num_done = num_done, sum(bool(one.reason) for one in added)
-        if num_done > before:
-            model.on_batch("answers", num_done, len(added))
+        num_done = sum(bool(one.reason) for one in added)
     return [texts[one] for one in added]
 
 

@@ -26,12 +26,17 @@ class Drawn(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The next part of the answer `index`: text, the tokens since the last part, and why it ended, or ""."""
+    """The next part of the answer `index`: text, the tokens since the last part, and why it ended, or "".
+
+    Attributes:
+      start: characters of the answer before this part; the first token may begin in the prompt.
+    """
 
     index: int
     text: str
     drawn: list[Drawn]
     reason: str
+    start: int = 0
 
 
 class Answer:
@@ -42,7 +47,7 @@ class Answer:
     """
 
     def __init__(self, index: int, prompt: Prompt, tokenizer: AnyTokenizer, stops: Sequence[str]):
-        self.index, self.num_tokens = index, 0
+        self.index, self.num_tokens, self._length = index, 0, 0
         self._text, self._drawn = prompt.text(tokenizer, stops), []
 
     def take(self, update: Update) -> Piece:
@@ -59,7 +64,8 @@ class Answer:
             text += self._text.end()
         reason = "stop" if self._text.stopped else REASONS.get(update.reason, "")
         drawn, self._drawn = (self._drawn, []) if text or reason else ([], self._drawn)
-        return Piece(self.index, text, drawn, reason)
+        start, self._length = self._length, self._length + len(text)
+        return Piece(self.index, text, drawn, reason, start)
 
 
 async def pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[Piece]:
@@ -100,8 +106,10 @@ class Format:
         return f"token_id:{token}" if REPLACEMENT in text else text
 
     def top(self, drawn: Drawn) -> list[tuple[str, float]]:
-        """Return (text, log-probability) of the likeliest tokens that are to be reported."""
+        """Return (text, log-probability) of the likeliest tokens that are to be reported, and of the drawn one."""
         likeliest = sorted(drawn.top.items(), key=lambda item: -item[1])[: self.num_top or 0]
+        if self.num_top and drawn.token not in dict(likeliest):
+            likeliest.append((drawn.token, drawn.log_prob))
         return [(self.token_text(token), finite(log_prob)) for token, log_prob in likeliest]
 
 
@@ -129,7 +137,7 @@ class CompletionFormat(Format):
             "tokens": texts,
             "token_logprobs": [finite(drawn.log_prob) for drawn in piece.drawn],
             "top_logprobs": [dict(self.top(drawn)) for drawn in piece.drawn] if self.num_top else None,
-            "text_offset": [sum(map(len, texts[:index])) for index in range(len(texts))],
+            "text_offset": [piece.start + sum(map(len, texts[:index])) for index in range(len(texts))],
         }
 
 

@@ -56,10 +56,14 @@ class LeadingBatch(Batch):
         return changed
 
 
-def follow(batch: Batch) -> None:
-    """Repeat what process 0 does with its batch, until it ends; signals are for process 0."""
+def ignore_signals() -> None:
+    """Leave signals to process 0."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def follow(batch: Batch) -> None:
+    """Repeat what process 0 does with its batch, until it ends."""
     ones: dict[int, Continuation] = {}
     count = itertools.count()
     while (changes := processes.shared(TOPIC, lambda: None)) is not None:

@@ -3,6 +3,7 @@
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,8 +19,10 @@ from serving.bodies import read
 from serving.errors import ApiError
 from serving.metrics import Metrics
 from serving.requests import PuzzleRequest
+from serving.text import unless_disconnected
 
-Solve = Callable[[np.ndarray, int], Sequence[solving.Answer]]  # tokens, supervision steps -> answers
+# (tokens, supervision steps, whether the client still waits) -> answers
+Solve = Callable[[np.ndarray, int, Callable[[], bool]], Sequence[solving.Answer]]
 
 
 class PuzzleService:
@@ -43,7 +46,8 @@ class PuzzleService:
         self.name, self.max_length, self.in_flight = name, config.model.max_length, 0
         self._config, self._solve, self._mesh, self._max_waiting = config, solve, mesh, max_waiting
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "solve")
-        self._thread.submit(self._answers, np.zeros(self.max_length, np.int32), 1).result()
+        self._stopping = threading.Event()
+        self._thread.submit(self._answers, np.zeros(self.max_length, np.int32), 1, threading.Event()).result()
         self.metrics = Metrics({"torus_requests_in_flight": ("puzzles in work or waiting", lambda: self.in_flight)})
 
     def routes(self) -> list[Route]:
@@ -51,7 +55,8 @@ class PuzzleService:
         return [Route("/v1/puzzles", self.puzzle, methods=["POST"])]
 
     def stop(self) -> None:
-        """End the thread after its current puzzle."""
+        """End the thread after the current step of its puzzle."""
+        self._stopping.set()
         self._thread.shutdown(cancel_futures=True)
 
     async def puzzle(self, request: Request) -> Response:
@@ -68,17 +73,19 @@ class PuzzleService:
                 headers={"Retry-After": "1"},
             )  # fmt: skip
         steps = given.supervision_steps or self._config.supervision.max_steps
-        self.in_flight += 1
+        self.in_flight, gone = self.in_flight + 1, threading.Event()
         try:
-            answers = await asyncio.wrap_future(self._thread.submit(self._answers, puzzle.tokens, steps))
+            solved = self._thread.submit(self._answers, puzzle.tokens, steps, gone)
+            answers = await unless_disconnected(request, asyncio.wrap_future(solved))
         finally:
+            gone.set()
             self.in_flight -= 1
         self.metrics.duration.observe(time.monotonic() - started)
         return JSONResponse({"object": "puzzle.answer", "model": self.name} | described(puzzle, answers))
 
-    def _answers(self, tokens: np.ndarray, steps: int) -> Sequence[solving.Answer]:
+    def _answers(self, tokens: np.ndarray, steps: int, gone: threading.Event) -> Sequence[solving.Answer]:
         with self._mesh():
-            return self._solve(tokens, steps)
+            return self._solve(tokens, steps, lambda: not (gone.is_set() or self._stopping.is_set()))
 
 
 def described(puzzle: puzzle_file.Puzzle, answers: Sequence[solving.Answer]) -> dict:

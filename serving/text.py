@@ -15,6 +15,7 @@ from starlette.routing import Route
 from inference import batching
 from inference.prompts import Prompt, chat_prompt, text_prompt, token_prompt
 from input_pipeline.chat.template import PlainFormat, Template
+from input_pipeline.errors import DataError
 from input_pipeline.tokenization import AnyTokenizer
 from serving.answers import Answer, ChatFormat, CompletionFormat, Format, Piece, pieces, usage
 from serving.bodies import read
@@ -108,18 +109,26 @@ class TextService:
         return [self._text_prompt(prompt) for prompt in several or [given.prompt]]
 
     def _text_prompt(self, prompt: str | list[int]) -> Prompt:
-        if isinstance(prompt, str):
-            return text_prompt(self._tokenizer, prompt)
-        if max(prompt) >= self._tokenizer.vocab_size:
-            raise ApiError(
-                400, f"the prompt has the token {max(prompt)}; ids are less than {self._tokenizer.vocab_size}",
-                param="prompt",
-            )  # fmt: skip
-        return token_prompt(self._tokenizer, prompt)
+        try:
+            found = text_prompt if isinstance(prompt, str) else token_prompt
+            return self._checked(found(self._tokenizer, prompt), "prompt")
+        except DataError as error:
+            raise ApiError(400, f"the tokenizer of {self.name} refuses the prompt ({error})", param="prompt") from None
+
+    def _checked(self, prompt: Prompt, param: str) -> Prompt:
+        """Return the prompt; ApiError if it has a token that the model does not have."""
+        vocab_size = self._worker.batch.vocab_size
+        if max(prompt.tokens) >= vocab_size:
+            message = f"the prompt has the token {max(prompt.tokens)}; ids are less than {vocab_size}"
+            raise ApiError(400, message, param=param)
+        return prompt
 
     def _chat_prompt(self, given: ChatRequest) -> Prompt:
         try:
-            return chat_prompt(self._tokenizer, self._form, [message.plain() for message in given.messages])
+            messages = [message.plain() for message in given.messages]
+            return self._checked(chat_prompt(self._tokenizer, self._form, messages), "messages")
+        except DataError as error:
+            raise ApiError(400, f"the messages cannot be encoded ({error})", param="messages") from None
         except ValueError as error:
             raise ApiError(
                 400, f"the chat template of {self.name} refuses the messages ({error})", param="messages"
@@ -155,11 +164,10 @@ class TextService:
         return limit or left
 
     def _check_bias(self, bias: dict[int, float]) -> None:
-        if unknown := [token for token in bias if not 0 <= token < self._tokenizer.vocab_size]:
-            raise ApiError(
-                400, f"logit_bias has the token {unknown[0]}; ids are from 0 to {self._tokenizer.vocab_size - 1}",
-                param="logit_bias",
-            )  # fmt: skip
+        vocab_size = self._worker.batch.vocab_size
+        if unknown := [token for token in bias if not 0 <= token < vocab_size]:
+            message = f"logit_bias has the token {unknown[0]}; ids are from 0 to {vocab_size - 1}"
+            raise ApiError(400, message, param="logit_bias")
 
     def _check_room(self, count: int) -> None:
         """Raise ApiError if too many requests would wait for a row."""

@@ -92,6 +92,31 @@ def test_a_token_drawn_after_a_part_of_a_prompt_was_not_seen():
     assert [one.tokens for one in together] == singly
 
 
+def test_a_row_goes_on_while_others_only_come_and_go():
+    """A client that scores, with one token a request, must not stop the answers of the others."""
+    batch = batch_of(4)
+    long = batch.add(Request(prompts([5])[0], 20, GREEDY))
+    for prompt in prompts([3] * 300, seed=5):
+        batch.add(Request(prompt, 1, GREEDY))
+    steps = 0
+    while not long.reason:
+        batch.step()
+        steps += 1
+    assert batch.waiting, "the others still wait"
+    assert steps <= batching.DECODE_EVERY * 21 and long.tokens == alone(long.request.prompt, 20)[0]
+
+
+def test_tokens_that_the_model_does_not_have_are_refused_and_never_drawn():
+    """Some tokenizers have more tokens than the published model that they belong to."""
+    batch = Batch(engine(), num_rows=2, vocab_size=V + 5)
+    assert batch.vocab_size == V
+    with pytest.raises(ValueError, match=f"the prompt has the token {V}; the model has {V}"):
+        batch.add(Request([1, V], 2, GREEDY))
+    only = np.arange(V + 5) >= V - 1  # of what a tokenizer with more tokens allows, the model has one
+    [found] = batch.run([Request([1, 2], 1, GREEDY, first_V=only)])
+    assert found.tokens == [V - 1]
+
+
 def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_new():
     [prompt] = prompts([50])
     batch = batch_of(4)

@@ -47,6 +47,7 @@ def test_temperature_raises_probabilities_to_its_inverse(temperature):
         ({"top_p": 0.85}, [1, 2, 4]),
         ({"top_p": 1.0}, [0, 1, 2, 3, 4]),
         ({"top_k": 2, "top_p": 0.85}, [1, 4]),
+        ({"top_k": 2, "top_p": 0.5}, [1]),  # of what the two likeliest have together
         ({"top_p": 0.6, "temperature": 3.0}, [1, 2, 4]),  # of the probabilities at that temperature
     ],
 )

@@ -70,6 +70,13 @@ def test_each_step_is_told_and_a_random_model_solves_nothing(run, params):
     assert lines[-1].startswith("NOT a solution: it changes ")
 
 
+def test_a_puzzle_that_nobody_waits_for_ends_after_its_step(run, params):
+    asked = iter([True, False])
+    with mesh_context(run.mesh):
+        answers = solving.solve(run.objective, run.graph, params, GIVEN, 10_000, lambda: next(asked))
+    assert len(answers) == 2
+
+
 def test_what_is_said_of_a_sudoku():
     assert solving.problem(PUZZLE, SOLVED) == ""
     assert "row, column or box" in solving.problem(PUZZLE, np.where(SOLVED == 3, 4, SOLVED))

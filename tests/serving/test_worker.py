@@ -6,6 +6,8 @@ import functools
 
 import pytest
 
+pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
+
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from parallelism.mesh import mesh_context
