@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 
 import pytest
@@ -25,28 +26,28 @@ def program(name: str) -> str:
 
 
 @pytest.fixture
-def url(tmp_path) -> str:
+def url() -> str:
     """The address of a database on a server of its own; it refuses to run as root, so that root becomes nobody."""
-    data, port, as_user = tmp_path / "data", free_port(), {}
-    data.mkdir()
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        os.chown(data, nobody.pw_uid, nobody.pw_gid)
-        for folder in (tmp_path, *tmp_path.parents[:2]):
-            folder.chmod(0o755)
-        as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid}
-    initdb = [program("initdb"), "-D", str(data), "-U", "torus", "-A", "trust", "--no-sync"]
-    subprocess.run(initdb, check=True, stdout=subprocess.DEVNULL, **as_user)
-    server = [program("postgres"), "-D", str(data), "-p", str(port), "-k", str(data), "-h", "127.0.0.1", "-F"]
-    log = data / "log"
-    log.touch()
-    with log.open("w") as output, subprocess.Popen(server, stdout=output, stderr=output, **as_user) as process:
-        try:
-            while "ready to accept connections" not in log.read_text():
-                assert process.poll() is None, log.read_text()
-            yield f"postgresql://torus@127.0.0.1:{port}/postgres"
-        finally:
-            process.send_signal(signal.SIGINT)  # a fast shutdown, which does not wait for clients
+    initdb, port, as_user = program("initdb"), free_port(), {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # nobody cannot enter pytest's
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+            as_user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "cwd": "/"}
+        data = f"{folder}/data"
+        subprocess.run(
+            [initdb, "-D", data, "-U", "torus", "-A", "trust", "--no-sync"], check=True, stdout=subprocess.DEVNULL,
+            **as_user,
+        )  # fmt: skip
+        server = [program("postgres"), "-D", data, "-p", str(port), "-k", data, "-h", "127.0.0.1", "-F"]
+        log = pathlib.Path(folder, "log")
+        with log.open("w") as output, subprocess.Popen(server, stdout=output, stderr=output, **as_user) as process:
+            try:
+                while "ready to accept connections" not in log.read_text():
+                    assert process.poll() is None, log.read_text()
+                yield f"postgresql://torus@127.0.0.1:{port}/postgres"
+            finally:
+                process.send_signal(signal.SIGINT)  # a fast shutdown, which does not wait for clients
 
 
 def test_workers_of_one_server_claim_each_trial_once(url, tmp_path):
