@@ -25,7 +25,10 @@ HOSTILE = {  # and what is said of them
         "{% set n = namespace(x='x') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
         "it takes (over 1024 MiB of memory|too much time)",
     ),
-    "too much to read": ("{% set n = 20000000 %}{{ 'x' * n }}", "it renders 20,000,000 characters, more than 16,777,216"),
+    "too much to read": (
+        "{% set n = 20000000 %}{{ 'x' * n }}",
+        "it renders 20,000,000 characters, more than 16,777,216",
+    ),
     "a macro that calls itself": (
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "maximum recursion depth exceeded",
