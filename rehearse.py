@@ -184,18 +184,15 @@ def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:
     config = for_decoding(loaded.config, topology.chips, keep_mesh=keep_mesh)
     if FLAGS.rows % (shards := batch_shards(config.mesh)):
         raise ConfigError(f"--rows={FLAGS.rows} is not a multiple of the {shards} chips that share the rows")
-    config.train.global_batch, config.train.gradient_accumulation = FLAGS.rows, 1
     length = FLAGS.length or min(USUAL_LENGTH, config.model.max_length)
     found = decoding.rehearse(loaded, config, topology, FLAGS.rows, length, display)
     display.sections(decoding.sections(found))
-    if FLAGS.json:
-        report.write_file(FLAGS.json, json.dumps(found, indent=1, allow_nan=False))
+    write_json(found)
 
 
 def write(figures: dict, compiled) -> None:
     """Write the files of --json, --html and --hlo, each atomically."""
-    if FLAGS.json:
-        report.write_file(FLAGS.json, json.dumps(figures, indent=1, allow_nan=False))
+    write_json(figures)
     if FLAGS.html:
         from rehearsal.page import page
 
@@ -209,6 +206,11 @@ def write(figures: dict, compiled) -> None:
 def show(result: dict, display) -> None:
     """Print a table, and write it to the file of --json if given."""
     display.table(result)
+    write_json(result)
+
+
+def write_json(result: dict) -> None:
+    """Write a report to the file of --json if given."""
     if FLAGS.json:
         report.write_file(FLAGS.json, json.dumps(result, indent=1, allow_nan=False))
 

@@ -26,6 +26,7 @@ from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reporting.metrics import read_steps
 from settings import stored_config, validation
+from settings.decoding import dropless
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -65,9 +66,8 @@ class TrainedRun:
         Args:
           devices: of its mesh; default: the first.
         """
-        config.model.expert_capacity = 0  # no expert drops a token of a row because of another row
         self.address, self.config = address, config
-        self.run = assembly.assemble(config, devices=devices or jax.devices()[:1])
+        self.run = assembly.assemble(dropless(config), devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
             self.step = newest_checkpoint(checkpoints, config)
             self.params = restore_eval_params(checkpoints, self.step, self.run.abstract_state.params)

@@ -28,7 +28,7 @@ from flax.traverse_util import flatten_dict
 
 from configs import base
 from core.evaluation import heldout_batches
-from inference import batching
+from inference import rows
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import CACHE_TYPES, Engine
@@ -173,10 +173,7 @@ def main() -> None:
         rounds, texts = {name: [] for name in ways}, {}
         for way in ways.values():
             way(prompts[:2] if way is ways["uncached"] else prompts)  # compile
-        compilations = sum(
-            program._cache_size()
-            for program in (batching.decode, batching.extend, batching._copy, batching._draw_first)
-        )
+        compilations = sum(program._cache_size() for program in (rows.decode, rows.extend, rows.copy, rows.draw_first))
         for number in range(ROUNDS):
             for name, way in ways.items():
                 some = prompts[:4] if name == "uncached" else prompts

@@ -283,7 +283,7 @@ FAULTS = (
         ("tests/inference/test_batching.py",),
     ),
     Fault(
-        "a copied row keeps a token too many", "inference/batching.py",
+        "a copied row keeps a token too many", "inference/rows.py",
         "engine.shorten(engine.fork(rows.cache, source_R), keep_R)",
         "engine.shorten(engine.fork(rows.cache, source_R), keep_R + 1)", ("tests/inference/test_batching.py",),
     ),

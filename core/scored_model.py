@@ -12,6 +12,7 @@ from input_pipeline.tokenization import HuggingFaceTokenizer
 from parallelism.mesh import mesh_context
 from scoring.likelihood import LanguageModel
 from scoring.texts import published_prefix
+from settings.decoding import dropless
 
 
 def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_trained: bool = True) -> LanguageModel:
@@ -29,8 +30,7 @@ def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_tr
 
 def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[LanguageModel, int]:
     """Return the model of the newest valid checkpoint of a run, and the step of that checkpoint."""
-    config.model.expert_capacity = 0  # no expert drops a token of a row because of another row
-    run = assemble(config)
+    run = assemble(dropless(config))
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_state.params)

@@ -4,34 +4,27 @@
     batch = Batch(engine, num_rows=32, vocab_size=tokenizer.vocab_size)  # in the run's mesh
     done = batch.run([Request(prompt, max_tokens=64) for prompt in prompts])
 
-A batch has a cache of `num_rows` rows. These programs use it, and write it in place:
+A batch has a cache of `num_rows` rows. The programs of inference/rows.py use it. `extend` has a program for each entry
+of CHUNKS, and all but `decode` have two numbers of rows. `Batch.compile` compiles all of them.
 
-- `decode` decodes a token of every row;
-- `extend`, one for each entry of CHUNKS, extends up to a few rows by a part of a prompt, and `_draw_first` draws the
-  first tokens after the prompts that are complete;
-- `_copy` begins rows as copies of the first tokens of other rows, or of their own earlier tokens. So a prompt that
-  shares a prefix with a row computes only the rest: further samples of one prompt, the next turn of a conversation, the
-  branches of a search.
+A prompt that shares a prefix with a row computes only the rest: further samples of one prompt, the next turn of a
+conversation, the branches of a search.
 
-All but `decode` have two numbers of rows. `Batch.compile` compiles all of them.
-
-Letters: B rows of the cache, R rows of a chunk, T tokens of a chunk, V vocabulary, K the likeliest tokens.
+Letters: R rows of a chunk, T tokens of a chunk, V vocabulary.
 """
 
 import collections
 import dataclasses
-import functools
 import itertools
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from inference.choice import Choice, Drawn, Sampling, choice_of, draw
-from inference.engine import NO_TOKEN, Cache, Engine
-from layers.axes import constrain, mesh_axes, num_shards, platform
+from inference import rows
+from inference.choice import Choice, Drawn, Sampling, choice_of
+from inference.engine import NO_TOKEN, Engine
+from layers.axes import mesh_axes, num_shards, platform
 
 CHUNKS = (16, 64, 128, 192, 256, 512)  # tokens of a prompt that one call computes, with padding
 DECODE_EVERY = 4  # steps, while prompts are computed
@@ -81,21 +74,6 @@ class Continuation:
     num_computed: int = 0
 
 
-class Past(NamedTuple):
-    """What the draws of all rows depend on: last token, tokens seen, bias of the logits."""
-
-    last_B: jax.Array
-    seen_BV: jax.Array
-    bias_BV: jax.Array
-
-
-class Rows(NamedTuple):
-    """What the device holds for all rows."""
-
-    cache: Cache
-    past: Past
-
-
 class Batch:
     """Requests that are decoded together; needs a mesh in context.
 
@@ -122,7 +100,7 @@ class Batch:
         self._clock = itertools.count(1)
         self._few, self._many = rows_of_chunks(num_rows)
         self._since_decoded = 0  # steps
-        self._rows = empty_rows(self.engine, num_rows, self._head_size)
+        self._rows = rows.empty(self.engine, num_rows, self._head_size)
 
     def compile(self) -> None:
         """Compile every program, so that no request waits for it; no row changes."""
@@ -132,7 +110,7 @@ class Batch:
             self._draw_first([], self._extend([], num_rows, smallest))
             for size in others:  # not called, since a large chunk takes seconds on a CPU
                 tokens_RT = np.full((num_rows, size), NO_TOKEN, np.int32)
-                extend.lower(self.engine, self._rows.cache, np.full(num_rows, self.num_rows), tokens_RT).compile()
+                rows.extend.lower(self.engine, self._rows.cache, np.full(num_rows, self.num_rows), tokens_RT).compile()
         self._decode([])
 
     def add(self, request: Request) -> Continuation:
@@ -217,16 +195,16 @@ class Batch:
 
     def _begin(self, admitted: list[tuple[Continuation, int]], num_rows: int) -> None:
         """Copy the shared tokens into the rows of new continuations, by the program of `num_rows` rows."""
-        rows, shape = np.full(num_rows, self.num_rows), (num_rows, self._head_size)
+        row_R, shape = np.full(num_rows, self.num_rows), (num_rows, self._head_size)
         sources, kept = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
         seen, bias = np.zeros(shape, bool), np.full(shape, -np.inf, np.float32)
         bias[:, : self.vocab_size] = 0
         for index, (one, source) in enumerate(admitted):
-            rows[index], sources[index], kept[index] = one.row, source, one.num_computed
+            row_R[index], sources[index], kept[index] = one.row, source, one.num_computed
             seen[index, list(one.request.prompt)] = True
             for token, added in one.request.sampling.logit_bias.items():
                 bias[index, token] += added
-        self._rows = _copy(self.engine, self._rows, rows, sources, kept, seen, bias)
+        self._rows = rows.copy(self.engine, self._rows, row_R, sources, kept, seen, bias)
         tokens = [self._cached[source][: one.num_computed] for one, source in admitted]
         for (one, _), cached in zip(admitted, tokens, strict=True):
             self._cached[one.row] = cached
@@ -257,7 +235,7 @@ class Batch:
             one.num_computed += len(part)
             self.num_prompt_tokens += len(part)
             self._cached[one.row] += part
-        cache, logits_RV = extend(self.engine, self._rows.cache, row_R, tokens_RT)
+        cache, logits_RV = rows.extend(self.engine, self._rows.cache, row_R, tokens_RT)
         self._rows = self._rows._replace(cache=cache)
         return logits_RV
 
@@ -271,7 +249,7 @@ class Batch:
             if one.request.first_V is not None:
                 first_V = one.request.first_V[: self._head_size]
                 first_RV[index] = np.pad(first_V, (0, self._head_size - len(first_V)))
-        past, drawn = _draw_first(self._rows.past, row_R, logits_RV, first_RV, *self._how(by_row))
+        past, drawn = rows.draw_first(self._rows.past, row_R, logits_RV, first_RV, *self._how(by_row))
         self._rows = self._rows._replace(past=past)
         self._append(complete, drawn)
 
@@ -291,21 +269,21 @@ class Batch:
         for one in decoding:
             is_active[one.row], by_row[one.row] = True, one
             self._cached[one.row].append(one.tokens[-1])
-        self._rows, drawn = decode(self.engine, self._rows, is_active, *self._how(by_row))
+        self._rows, drawn = rows.decode(self.engine, self._rows, is_active, *self._how(by_row))
         self._append([(one.row, one) for one in decoding], drawn)
         return decoding
 
     def _how(self, ones: Sequence[Continuation | None]) -> tuple[Choice, np.ndarray]:
         """Return how the tokens of rows are drawn, and whether a request wants the likeliest tokens."""
         greedy = Sampling(temperature=0.0), 0
-        rows = [(one.request.sampling, len(one.tokens)) if one else greedy for one in ones]
+        draws = [(one.request.sampling, len(one.tokens)) if one else greedy for one in ones]
         wants_top = any(one.request.wants_top for one in ones if one)
-        return choice_of(rows), np.array(wants_top)
+        return choice_of(draws), np.array(wants_top)
 
-    def _append(self, rows: list[tuple[int, Continuation]], drawn: Drawn) -> None:
+    def _append(self, complete: list[tuple[int, Continuation]], drawn: Drawn) -> None:
         """Give each continuation the token that was drawn in a row; end it there if it must."""
         drawn = Drawn(*(np.asarray(jax.device_get(leaf)) for leaf in drawn))
-        for index, one in rows:
+        for index, one in complete:
             token = int(drawn.token_B[index])
             if token in one.request.ends:
                 self._end(one, "end")
@@ -346,57 +324,3 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return next(
         (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
-
-
-@functools.partial(jax.jit, static_argnames=("num_rows", "head_size"))
-def empty_rows(engine: Engine, num_rows: int, head_size: int) -> Rows:
-    """Return rows without tokens."""
-    shape = num_rows, head_size
-    past = Past(jnp.zeros(num_rows, jnp.int32), jnp.zeros(shape, bool), jnp.zeros(shape, jnp.float32))
-    return Rows(engine.empty(num_rows), _constrained(past))
-
-
-@functools.partial(jax.jit, donate_argnames="rows")
-def _copy(engine: Engine, rows: Rows, row_R, source_R, keep_R, seen_RV, bias_RV) -> Rows:
-    """Begin row `row_R` with the first `keep_R` tokens of row `source_R`."""
-    copied = engine.shorten(engine.fork(rows.cache, source_R), keep_R)
-    seen_BV = rows.past.seen_BV.at[row_R].set(seen_RV, mode="drop")
-    bias_BV = rows.past.bias_BV.at[row_R].set(bias_RV, mode="drop")
-    return Rows(engine.put(rows.cache, row_R, copied), _constrained(Past(rows.past.last_B, seen_BV, bias_BV)))
-
-
-@functools.partial(jax.jit, donate_argnames="cache")
-def extend(engine: Engine, cache: Cache, row_R, tokens_RT) -> tuple[Cache, jax.Array]:
-    """Append a part of a prompt to row `row_R`; return (cache, logits [R, V] of the next token)."""
-    within_R = jnp.minimum(row_R, len(cache.num_tokens_B) - 1)
-    logits_RV, extended = engine.extend_to_last(engine.fork(cache, within_R), tokens_RT)
-    return engine.put(cache, row_R, extended), constrain(logits_RV, "batch", "vocab")
-
-
-@functools.partial(jax.jit, donate_argnames="past")
-def _draw_first(past: Past, row_R, logits_RV, first_RV, how: Choice, wants_top) -> tuple[Past, Drawn]:
-    """Draw the first token of row `row_R`, of those that `first_RV` allows."""
-    within_R = jnp.minimum(row_R, len(past.last_B) - 1)
-    bias_RV = jnp.where(first_RV, past.bias_BV[within_R], -jnp.inf)
-    drawn, seen_RV = draw(logits_RV, how, past.seen_BV[within_R], bias_RV, wants_top)
-    last_B = past.last_B.at[row_R].set(drawn.token_B, mode="drop")
-    seen_BV = past.seen_BV.at[row_R].set(seen_RV, mode="drop")
-    return _constrained(Past(last_B, seen_BV, past.bias_BV)), drawn
-
-
-@functools.partial(jax.jit, donate_argnames="rows")
-def decode(engine: Engine, rows: Rows, is_active_B, how: Choice, wants_top) -> tuple[Rows, Drawn]:
-    """Append the last token of each active row, and draw the next."""
-    cache, past = rows
-    tokens_B1 = jnp.where(is_active_B, past.last_B, NO_TOKEN)[:, None]
-    logits_BV, cache = engine.extend_to_last(cache, tokens_B1)
-    drawn, seen_BV = draw(logits_BV, how, past.seen_BV, past.bias_BV, wants_top)
-    last_B = jnp.where(is_active_B, drawn.token_B, past.last_B)
-    past = Past(last_B, jnp.where(is_active_B[:, None], seen_BV, past.seen_BV), past.bias_BV)
-    return Rows(cache, _constrained(past)), drawn
-
-
-def _constrained(past: Past) -> Past:
-    """Constrain the shardings, so that each program returns arrays sharded as the others take them."""
-    of_vocab = (constrain(leaf, "batch", "vocab") for leaf in (past.seen_BV, past.bias_BV))
-    return Past(constrain(past.last_B, "batch"), *of_vocab)

@@ -28,7 +28,8 @@ from configs.errors import ConfigError
 from core import decoding
 from core.assembly import assemble
 from core.models import with_sharding
-from inference import batching
+from inference import batching, rows
+from inference.choice import Sampling, choice_of
 from inference.engine import Engine
 from parallelism.mesh import mesh_context
 from rehearsal import sealed
@@ -86,19 +87,17 @@ def compile_step(config, topology) -> tuple[dict, str]:
 
 
 def compile_call(config, topology, call: Call) -> tuple[dict, str]:
-    """Compile a program of inference/batching.py; return the same as `compile_step`."""
+    """Compile a program of inference/rows.py; return the same as `compile_step`."""
     run = assemble(config, devices=devices(topology))
     with mesh_context(run.mesh):
         engine = batching.with_padding(Engine(run.graph, decoding.weights(run), call.length, call.cache_dtype))
         shape = call.rows, engine.head_size()
-        shardings = batching.empty_rows.lower(engine, *shape).compile().output_shardings
-        rows = jax.tree.map(
-            with_sharding, jax.eval_shape(functools.partial(batching.empty_rows, engine, *shape)), shardings
-        )
-        lower, tokens = _lower(engine, rows, call)
+        shardings = rows.empty.lower(engine, *shape).compile().output_shardings
+        held = jax.tree.map(with_sharding, jax.eval_shape(functools.partial(rows.empty, engine, *shape)), shardings)
+        lower, tokens = _lower(engine, held, call)
         facts = {
             "mesh": dict(run.mesh.shape),
-            "state": {"weights": _bytes(engine.params), "cache": _bytes(rows.cache)},
+            "state": {"weights": _bytes(engine.params), "cache": _bytes(held.cache)},
             "num_parameters": run.models.num_parameters,
             "tokens": tokens,
             "out_of_memory": False,
@@ -106,18 +105,18 @@ def compile_call(config, topology, call: Call) -> tuple[dict, str]:
         return _compiled(facts, lambda: lower().compile())
 
 
-def _lower(engine: Engine, rows: batching.Rows, call: Call) -> tuple[Callable, tuple[int, int]]:
+def _lower(engine: Engine, held: rows.Rows, call: Call) -> tuple[Callable, tuple[int, int]]:
     """Return (what lowers the program, the rows and the tokens a row that it computes); tokens are drawn greedily."""
     if call.name == "decode":
-        greedy = batching.choice_of([(batching.Sampling(temperature=0.0), 0)] * call.rows)
+        greedy = choice_of([(Sampling(temperature=0.0), 0)] * call.rows)
         given = jax.jit(
-            lambda engine, rows, active: batching.decode(engine, rows, active, greedy, False), donate_argnames="rows"
+            lambda engine, held, active: rows.decode(engine, held, active, greedy, False), donate_argnames="held"
         )
-        return lambda: given.lower(engine, rows, np.ones(call.rows, bool)), (call.rows, 1)
+        return lambda: given.lower(engine, held, np.ones(call.rows, bool)), (call.rows, 1)
     _, count = batching.rows_of_chunks(call.rows)
     size = max(size for size in batching.CHUNKS if size <= max(call.length, batching.CHUNKS[0]))
     tokens_RT = np.zeros((count, size), np.int32)
-    return lambda: batching.extend.lower(engine, rows.cache, np.arange(count), tokens_RT), (count, size)
+    return lambda: rows.extend.lower(engine, held.cache, np.arange(count), tokens_RT), (count, size)
 
 
 def _compiled(facts: dict, compile_program: Callable) -> tuple[dict, str]:

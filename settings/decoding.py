@@ -9,12 +9,19 @@ from configs.base import MESH_AXES, batch_shards
 from configs.errors import ConfigError
 
 
+def dropless(config: ConfigDict) -> ConfigDict:
+    """Return a copy whose experts drop no token, so that a row does not depend on the others of its batch."""
+    config = config.copy_and_resolve_references()
+    config.model.expert_capacity = 0.0
+    return config
+
+
 def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = False) -> ConfigDict:
     """Return a copy of a configuration for decoding on `num_devices` devices.
 
     A decoded token reads all weights and the whole cache once, so both are sharded over as many devices as their
     dimensions allow, along heads. The rows of a batch are sharded over the other devices. Layers are not scanned: a
-    scan would copy the cache of each layer for each token.
+    scan would copy the cache of each layer for each token. Experts drop no token.
 
     Args:
       config: a resolved configuration.
@@ -23,7 +30,7 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
     Raises:
       ConfigError: the mesh shards the length.
     """
-    config, model = config.copy_and_resolve_references(), config.model
+    config, model = dropless(config), config.model
     if not keep_mesh:
         sizes = [model.num_heads, model.num_kv_heads, model.vocab_size, model.num_experts or model.mlp_dim]
         config.mesh.update(dict.fromkeys(MESH_AXES, 1))

@@ -41,21 +41,31 @@ class Outcome:
 
     def curve(self, metric: str) -> dict[int, float]:
         """Return the metric by step, where it is finite."""
-        values = {line["step"]: line.get(metric) for line in self.evaluations}
-        return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
+        return curve_of(self.evaluations, metric)
 
     def attributes(self) -> dict[str, object]:
         """Return the user attributes of an ended trial."""
         return dataclasses.asdict(self) | {"chip_hours": self.chip_hours}
 
 
+def evaluations_of(workdir: str) -> list[dict[str, float | int | None]]:
+    """Return the figures of each evaluation in a folder, in order of steps; none if they cannot be read."""
+    try:
+        lines = read_steps(path_of(workdir) / "metrics.jsonl", "eval")
+    except (OSError, JsonError):
+        lines = []
+    return [{name: value for name, value in line.items() if name not in ("kind", "time")} for line in lines]
+
+
+def curve_of(evaluations: list[dict[str, float | int | None]], metric: str) -> dict[int, float]:
+    """Return the metric by step, where it is finite."""
+    values = {line["step"]: line.get(metric) for line in evaluations}
+    return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
+
+
 def read(workdir: str, topology: str) -> Outcome:
     """Return the outcome in a folder; figures that it does not have are 0 or absent."""
     folder = path_of(workdir)
-    try:
-        lines = read_steps(folder / "metrics.jsonl", "eval")
-    except (OSError, JsonError):
-        lines = []
     try:
         parts = read_json(folder / "workers" / "0.json", SignOfLife)["seconds"]["parts"]
     except (OSError, JsonError):
@@ -66,7 +76,7 @@ def read(workdir: str, topology: str) -> Outcome:
     price = preset.price_per_chip_hour if preset else None
     step = stored_config.trained_to(folder)
     return Outcome(
-        evaluations=[{name: value for name, value in line.items() if name not in ("kind", "time")} for line in lines],
+        evaluations=evaluations_of(workdir),
         wall_seconds=wall,
         chips=chips,
         cost=None if price is None else wall * chips / HOUR * price,

@@ -60,9 +60,8 @@ class Search:
         same = ("recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides")
         return {name: getattr(self, name) for name in same}
 
-    def member(self, name: str, changes: dict) -> suites.Member:
-        """Return a resolved configuration."""
-        recipe = loading.run_recipe(self.recipe)
+    def member(self, recipe: tuple, name: str, changes: dict) -> suites.Member:
+        """Return a resolved configuration; `recipe` is that of loading.run_recipe."""
         return suites.member_of(Base(self.recipe), recipe, self.study, name, changes, self.topology, self.overrides)
 
 
@@ -73,7 +72,7 @@ class Searcher(Worker):
 
     def __init__(self, search: Search):
         super().__init__(Task(search.storage, search.study, [], search.metric, search.program))
-        self.search, self.space = search, spaces.read(search.space)
+        self.search, self.space, self.recipe = search, spaces.read(search.space), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
 
     def next_trial(self) -> FrozenTrial | None:
@@ -89,8 +88,7 @@ class Searcher(Worker):
         """Report new evaluations; return why the trial should end now, "" if it should go on."""
         if reason := super().reason_to_end(trial):
             return reason
-        number = self.queue.id_of(trial)
-        found = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
+        number, found = self.queue.id_of(trial), self._curve(trial)
         known = self.queue.storage.get_trial(number).intermediate_values
         for step in sorted(found.keys() - known.keys()):
             self.queue.storage.set_trial_intermediate_value(number, step, found[step])
@@ -103,10 +101,13 @@ class Searcher(Worker):
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a pruned trial with its last value; others that end early have failed."""
         if how["reason"].startswith(PRUNED):
-            curve = outcome.read(trial.user_attrs["workdir"], "").curve(self.task.metric)
+            curve = self._curve(trial)
             self.end(trial, curve[max(curve)], how, pruned=True)
         else:
             super().end_early(trial, how)
+
+    def _curve(self, trial: FrozenTrial) -> dict[int, float]:
+        return outcome.curve_of(outcome.evaluations_of(trial.user_attrs["workdir"]), self.task.metric)
 
     def _begun(self) -> FrozenTrial | None:
         """Begin a trial with the sampler's next point that is valid and new; None if there are enough trials."""
@@ -116,13 +117,13 @@ class Searcher(Worker):
             for orphan in everything:  # its worker died before it was adopted
                 if "digest" not in orphan.user_attrs and not orphan.state.is_finished():
                     self.study.tell(orphan.number, state=TrialState.FAIL)
+            distributions = spaces.distributions(self.space)
             for attempt in range(TRIES if len(known) < self.search.count else 0):
                 seed = hash((self.search.seed, len(everything) + attempt)) % 2**32  # a sampler has no other state
-                distributions = spaces.distributions(self.space)
                 self.study.sampler = samplers.METHODS[self.search.method](distributions, seed)
                 trial = self.study.ask(distributions)
                 name = f"{len(known):04d}"
-                member = self.search.member(name, spaces.changes(self.space, trial.params))
+                member = self.search.member(self.recipe, name, spaces.changes(self.space, trial.params))
                 if not member.refusal and member.digest not in known:
                     folder = suites.folder(self.search.root, member)
                     return self.queue.adopt(trial, trials.Order(member, folder, self.search.topology))

@@ -74,6 +74,17 @@ def make_model(config, *, dtype=jnp.float32, scan: bool = True):
     return graph, random_weights(nnx.to_pure_dict(state))
 
 
+def counting_model(vocab_size: int, embed_dim: int):
+    """Return a model that continues ... 3 4 5 ...: its blocks add nothing and its head looks for the next number."""
+    graph, params = make_model(model_config(vocab_size=vocab_size, embed_dim=embed_dim))
+    params = jax.tree.map(np.copy, params)
+    params["stack"]["blocks"]["attention"]["out"][:] = 0
+    params["stack"]["blocks"]["mlp"]["down"][:] = 0
+    params["embed"]["embedding"] = np.eye(vocab_size, embed_dim, dtype=np.float32)
+    params["head"]["kernel"] = np.roll(np.eye(vocab_size, embed_dim, dtype=np.float32), 1, axis=0).T.copy()
+    return graph, params
+
+
 def random_weights(params: dict, seed: int = 0, spread: float = 0.3) -> dict:
     """Return float32 arrays in place of abstract parameters: norm scales around 1, everything else around 0."""
     rng = np.random.default_rng(seed)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from inference import batching
+from inference import batching, rows
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
@@ -64,7 +64,7 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
 
 def test_requests_compile_nothing_once_a_batch_is_compiled():
     """Programs are one that decodes, and for each number of rows two for the draws and one for each size of a chunk."""
-    programs = (batching.decode, batching.extend, batching._copy, batching._draw_first)
+    programs = (rows.decode, rows.extend, rows.copy, rows.draw_first)
     for program in programs:
         program.clear_cache()
     batch = batch_of(9)

@@ -10,6 +10,7 @@ import pytest
 
 from inference.choice import Sampling, choice_of, choose
 from inference.decoding import generate
+from tests import support
 from tests.support import forward, make_model, model_config
 
 V, END = 37, 0
@@ -72,14 +73,7 @@ def random_model():
 
 @functools.cache
 def counting_model():
-    """Return a model that continues ... 3 4 5 ...: its blocks add nothing and its head looks for the next number."""
-    graph, params = make_model(model_config(embed_dim=48))
-    params = jax.tree.map(np.copy, params)
-    params["stack"]["blocks"]["attention"]["out"][:] = 0
-    params["stack"]["blocks"]["mlp"]["down"][:] = 0
-    params["embed"]["embedding"] = np.eye(V, 48, dtype=np.float32)
-    params["head"]["kernel"] = np.roll(np.eye(V, 48, dtype=np.float32), 1, axis=0).T.copy()
-    return graph, params
+    return support.counting_model(V, embed_dim=48)
 
 
 def continued(model, prompts, **options):

@@ -6,8 +6,6 @@ import io
 import string
 import types
 
-import jax
-import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -16,7 +14,7 @@ from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, o
 from scoring import texts
 from scoring.likelihood import LanguageModel, Row
 from scoring.texts import continue_greedily, published_prefix, row_of_pair, rows_of_text
-from tests.support import make_model, model_config, one_device_mesh
+from tests.support import counting_model, one_device_mesh
 
 END = 0
 
@@ -74,13 +72,8 @@ def test_a_published_tokenizer_says_what_it_puts_before_a_text(tmp_path):
 
 
 def alphabet_model() -> LanguageModel:
-    """Return a model that continues a with b, b with c, and so on: its layers add nothing."""
-    graph, params = make_model(model_config(vocab_size=256, embed_dim=256))
-    params = jax.tree.map(np.copy, params)
-    params["stack"]["blocks"]["attention"]["out"][:] = 0
-    params["stack"]["blocks"]["mlp"]["down"][:] = 0
-    params["embed"]["embedding"] = np.eye(256, dtype=np.float32)
-    params["head"]["kernel"] = np.roll(np.eye(256, dtype=np.float32), 1, axis=0).T.copy()
+    """Return a model that continues a with b, b with c, and so on."""
+    graph, params = counting_model(256, embed_dim=256)
     return LanguageModel(graph, params, one_device_mesh(), ByteTokenizer(), (END,), 24, tokens_per_batch=256)
 
 

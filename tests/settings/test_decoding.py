@@ -6,7 +6,7 @@ import pytest
 from configs import base
 from configs.errors import ConfigError
 from settings import validation
-from settings.decoding import for_decoding
+from settings.decoding import dropless, for_decoding
 
 
 def of_heads(num_kv_heads: int, num_experts: int = 0):
@@ -46,3 +46,10 @@ def test_any_batch_of_training_fits_a_mesh_that_decodes():
     config = of_heads(1)
     config.train.update(global_batch=6, gradient_accumulation=3, sum_dtype="bfloat16")
     validation.validate(for_decoding(config, 4), 4)
+
+
+def test_experts_drop_no_token_of_a_row_because_of_others():
+    config = of_heads(8, num_experts=4)
+    config.model.expert_capacity = 1.5
+    assert dropless(config).model.expert_capacity == for_decoding(config, 4).model.expert_capacity == 0
+    assert config.model.expert_capacity == 1.5, "the given configuration stays as it is"
