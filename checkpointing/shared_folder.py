@@ -7,21 +7,18 @@ common folder, and process 0 adds the manifest and names the folder last.
 """
 
 import contextlib
-import logging
 import os
 import pathlib
-import re
-import secrets
 import shutil
 from collections.abc import Callable
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 from tensorstore import TensorStore
 
 from checkpointing import array_files, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
+from checkpointing.folder import UNFINISHED, CheckpointFolder
 from checkpointing.record import MAX_BYTES as RECORD_BYTES
 from checkpointing.record import Record
 from checkpointing.store import CheckpointError
@@ -30,21 +27,15 @@ from cluster.hub import RunError
 from files.json_reader import parse_json
 from settings.stored_config import check_types
 
-FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
 STATE, RECORD, ZARRAY = "state", "record.json", ".zarray"
-STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
-UNFINISHED, DAMAGED = ".unfinished", ".damaged"
+DAMAGED = ".damaged"
 Files = dict[str, list]  # {file below a checkpoint's folder: [bytes, SHA-256]}
 
 
-class SharedFolder:
+class SharedFolder(CheckpointFolder):
     """A `Store`: the folder `checkpoints` of a workdir.
 
     checkpointing/store.py documents its methods. A docstring here says what is special about this store.
-
-    Attributes:
-      place: path of the folder.
-      is_local: whether it is in a file system rather than in a bucket.
     """
 
     is_shared = True
@@ -57,10 +48,7 @@ class SharedFolder:
 
         Raises CheckpointError if there is a file in place of the folder.
         """
-        path = epath.Path(workdir)
-        self.is_local = "://" not in str(workdir)
-        self.place = (path.absolute() if self.is_local else path) / "checkpoints"
-        self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
+        super().__init__(workdir)
         # The staging folder has a folder for each process of each run.
         own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
         self.staging = staging and pathlib.Path(staging).expanduser().absolute() / own
@@ -70,19 +58,6 @@ class SharedFolder:
         self.num_arrays, self.chunks = 0, {}
         if self.is_local and self.place.exists() and not self.place.is_dir():
             raise CheckpointError(f"{self.place} is not a folder; move it away, or name another --workdir")
-
-    def names(self) -> set[str]:
-        """Return the names of all entries of the folder."""
-        return {path.name for path in self.place.iterdir()} if self.place.exists() else set()
-
-    def steps(self) -> list[int]:
-        names = self.names()
-        # A local folder is renamed to the step when it is complete; in a bucket, a separate mark is then deleted.
-        return sorted(
-            int(name)
-            for name in names
-            if STEP.fullmatch(name) and (self.is_local or f"{name}{UNFINISHED}" not in names)
-        )
 
     def existing(self) -> list[str]:
         folders = [path.name for path in self.place.iterdir() if path.is_dir()] if self.place.exists() else []
@@ -178,14 +153,6 @@ class SharedFolder:
                 if name.removesuffix(ZARRAY) + chunk not in files:
                     raise OSError(f"{name.removesuffix(ZARRAY)}{chunk} is missing; it was deleted meanwhile")
 
-    def remove(self, step: int) -> None:
-        """Mark a checkpoint as unfinished, then delete it."""
-        if self.is_local:
-            (self.place / str(step)).rename(self._mark(step))
-        else:
-            self._mark(step).write_text("")
-        self._erase(self._mark(step))
-
     def discard(self, step: int) -> None:
         shutil.rmtree(self._own(step), ignore_errors=True)
         if processes.index() == 0 and self.is_local:
@@ -195,9 +162,7 @@ class SharedFolder:
         if self.staging:
             shutil.rmtree(self.staging, ignore_errors=True)
         if processes.index() == 0:
-            for name in self.names():
-                if name.endswith(UNFINISHED):
-                    self._erase(self.place / name)
+            self.remove_unfinished()
 
     def record(self, step: int) -> Record:
         path = self.place / str(step) / RECORD
@@ -249,18 +214,6 @@ class SharedFolder:
         except self.failures as error:
             raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
 
-    def _erase(self, mark) -> None:
-        """Delete an unfinished checkpoint, its mark last."""
-        if self.is_local:
-            # Rename first: otherwise a process that completes this save could rename the folder during the deletion.
-            erased = self.place / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
-            with contextlib.suppress(FileNotFoundError):  # the other process was faster
-                mark.rename(erased)
-                erased.rmtree()
-            return
-        (self.place / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
-        mark.unlink()
-
     def _own(self, step: int) -> pathlib.Path:
         """Return the folder that this process writes its part to."""
         if self.staging:
@@ -270,10 +223,6 @@ class SharedFolder:
     def _landing(self, step: int):
         """Return the folder that combines the parts of all processes."""
         return self.place / (f"{step}-{self.writer}{UNFINISHED}" if self.is_local else str(step))
-
-    def _mark(self, step: int):
-        """Return the mark of an unfinished checkpoint: its folder's name, or in a bucket a separate file."""
-        return self.place / f"{step}{UNFINISHED}"
 
 
 class FilledFolder(SharedFolder):
@@ -300,16 +249,6 @@ def _shared_out(parts: list[Files]) -> tuple[Files, Files]:
     owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
     files = {name: parts[number][name] for name, number in sorted(owners.items())}
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
-
-
-def _failures_of_buckets() -> tuple:
-    """Return the exceptions of gcsfs besides OSError, and silence its log; imported late, since it is slow."""
-    from aiohttp import ClientError
-    from gcsfs.retry import ChecksumError, HttpError
-    from google.auth.exceptions import GoogleAuthError
-
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    return ClientError, ChecksumError, HttpError, GoogleAuthError
 
 
 def _sync(path) -> None:
