@@ -17,6 +17,8 @@ from core import command_line
 
 import dataclasses
 import importlib
+import importlib.util
+import math
 import pathlib
 import signal
 import sys
@@ -24,7 +26,7 @@ from collections.abc import Callable
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned
-from studies import suites
+from studies import limits, suites
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search")  # see studies/samplers.py
 PRUNERS = ("none", "median", "asha")
@@ -35,6 +37,13 @@ flags.DEFINE_string("base", "", "base of the suite, as paper; default: the first
 flags.DEFINE_integer("workers", 1, "processes that run trials at the same time", 1, 1000)
 flags.DEFINE_integer("seeds", 0, "run each configuration with the seeds 0 to SEEDS - 1; 0: the recipe's", 0, 1000)
 flags.DEFINE_bool("dry_run", False, "print what would run, and change nothing")
+flags.DEFINE_float("price", None, "dollars per chip-hour, also 0; default: the list price of --topology")
+flags.DEFINE_float("grant_days", None, "plan, status: days of --topology that are granted; prints what fits")
+flags.DEFINE_float("storage_price", None, "plan: dollars per GB and month, for the checkpoints that --keep keeps")
+flags.DEFINE_float("budget", None, "run, status: most chip-hours of all trials of the study")
+flags.DEFINE_enum("keep", "all", limits.KEEP, "run, plan: checkpoints of trials that are done; best: of each group")
+flags.DEFINE_bool("allow_local", False, "run: let trials on a pod write to a local folder")
+flags.DEFINE_bool("skip_small", False, "run: launch a recipe on several hosts that has not run on fewer")
 flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
 flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
 flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
@@ -43,6 +52,10 @@ flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
 flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
 OF_SEARCH = ("space", "method", "prune", "trials", "search_seed", "name", "config")
+READ_BY = {  # subcommands by flag
+    "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
+    "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
+}  # fmt: skip
 OF_GROUPS = ("base", "seeds", "html", "dry_run")
 SEARCH = "search"
 NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
@@ -64,6 +77,7 @@ def main(arguments: list[str]) -> int:
     for flag in OF_GROUPS if words[0] == SEARCH else OF_SEARCH:
         if command_line.FLAGS[flag].present:
             raise ConfigError(f"--{flag} is not read by {words[0]}; omit it")
+    check_amounts(words[0])
     name, *more = words[1:] or [""]
     if more or (name and words[0] == SEARCH):
         takes = "takes no name; --name names its study" if words[0] == SEARCH else "takes one name"
@@ -78,6 +92,24 @@ def main(arguments: list[str]) -> int:
     if words[0] != "plan" and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
+
+
+def check_amounts(subcommand: str) -> None:
+    """Raise ConfigError for a flag of cost that the subcommand does not read, or that has no meaning."""
+    parsed = command_line.FLAGS
+    for flag, readers in READ_BY.items():
+        if parsed[flag].present and subcommand not in readers:
+            raise ConfigError(f"--{flag} is not read by {subcommand}, but by {' and '.join(readers)}; omit it")
+    for flag, unit in (("price", "dollars per chip-hour"), ("storage_price", "dollars per GB and month")):
+        if parsed[flag].value is not None and not 0 <= parsed[flag].value < math.inf:
+            raise ConfigError(f"--{flag}={parsed[flag].value} must be 0 or greater: {unit}")
+    for flag, unit in (("grant_days", "days"), ("budget", "chip-hours")):
+        if parsed[flag].value is not None and not 0 < parsed[flag].value < math.inf:
+            raise ConfigError(f"--{flag}={parsed[flag].value} must be greater than 0: {unit}")
+    if parsed.grant_days is not None and not parsed.topology:
+        raise ConfigError("--grant_days needs the slice that is granted; add it, as --topology=v4-64")
+    if parsed.storage_price is not None and parsed.grant_days is None:
+        raise ConfigError("--storage_price needs the time that checkpoints are kept; add it, as --grant_days=30")
 
 
 def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -139,25 +171,60 @@ class Asked:
 
 
 def plan(asked: Asked) -> int:
-    """Print the table of a plan."""
+    """Print the table of a plan; with --grant_days, also what fits into the grant."""
+    from studies import grant, planning, rehearsals
+
+    parsed = command_line.FLAGS
+    found, trials = estimates(asked)
+    print("\n".join(planning.table(asked.study, asked.members, asked.topology, found)))
+    if parsed.grant_days is not None:
+        given = grant.Grant(
+            parsed.grant_days, asked.topology, planning.price_of(asked.topology, parsed.price), parsed.storage_price,
+            parsed.keep,
+        )  # fmt: skip
+        stored = {digest: trial.user_attrs.get("checkpoint_bytes") for digest, trial in trials.items()}
+        sizes = {
+            member.digest: stored.get(member.digest) or rehearsals.checkpoint_bytes(member.values, asked.topology)
+            for member in asked.runnable
+        }
+        print("\n".join(grant.lines(given, asked.members, found, sizes)))
+    return 0
+
+
+def estimates(asked: Asked) -> tuple[dict, dict]:
+    """Return (estimates by digest, trials of the study by digest); a plan needs no database, but uses one."""
     from studies import planning
 
-    print("\n".join(planning.table(asked.study, asked.members, asked.topology)))
-    return 0
+    parsed, trials, measured = command_line.FLAGS, {}, {}
+    if importlib.util.find_spec("optuna"):
+        from studies import budget
+
+        try:
+            trials = asked.queue(create=False).latest()
+        except ConfigError:
+            if parsed["storage"].present:
+                raise
+        measured = budget.measured_hours(trials.values(), asked.topology)
+    return planning.estimates(asked.members, asked.topology, parsed.price, measured), trials
 
 
 def run(asked: Asked) -> int:
     """Queue and run; print each trial's end."""
     from studies import planning
 
+    parsed = command_line.FLAGS
     refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
-    if command_line.FLAGS.dry_run:
-        print("\n".join(planning.table(asked.study, asked.members, asked.topology)))
+    if parsed.dry_run:
+        print("\n".join(planning.table(asked.study, asked.members, asked.topology, estimates(asked)[0])))
         print("dry run: nothing was queued or started")
         return 0
-    from studies import launch
+    from studies import guards, launch
 
+    if not parsed.allow_local:
+        guards.check_root(asked.root, asked.topology)
     queue = asked.queue(create=True)
+    if not parsed.skip_small:
+        guards.check_small_run(asked.runnable, asked.topology, asked.root, queue.storage)
     if refused:
         print("\n".join(refused), flush=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
@@ -166,16 +233,38 @@ def run(asked: Asked) -> int:
     print(f"{asked.study.name}: {all_of_them} trials{note}, {added} of them new; {asked.root}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     launch.run(
-        queue, asked.digests, asked.study.suite.metric, command_line.FLAGS.storage, command_line.FLAGS.workers
+        queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers, limits=limits_of(asked)
     )  # fmt: skip
     return 0
 
 
-def status(asked: Asked) -> int:
-    """Print the table of trials by group."""
-    from studies import summary
+def limits_of(asked: Asked) -> limits.Limits:
+    """Return the limits of the command line, with what they need to know of the study."""
+    from studies import planning
 
-    print("\n".join(summary.lines(asked.study, asked.members, asked.queue(create=False))))
+    parsed, rehearsed, groups = command_line.FLAGS, {}, {}
+    if parsed.budget is not None:
+        chips = planning.chips_of(asked.topology)
+        found = planning.estimates(asked.members, asked.topology)
+        rehearsed = {digest: one.hours * chips for digest, one in found.items() if one.hours is not None}
+    if parsed.keep == "best":
+        for member in suites.members(asked.study, asked.study.groups, **asked.how):
+            if not member.refusal:
+                groups.setdefault(member.group, []).append(member.digest)
+    return limits.Limits(parsed.budget, rehearsed, parsed.price, parsed.keep, groups)
+
+
+def status(asked: Asked) -> int:
+    """Print the table of trials by group, and what is left of a budget or a grant."""
+    from studies import budget, planning, summary
+
+    parsed, queue = command_line.FLAGS, asked.queue(create=False)
+    print("\n".join(summary.lines(asked.study, asked.members, queue, parsed.price)))
+    price, chips = planning.price_of(asked.topology, parsed.price), planning.chips_of(asked.topology)
+    if parsed.budget is not None:
+        print(budget.left_of("budget", parsed.budget, queue, price))
+    if parsed.grant_days is not None:
+        print(budget.left_of(f"grant of {parsed.grant_days:g} days", parsed.grant_days * 24 * chips, queue, price))
     return 0
 
 

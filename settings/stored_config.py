@@ -139,7 +139,7 @@ def load_to_continue(
             )
     if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
         raise ConfigError(no_tokenizer(folder))
-    loaded.notes, loaded.of_run, loaded.origin = notes, True, _origin(folder)
+    loaded.notes, loaded.of_run, loaded.origin = notes, True, read_origin(folder)
     return loaded
 
 
@@ -217,7 +217,7 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     Raises:
       ConfigError: the recipe is not the one that the run was started with.
     """
-    then = _origin(folder).get("recipe_config") or read_config(folder)
+    then = read_origin(folder).get("recipe_config") or read_config(folder)
     differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
     differs = {key: pair for key, pair in differs.items() if key not in overrides and key not in keys_of(MACHINE)}
     for key, (old, new) in differs.items():
@@ -233,7 +233,7 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     ]
 
 
-def _origin(folder) -> Origin:
+def read_origin(folder) -> Origin:
     """Return the content of run.json, {} for a run without one."""
     if not (folder / ORIGIN).is_file():
         return {}

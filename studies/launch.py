@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from optuna.trial import TrialState
 
 from settings.loading import ROOT
-from studies import trials
+from studies import budget, retention, trials
+from studies.limits import Limits
 from studies.worker import Task
 
 TRAIN = (sys.executable, str(ROOT / "train.py"))
@@ -31,7 +32,13 @@ class Failed(RuntimeError):
 
 
 def run(
-    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN
+    queue: trials.Queue,
+    digests: set[str],
+    metric: str,
+    storage: str,
+    workers: int,
+    program: Sequence[str] = TRAIN,
+    limits: Limits | None = None,
 ) -> None:
     """Work on the trials of these configurations until all have ended.
 
@@ -41,14 +48,18 @@ def run(
       storage: URL that the workers open.
       workers: number of processes.
       program: the command of a trial, before its flags.
+      limits: of chip-hours and of disk; None: no limits.
 
     Raises:
-      Unfinished: the command was interrupted, or its workers died.
+      Unfinished: the command was interrupted, its workers died, or the budget does not suffice for the next trial.
       Failed: trials have failed.
     """
-    task = Task(storage, queue.name, sorted(digests), metric, list(program))
+    limits = limits or Limits()
+    for line in retention.enforce(queue, digests, limits):  # what an earlier run could not delete, or kept
+        print(line, flush=True)
+    task = Task(storage, queue.name, sorted(digests), metric, list(program), limits)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)))
+    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)), limits)
 
 
 def work(module: str, content: dict, count: int) -> list[int]:
@@ -80,7 +91,7 @@ def _start(module: str, content: str) -> subprocess.Popen:
     return process
 
 
-def _judge(queue: trials.Queue, digests: set[str], statuses: list[int]) -> None:
+def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: Limits) -> None:
     found = [trial for digest, trial in queue.latest().items() if digest in digests]
     left = [trial for trial in found if not trial.state.is_finished()]
     failed = [trial for trial in found if trial.state == TrialState.FAIL]
@@ -90,6 +101,8 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int]) -> None:
         died = [
             status for status in statuses if status not in (0, -signal.SIGTERM)
         ]  # one that only began is asked to end
+        if not died and (reason := budget.reason_to_end(queue, digests, limits)):
+            raise Unfinished(f"{len(left)} trials are left: {reason}")
         why = f"{len(died)} workers died (status {died[0]})" if died else "interrupted"
         raise Unfinished(f"{why}; {len(left)} trials are left, run the same command to continue")
     if failed:

@@ -4,6 +4,7 @@
 import dataclasses
 import math
 
+from checkpointing import manifest
 from checkpointing.bucket import path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
@@ -25,6 +26,7 @@ class Outcome:
       cost: in dollars; None if the price of a chip is not known.
       goodput: fraction of `wall_seconds` in which steps trained that count.
       checkpoint: the newest, as an address; "" if there is none.
+      checkpoint_bytes: of its files; None if it has no manifest.
     """
 
     evaluations: list[dict[str, float | int | None]]
@@ -33,6 +35,7 @@ class Outcome:
     cost: float | None
     goodput: float
     checkpoint: str
+    checkpoint_bytes: int | None
 
     @property
     def chip_hours(self) -> float:
@@ -46,6 +49,18 @@ class Outcome:
     def attributes(self) -> dict[str, object]:
         """Return the user attributes of an ended trial."""
         return dataclasses.asdict(self) | {"chip_hours": self.chip_hours}
+
+
+def price_of(topology: str, given: float | None) -> float | None:
+    """Return dollars per chip-hour: the given price, which may be 0, else the preset's; None if neither is known."""
+    if given is not None or not topology:
+        return given
+    return topologies.get(topology).price_per_chip_hour
+
+
+def chips_of(topology: str) -> int:
+    """Return the number of chips of a preset; 1 without one."""
+    return topologies.get(topology).chips if topology else 1
 
 
 def evaluations_of(workdir: str) -> list[dict[str, float | int | None]]:
@@ -63,17 +78,20 @@ def curve_of(evaluations: list[dict[str, float | int | None]], metric: str) -> d
     return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def read(workdir: str, topology: str) -> Outcome:
-    """Return the outcome in a folder; figures that it does not have are 0 or absent."""
+def read(workdir: str, topology: str, ran_seconds: float = 0.0, price: float | None = None) -> Outcome:
+    """Return the outcome in a folder; figures that it does not have are 0 or absent.
+
+    Args:
+      ran_seconds: that the worker counted, for a folder without an account, as one in a bucket.
+      price: dollars per chip-hour; None: the preset's.
+    """
     folder = path_of(workdir)
     try:
         parts = read_json(folder / "workers" / "0.json", SignOfLife)["seconds"]["parts"]
     except (OSError, JsonError):
         parts = {}
-    wall = sum(seconds for name, seconds in parts.items() if name != "idle")
-    preset = topologies.get(topology) if topology else None
-    chips = preset.chips if preset else 1
-    price = preset.price_per_chip_hour if preset else None
+    wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_seconds
+    chips, price = chips_of(topology), price_of(topology, price)
     step = stored_config.trained_to(folder)
     return Outcome(
         evaluations=evaluations_of(workdir),
@@ -82,4 +100,12 @@ def read(workdir: str, topology: str) -> Outcome:
         cost=None if price is None else wall * chips / HOUR * price,
         goodput=parts.get("training", 0.0) / wall if wall else 0.0,
         checkpoint="" if step is None else f"{workdir}/checkpoints/{step}",
+        checkpoint_bytes=None if step is None else _bytes_of(folder / "checkpoints" / str(step)),
     )
+
+
+def _bytes_of(checkpoint) -> int | None:
+    try:
+        return sum(size for size, _ in manifest.read(checkpoint)["files"].values())
+    except (OSError, ValueError):
+        return None

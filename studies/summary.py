@@ -12,18 +12,21 @@ from studies.trials import Queue
 HEADING = ("group", "queued", "running", "done", "failed", "not queued", "chip-hours", "cost")
 
 
-def lines(study: Study, members: list[Member], queue: Queue) -> list[str]:
+def lines(study: Study, members: list[Member], queue: Queue, price: float | None = None) -> list[str]:
     """Return the table by group, a line for each failure, and the time left.
 
     A trial that several groups share counts in each of them, and once in the sums.
+
+    Args:
+      price: dollars per chip-hour, which may be 0; None: the cost that each trial recorded.
     """
     trials, running = queue.latest(), queue.running()
     rows, wanted = [HEADING], [member for member in members if not member.refusal]
     for group in dict.fromkeys(member.group for member in wanted):
         digests = dict.fromkeys(member.digest for member in wanted if member.group == group)
-        rows.append((group, *_figures([trials.get(digest) for digest in digests], running)))
+        rows.append((group, *_figures([trials.get(digest) for digest in digests], running, price)))
     found = [trials.get(digest) for digest in dict.fromkeys(member.digest for member in wanted)]
-    rows.append(("all", *_figures(found, running)))
+    rows.append(("all", *_figures(found, running, price)))
     failed = [trial for trial in found if trial and trial.state == TrialState.FAIL]
     reasons = [
         f"failed: {trial.user_attrs['group']}/{trial.user_attrs['configuration']}: {trial.user_attrs['reason']}"
@@ -32,7 +35,7 @@ def lines(study: Study, members: list[Member], queue: Queue) -> list[str]:
     return [f"study {study.name}", *aligned(rows), *reasons, *_time_left(found, running)]
 
 
-def _figures(trials: list[FrozenTrial | None], running: set[int]) -> tuple[str, ...]:
+def _figures(trials: list[FrozenTrial | None], running: set[int], price: float | None) -> tuple[str, ...]:
     """Return the cells of a row after its name; None is a configuration without a trial."""
     found = [trial for trial in trials if trial]
     done = [trial for trial in found if trial.state == TrialState.COMPLETE]
@@ -40,7 +43,7 @@ def _figures(trials: list[FrozenTrial | None], running: set[int]) -> tuple[str, 
     alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
     queued = len(found) - len(done) - len(failed) - len(alive)
     hours = sum(_of_ended(found, "chip_hours"))
-    costs = list(_of_ended(found, "cost"))
+    costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
     counts = (queued, len(alive), len(done), len(failed), len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
 

@@ -7,10 +7,12 @@ the next worker takes the claim over, and train.py resumes from the checkpoint i
 
 import contextlib
 import dataclasses
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import optuna
+import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
@@ -20,6 +22,9 @@ from studies.claims import Claims
 RETRIES = 2  # of a trial whose process failed, before its reason is shown
 ENQUEUE_SECONDS = 0.2  # between two looks at another process that enqueues
 CANCELLED = "cancelled by sweep.py cancel"
+ATTRIBUTES = sqlalchemy.table(  # of Optuna, which does not change those of a trial that has ended
+    "trial_user_attributes", *map(sqlalchemy.column, ("trial_id", "key", "value_json"))
+)
 
 
 class LostClaim(RuntimeError):
@@ -71,9 +76,9 @@ class Queue:
             return len(new)
 
     @contextlib.contextmanager
-    def locked(self):
-        """Keep other processes from adding trials; wait until none does."""
-        lock = f"{self.name}: enqueue"
+    def locked(self, what: str = "enqueue"):
+        """Keep other processes from the same work on this study, by default adding trials; wait until none does it."""
+        lock = f"{self.name}: {what}"
         while not self.claims.take(lock):
             time.sleep(ENQUEUE_SECONDS)
         try:
@@ -90,13 +95,30 @@ class Queue:
 
     def latest(self) -> dict[str, FrozenTrial]:
         """Return the last trial of each configuration by its digest; earlier ones were tried before a `retry`."""
-        trials = self.storage.get_all_trials(self.study_id, deepcopy=False)
-        return {t.user_attrs["digest"]: t for t in trials if "digest" in t.user_attrs}
+        return {trial.user_attrs["digest"]: trial for trial in self.everything()}
 
-    def claim_next(self, digests: set[str]) -> FrozenTrial | None:
-        """Return a trial of these configurations that this worker holds from now on; None if there is none now."""
+    def everything(self) -> list[FrozenTrial]:
+        """Return all trials that have a configuration, in the order of their numbers."""
+        trials = self.storage.get_all_trials(self.study_id, deepcopy=False)
+        return [trial for trial in trials if "digest" in trial.user_attrs]
+
+    @property
+    def direction(self) -> optuna.study.StudyDirection:
+        """Whether larger values are better."""
+        return self.storage.get_study_directions(self.study_id)[0]
+
+    def claim_next(
+        self, digests: set[str], allows: Callable[[FrozenTrial], bool] = lambda trial: True
+    ) -> FrozenTrial | None:
+        """Return a trial of these configurations that this worker holds from now on; None if there is none now.
+
+        Args:
+          allows: whether a trial that has not ended may be claimed.
+        """
         for digest, trial in self.latest().items():
-            if digest not in digests or trial.state.is_finished() or not self.claims.take(self._claim(trial)):
+            if digest not in digests or trial.state.is_finished() or not allows(trial):
+                continue
+            if not self.claims.take(self._claim(trial)):
                 continue
             trial = self._fresh(trial)  # it may have ended between the look and the claim
             if trial.state.is_finished():
@@ -139,6 +161,16 @@ class Queue:
             self.storage.set_trial_user_attr(self.id_of(trial), "failures", [*failures(self._fresh(trial)), failure])
         self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
         self.claims.drop(self._claim(trial))
+
+    def set_attribute(self, trial: FrozenTrial, name: str, content: object) -> None:
+        """Store a user attribute, a JSON value, of a trial that has not ended."""
+        self.storage.set_trial_user_attr(self.id_of(trial), name, content)
+
+    def forget_checkpoint(self, trial: FrozenTrial) -> None:
+        """Record that an ended trial has no checkpoint any more."""
+        row = (ATTRIBUTES.c.trial_id == self.id_of(trial)) & (ATTRIBUTES.c.key == "checkpoint")
+        with self.storage.engine.begin() as connection:
+            connection.execute(ATTRIBUTES.update().where(row).values(value_json=json.dumps("")))
 
     def cancel(self, digests: set[str]) -> tuple[int, int]:
         """End waiting trials as failed, and ask workers to end running ones; return the number of both."""

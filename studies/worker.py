@@ -26,8 +26,9 @@ from cluster.parent import end_with
 from files.lock import is_held
 from settings import stored_config
 from settings.loading import ROOT
-from studies import outcome, trials
+from studies import budget, outcome, retention, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
+from studies.limits import Limits
 from studies.storage import open_storage
 
 DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
@@ -46,6 +47,7 @@ class Task:
       digests: of the configurations that it runs.
       metric: figure of an evaluation that is a trial's value.
       program: the command of a trial, before its flags.
+      limits: of chip-hours and of disk.
     """
 
     storage: str
@@ -53,6 +55,7 @@ class Task:
     digests: list[str]
     metric: str
     program: list[str]
+    limits: Limits = dataclasses.field(default_factory=Limits)
 
 
 class Worker:
@@ -60,12 +63,13 @@ class Worker:
 
     Attributes:
       beat_seconds: between two looks at whether a running trial should end, which also keep its claim.
+      ran_seconds: in which processes of the present trial have run, over all attempts.
     """
 
     beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
-        self.task, self.asked_to_stop = task, False
+        self.task, self.asked_to_stop, self.ran_seconds = task, False, 0.0
         self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
 
     def run(self) -> None:
@@ -81,16 +85,30 @@ class Worker:
 
     def next_trial(self) -> FrozenTrial | None:
         """Return a trial that this worker holds from now on; None if there is none now."""
-        return self.queue.claim_next(set(self.task.digests))
+        digests, limits = set(self.task.digests), self.task.limits
+        if limits.budget is None:
+            return self.queue.claim_next(digests)
+        trial = budget.claim_next(self.queue, digests, limits)
+        if trial and budget.account(self.queue, limits).is_measuring:
+            say(f"{trials.title(trial)}: its chip-hours are not known; it runs alone to measure them")
+        return trial
 
     def is_over(self) -> bool:
-        """Return whether all trials have ended."""
-        digests = set(self.task.digests)
-        return all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests)
+        """Return whether all trials have ended, or the budget ends the queue."""
+        digests, limits = set(self.task.digests), self.task.limits
+        if all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests):
+            return True
+        return bool(budget.reason_to_end(self.queue, digests, limits))
 
     def reason_to_end(self, trial: FrozenTrial) -> str:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
-        return trials.CANCELLED if self.queue.keep(trial) else ""
+        cancelled, limits = self.queue.keep(trial), self.task.limits
+        if limits.budget is not None:
+            self._count(trial)
+            if not self.asked_to_stop and budget.is_spent(self.queue, limits):
+                say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
+                self.stop()
+        return trials.CANCELLED if cancelled else ""
 
     def stop(self, *_) -> None:
         """Ask for an end: the running process saves, and its trial goes back to the queue."""
@@ -120,6 +138,7 @@ class Worker:
     def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
         """Return (exit status, why it was ended before its time or "") of a process of the trial."""
         self._wait_for_folder(trial)
+        self._began = time.monotonic()
         process = subprocess.Popen(
             command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),
@@ -138,7 +157,14 @@ class Worker:
         finally:
             process.kill()
             process.wait()
+        self.queue.keep(trial)
+        self._count(trial)
         return process.returncode, ended_for
+
+    def _count(self, trial: FrozenTrial) -> None:
+        """Store how long processes of the trial have run; the caller holds it."""
+        self.ran_seconds = trial.user_attrs.get(budget.RAN_SECONDS, 0.0) + time.monotonic() - self._began
+        self.queue.set_attribute(trial, budget.RAN_SECONDS, self.ran_seconds)
 
     def _beat(self, trial: FrozenTrial, beaten: float) -> str:
         """Return the `reason_to_end`. A database out of reach is asked again."""
@@ -159,6 +185,9 @@ class Worker:
             self.end(trial, None, {"status": DONE, "reason": reason})
         else:
             self.end(trial, curve[last], {"status": DONE, "reason": "finished"})
+            affected = retention.affected(trial.user_attrs["digest"], self.task.limits) & set(self.task.digests)
+            for line in retention.enforce(self.queue, affected, self.task.limits):
+                say(line)
 
     def _fail(self, trial: FrozenTrial, failure: dict) -> None:
         """Return a failed trial to the queue, or end it if the retries are used up or could not help."""
@@ -170,7 +199,8 @@ class Worker:
 
     def end(self, trial: FrozenTrial, value: float | None, how: dict, *, pruned: bool = False) -> None:
         """End a trial with the figures of its folder; see `Queue.finish`."""
-        found = outcome.read(trial.user_attrs["workdir"], trial.user_attrs["topology"])
+        about, price = trial.user_attrs, self.task.limits.price
+        found = outcome.read(about["workdir"], about["topology"], self.ran_seconds, price)
         results = found.attributes() | how | {"code": identity.code_digest(), "worker": self.queue.claims.worker}
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
@@ -225,7 +255,12 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def main(make: Callable[[dict], Worker] = lambda content: Worker(Task(**content))) -> None:
+def task_of(content: dict) -> Task:
+    """Return the task of a JSON object."""
+    return Task(**content | {"limits": Limits(**content["limits"])})
+
+
+def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content))) -> None:
     """Run the worker of the JSON on standard input; end with the process that started this one."""
     content = json.load(sys.stdin)
     end_with(content.pop("parent"))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget of chip-hours: the queue starts no trial that is expected to exceed it, and a trial that reaches it saves.
+
+Chip-hours are counted by the workers, in the database, from the start of each process of a trial to its end. So they
+are known for trials whose folders are in a bucket, and include processes that failed.
+"""
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+
+from optuna.trial import FrozenTrial, TrialState
+
+from studies import trials
+from studies.limits import Limits
+from studies.outcome import HOUR, chips_of
+from studies.suites import SEED
+
+RAN_SECONDS = "ran_seconds"  # user attribute: time in which processes of the trial ran
+
+
+def spent_on(trial: FrozenTrial) -> float:
+    """Return the chip-hours that a trial has taken so far."""
+    about = trial.user_attrs
+    if RAN_SECONDS in about:
+        return about[RAN_SECONDS] * chips_of(about["topology"]) / HOUR
+    return about.get("chip_hours", 0.0)  # of a trial that ended before workers counted
+
+
+class Expectation:
+    """How many chip-hours a trial takes in all.
+
+    That is, in this order: the mean of trials of the same configuration with other seeds that are done, a rehearsal,
+    or the mean of all trials of the study that are done on the same topology.
+    """
+
+    def __init__(self, known: Iterable[FrozenTrial], rehearsed: dict[str, float]):
+        """Learn from the trials among `known` that are done."""
+        self.rehearsed = rehearsed
+        self._by_topology: dict[str, list[float]] = defaultdict(list)
+        self._by_configuration: dict[tuple, list[float]] = defaultdict(list)
+        for trial in known:
+            if trial.state == TrialState.COMPLETE:
+                self._by_topology[trial.user_attrs["topology"]].append(spent_on(trial))
+                self._by_configuration[_configuration(trial)].append(spent_on(trial))
+
+    def of(self, trial: FrozenTrial) -> float | None:
+        """Return the chip-hours of a trial; None if nothing is known."""
+        about = trial.user_attrs
+        if same := self._by_configuration.get(_configuration(trial)):
+            return statistics.fmean(same)
+        if about["digest"] in self.rehearsed:
+            return self.rehearsed[about["digest"]]
+        done = self._by_topology.get(about["topology"])
+        return statistics.fmean(done) if done else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """A budget at a moment, in chip-hours.
+
+    Attributes:
+      limit: the budget.
+      spent: by all trials of the study so far.
+      reserved: what the running trials are expected to take from now on.
+      is_measuring: whether a trial runs of which nothing is known.
+      expectation: of all trials.
+    """
+
+    limit: float
+    spent: float
+    reserved: float
+    is_measuring: bool
+    expectation: Expectation
+
+    def allows(self, trial: FrozenTrial) -> bool:
+        """Return whether a waiting trial may start; one of which nothing is known runs while no other unknown does."""
+        needs = still_needed(trial, self.expectation)
+        if self.spent >= self.limit or self.is_measuring:
+            return False
+        return needs is None or self.spent + self.reserved + needs <= self.limit
+
+
+def still_needed(trial: FrozenTrial, expectation: Expectation) -> float | None:
+    """Return the chip-hours that a trial is expected to take from now on; None if nothing is known."""
+    in_all = expectation.of(trial)
+    return None if in_all is None else max(0.0, in_all - spent_on(trial))
+
+
+def account(queue: trials.Queue, limits: Limits) -> Account:
+    """Return the state of a study's budget."""
+    known, running = queue.everything(), queue.running()
+    expectation = Expectation(known, limits.rehearsed)
+    needs = [
+        still_needed(trial, expectation)
+        for trial in known if trial.number in running and not trial.state.is_finished()
+    ]  # fmt: skip
+    return Account(
+        limit=limits.budget,
+        spent=sum(map(spent_on, known)),
+        reserved=sum(hours for hours in needs if hours is not None),
+        is_measuring=None in needs,
+        expectation=expectation,
+    )
+
+
+def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> FrozenTrial | None:
+    """Return the first trial that fits into the budget, held by this worker from now on; None if none fits now.
+
+    Workers decide one after the other, so that they do not exceed the budget together.
+    """
+    with queue.locked("budget"):
+        return queue.claim_next(digests, account(queue, limits).allows)
+
+
+def is_spent(queue: trials.Queue, limits: Limits) -> bool:
+    """Return whether the budget is used up, so that running trials should save and stop."""
+    return account(queue, limits).spent >= limits.budget
+
+
+def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits) -> str:
+    """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or others still run."""
+    if limits.budget is None:
+        return ""
+    latest, running = queue.latest(), queue.running()
+    left = [trial for digest, trial in latest.items() if digest in digests and not trial.state.is_finished()]
+    now = account(queue, limits)
+    if not left or any(trial.number in running for trial in left) or any(map(now.allows, left)):
+        return ""
+    needs = [still_needed(trial, now.expectation) for trial in left]
+    known = [hours for hours in needs if hours is not None]
+    wanted = now.spent + sum(known)
+    about = f"; all that are left take about {wanted:,.2f} in all" if len(known) == len(needs) else ""
+    return (
+        f"the budget of {limits.budget:,.2f} chip-hours ends the queue: {now.spent:,.2f} are spent, "
+        f"{max(0.0, limits.budget - now.spent):,.2f} are left, and no trial fits{about}; raise --budget to continue"
+    )
+
+
+def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | None) -> str:
+    """Return the line that says how much of a budget or a grant is spent and left.
+
+    Args:
+      price: dollars per chip-hour; None if it is not known.
+    """
+    spent = sum(map(spent_on, queue.everything()))
+    rest = max(0.0, chip_hours - spent)
+    cost = "" if price is None else f" (${rest * price:,.2f})"
+    return f"{what}: {chip_hours:,.2f} chip-hours, {spent:,.2f} spent, {rest:,.2f} left{cost}"
+
+
+def measured_hours(known: Iterable[FrozenTrial], topology: str) -> dict[str, float]:
+    """Return the hours of the whole slice that trials of a topology took which are done, by digest."""
+    return {
+        trial.user_attrs["digest"]: spent_on(trial) / chips_of(topology)
+        for trial in known if trial.state == TrialState.COMPLETE and trial.user_attrs["topology"] == topology
+    }  # fmt: skip
+
+
+def _configuration(trial: FrozenTrial) -> tuple:
+    about = trial.user_attrs
+    return about["topology"], frozenset((key, value) for key, value in about["config"].items() if key != SEED)

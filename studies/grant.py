@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a plan fits into a grant of chip time: in which order, how many hours, at what cost, with which disk.
+
+Trials are taken in the order of the study, and one that does not fit is left out: as the queue does with the grant as
+its budget. So the plan says what `sweep.py run --budget` would do.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from configs import topologies
+from reporting.display import aligned
+from studies.planning import Estimate, steps_of
+from studies.suites import Member
+
+HOURS_OF_DAY, DAYS_OF_MONTH, GB = 24, 30, 1e9
+NAMED = 6  # trials that a line names
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """Time on a slice.
+
+    Attributes:
+      days: of the whole slice.
+      topology: hardware preset.
+      price: dollars per chip-hour; 0 is a price, None is not known.
+      storage_price: dollars per GB (1e9 bytes) and month of 30 days; None is not known.
+      keep: which checkpoints stay, of limits.KEEP.
+    """
+
+    days: float
+    topology: str
+    price: float | None
+    storage_price: float | None
+    keep: str
+
+    @property
+    def chips(self) -> int:
+        """The chips of the slice."""
+        return topologies.get(self.topology).chips
+
+    @property
+    def chip_hours(self) -> float:
+        """The chip-hours of the grant."""
+        return self.days * HOURS_OF_DAY * self.chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How a grant is shared out: trials that fit, that do not, and those of which nothing is known.
+
+    Attributes:
+      fits: chip-hours that were used before and with a trial, by digest, in order.
+    """
+
+    fits: dict[str, float]
+    too_long: list[str]
+    unknown: list[str]
+
+
+def share_out(grant: Grant, found: Mapping[str, Estimate]) -> Share:
+    """Return which trials fit, in the order of `found`."""
+    used, share = 0.0, Share({}, [], [])
+    for digest, estimate in found.items():
+        if estimate.hours is None:
+            share.unknown.append(digest)
+        elif used + estimate.hours * grant.chips > grant.chip_hours:
+            share.too_long.append(digest)
+        else:
+            used += estimate.hours * grant.chips
+            share.fits[digest] = used
+    return share
+
+
+def lines(
+    grant: Grant, members: list[Member], found: Mapping[str, Estimate], sizes: Mapping[str, int | None]
+) -> list[str]:
+    """Return the table by group, the sums, and what does not fit or is not known.
+
+    Args:
+      members: the configurations of the plan.
+      found: `planning.estimates` of them.
+      sizes: bytes of a checkpoint by digest; None where it is not known.
+    """
+    share = share_out(grant, found)
+    first = {}  # the member of each trial that names it
+    for member in members:
+        if not member.refusal:
+            first.setdefault(member.digest, member)
+    used = max(share.fits.values(), default=0.0)
+    titles = {digest: member.title for digest, member in first.items()}
+    per_hour = "a price that is not known" if grant.price is None else f"${grant.price:,.2f} a chip-hour"
+    return [
+        f"a grant of {grant.days:g} days of {grant.topology}: {grant.chip_hours:,.2f} chip-hours, {per_hour}",
+        *aligned(_by_group(grant, first, found, share)),
+        f"fits: {len(share.fits)} of {len(found)} trials, {used:,.2f} chip-hours "
+        f"({used / grant.chip_hours:.1%} of the grant), {_dollars(grant, used)}",
+        *_named("does not fit", [titles[digest] for digest in share.too_long]),
+        *_named("not known, and not counted", [titles[digest] for digest in share.unknown]),
+        _storage(grant, {digest: first[digest] for digest in share.fits}, sizes),
+        *_rehearsal(grant, [first[digest] for digest in share.unknown]),
+    ]
+
+
+def _by_group(grant: Grant, first: dict[str, Member], found: Mapping[str, Estimate], share: Share) -> list[tuple]:
+    rows = [("group", "trials", "fit", "do not fit", "not known", "chip-hours", "in all", "cost")]
+    used = 0.0
+    for group in dict.fromkeys(member.group for member in first.values()):
+        own = [digest for digest, member in first.items() if member.group == group]
+        fits = [digest for digest in own if digest in share.fits]
+        hours = sum(found[digest].hours for digest in fits) * grant.chips
+        used += hours
+        counts = (len(fits), sum(d in share.too_long for d in own), sum(d in share.unknown for d in own))
+        rows.append((group, str(len(own)), *map(str, counts), f"{hours:,.2f}", f"{used:,.2f}", _dollars(grant, hours)))
+    return rows
+
+
+def _dollars(grant: Grant, chip_hours: float) -> str:
+    return "cost not known" if grant.price is None else f"${chip_hours * grant.price:,.2f}"
+
+
+def _named(what: str, titles: list[str]) -> list[str]:
+    """Return a line that names the first of some trials; none if there are none."""
+    if not titles:
+        return []
+    more = f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
+    return [f"{what}: {len(titles)} trials, {', '.join(titles[:NAMED])}{more}"]
+
+
+def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | None]) -> str:
+    """Return the line about the checkpoints of trials that fit, with their price for the time of the grant."""
+    counts = {digest: checkpoints_of(member, grant.keep) for digest, member in kept.items()}
+    if grant.keep == "best":  # one for each group that has a trial
+        counts = {digest: 1 for digest in {member.group: digest for digest, member in kept.items()}.values()}
+    begins = f"storage with --keep={grant.keep}: {sum(counts.values())} checkpoints"
+    unknown = sum(sizes[digest] is None for digest, count in counts.items() if count)
+    if unknown:
+        return f"{begins}, size and cost not known: {unknown} trials are not rehearsed here and none of them is done"
+    size = sum(count * sizes[digest] for digest, count in counts.items() if count) / GB
+    if grant.storage_price is None:
+        return f"{begins}, at most {size:,.2f} GB, cost not known: give --storage_price"
+    cost = size * grant.storage_price * grant.days / DAYS_OF_MONTH
+    return f"{begins}, at most {size:,.2f} GB, ${cost:,.2f} for {grant.days:g} days"
+
+
+def checkpoints_of(member: Member, keep: str) -> int:
+    """Return how many checkpoints a trial has at most when it has ended."""
+    if keep != "all":
+        return int(keep != "none")
+    values = member.values
+    every, steps = values["checkpoint.keep_every"], steps_of(values) or 0
+    return values["checkpoint.keep"] + values["checkpoint.keep_best"] + (steps // every if every else 0)
+
+
+def _rehearsal(grant: Grant, unknown: list[Member]) -> list[str]:
+    """Return the command that makes the hours of a trial known."""
+    if not unknown:
+        return []
+    keys = " ".join(f"--config.{key}={value}" for key, value in unknown[0].changes.items())
+    command = f"rehearse.py --config={unknown[0].recipe} --topology={grant.topology} {keys}".rstrip()
+    return [f"to know {unknown[0].title}: .venv/bin/python {command}"]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `sweep.py run` asks before it launches trials on a pod: a durable root, and an earlier small run of the recipe.
+
+A pod is a slice of several hosts, or a machine whose environment names several processes.
+"""
+
+import os
+from collections.abc import Mapping
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+
+from checkpointing.bucket import path_of
+from cluster import processes
+from configs import topologies
+from configs.errors import ConfigError
+from settings import stored_config
+from studies import rehearsals
+from studies.suites import Member
+
+SMALL = "small"  # folder of the small run, in the root of the study
+SMALL_STEPS = 20
+JOIN_SECONDS = 5  # for jax to find the other processes, where it is asked
+
+
+def is_pod(topology: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether trials run on several hosts; ConfigError if variables of the environment contradict each other."""
+    if topology and topologies.get(topology).hosts > 1:
+        return True
+    group = processes.find(environment, "cpu", JOIN_SECONDS)
+    return group is not None and group.count > 1
+
+
+def check_root(root: str, topology: str) -> None:
+    """Raise ConfigError if trials run on a pod and write to a local folder, which every host has for itself."""
+    if "://" not in root and is_pod(topology):
+        where = f"the hosts of {topology}" if topology else "the hosts of this group"
+        raise ConfigError(
+            f"--root={root} is a local folder, which {where} do not share and which is lost with the pod; "
+            "use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation"
+        )
+
+
+def check_small_run(members: list[Member], topology: str, root: str, storage: RDBStorage) -> None:
+    """Raise ConfigError before a first launch of a recipe on a slice of several hosts, if it ran nowhere before.
+
+    Enough is a trial of the recipe that is done, in any study of the storage; a run in ROOT/small that has finished; or
+    a rehearsal by this user of one of the configurations on this slice. The records of the repository do not count:
+    they say nothing of this machine, this data or these keys.
+    """
+    recipe = members[0].recipe
+    if not topology or topologies.get(topology).hosts == 1:
+        return
+    if has_done_trial(recipe, storage) or has_finished(f"{root}/{SMALL}", recipe):
+        return
+    if any(rehearsals.cached(member.values, topology) for member in members):
+        return
+    raise ConfigError(
+        f"{recipe} has not run yet, and {topology} has {topologies.get(topology).hosts} hosts; "
+        f"run it on a smaller slice or in simulation: .venv/bin/python {small_run(members[0], topology, root)}; "
+        "or --skip_small"
+    )
+
+
+def has_done_trial(recipe: str, storage: RDBStorage) -> bool:
+    """Return whether a storage has a trial of a recipe that is done."""
+    return any(
+        trial.user_attrs.get("recipe") == recipe
+        for name in optuna.get_all_study_names(storage)
+        for trial in storage.get_all_trials(
+            storage.get_study_id_from_name(name), deepcopy=False, states=(TrialState.COMPLETE,)
+        )
+    )
+
+
+def has_finished(workdir: str, recipe: str) -> bool:
+    """Return whether a folder has a run of a recipe that has finished."""
+    folder = path_of(workdir)
+    origin = stored_config.read_origin(folder) if (folder / "summary.txt").exists() else {}
+    return str(origin.get("recipe", "")).endswith(recipe)
+
+
+def small_run(member: Member, topology: str, root: str) -> str:
+    """Return the command of a short run on the smallest slice of the same chip, simulated where none is attached."""
+    typed = member.changes | {"train.steps": str(SMALL_STEPS)}
+    keys = " ".join(f"--config.{key}={value}" for key, value in typed.items())
+    return f"train.py --config={member.recipe} --topology={_smallest(topology)} --workdir={root}/{SMALL} {keys}"
+
+
+def _smallest(topology: str) -> str:
+    chip = topologies.get(topology).chip
+    return next(name for name, (kind, *_) in topologies.SLICES.items() if kind == chip)

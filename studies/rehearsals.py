@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rehearsals say of a configuration: the records of the repository, and the user's own cache of rehearse.py."""
+
+import functools
+import json
+
+from configs import topologies
+from configs.base import keys_of
+from configs.errors import ConfigError
+from configs.key import MACHINE, UNCOMPILED
+from input_pipeline.cache import cache_path
+from rehearsal import record
+from rehearsal.compiler import Compiled, CompileError, Compiler
+from rehearsal.estimate import estimate
+from settings.keys import flat, from_flat
+
+# Numbers that a compiled step reads and whose value does not change what it computes with.
+FREE = {
+    "train.steps", "train.tokens", "train.epochs", "train.seed", "supervision.exploration", "supervision.max_steps",
+    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.final_fraction", "optimizer.weight_decay",
+    "optimizer.table_learning_rate", "optimizer.table_weight_decay", "optimizer.beta1", "optimizer.beta2",
+}  # fmt: skip
+SAVED = ("parameters", "optimizer", "extra", "carry")  # parts of a device's state that a checkpoint has
+
+
+def step_seconds(values: dict[str, object], topology: str) -> float | None:
+    """Return the seconds of a step on a slice; None if nobody rehearsed it.
+
+    The user's own rehearsal of this very configuration takes precedence over a record of a step that computes the same.
+
+    Args:
+      values: of every key, resolved.
+    """
+    if compiled := cached(values, topology):
+        return estimate(compiled)["step_seconds"]
+    wanted = _compiled_keys(values)
+    return next((seconds for case, seconds in _recorded(topology) if case == wanted), None)
+
+
+def checkpoint_bytes(values: dict[str, object], topology: str) -> int | None:
+    """Return an upper bound of the bytes of a checkpoint; None if the configuration is not in the user's cache.
+
+    It counts a part that several chips replicate for each of them, except along the axes of data parallelism.
+    """
+    compiled = cached(values, topology)
+    if compiled is None:
+        return None
+    of_chip = sum(compiled.facts["state"][part] for part in SAVED) + compiled.facts["on_host"]
+    mesh = compiled.facts["mesh"]
+    return of_chip * compiled.topology.chips // (mesh["data"] * mesh["dcn_data"])
+
+
+def cached(values: dict[str, object], topology: str) -> Compiled | None:
+    """Return the compilation of a configuration that rehearse.py left in the cache; None if there is none that runs."""
+    cache = cache_path(values["data.cache_dir"]) / "rehearsals"
+    if not cache.is_dir():
+        return None
+    compiler, config, preset = Compiler(cache), from_flat(values), topologies.get(topology)
+    try:
+        return compiler.compile(config, preset) if compiler.is_cached(config, preset) else None
+    except (ConfigError, CompileError):  # the cache also has what the compiler refused
+        return None
+
+
+@functools.cache
+def _recorded(topology: str) -> list[tuple[dict[str, object], float]]:
+    cases = [case for case in record.cases() if case.topology == topology and case.path.is_file()]
+    return [
+        (_compiled_keys(flat(case.load().config)), json.loads(case.path.read_text())["figures"]["step_seconds"])
+        for case in cases
+    ]
+
+
+def _compiled_keys(values: dict[str, object]) -> dict[str, object]:
+    """Return the keys that decide what a step computes; a decay of an average matters only by being there."""
+    left_out = keys_of(UNCOMPILED) | keys_of(MACHINE) | FREE
+    kept = {key: value for key, value in values.items() if key not in left_out}
+    mesh = {key: value for key, value in values.items() if key.startswith(("mesh.", "layout."))}
+    dtype = {"model.dtype": "bfloat16"} if kept["model.dtype"] == "auto" else {}  # records are of TPUs
+    return kept | mesh | dtype | {"optimizer.ema_decay": kept["optimizer.ema_decay"] > 0}
