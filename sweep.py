@@ -222,9 +222,9 @@ def run(asked: Asked) -> int:
 
     if not parsed.allow_local:
         guards.check_root(asked.root, asked.topology)
-    queue = asked.queue(create=True)
     if not parsed.skip_small:
-        guards.check_small_run(asked.runnable, asked.topology, asked.root, queue.storage)
+        guards.check_small_run(asked.runnable, asked.topology, asked.root, parsed.storage)
+    queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)

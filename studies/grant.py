@@ -48,20 +48,16 @@ class Grant:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """How a grant is shared out: trials that fit, that do not, and those of which nothing is known.
+    """How a grant is shared out: digests of trials that fit, that do not, and of which nothing is known."""
 
-    Attributes:
-      fits: chip-hours that were used before and with a trial, by digest, in order.
-    """
-
-    fits: dict[str, float]
+    fits: list[str]
     too_long: list[str]
     unknown: list[str]
 
 
 def share_out(grant: Grant, found: Mapping[str, Estimate]) -> Share:
-    """Return which trials fit, in the order of `found`."""
-    used, share = 0.0, Share({}, [], [])
+    """Return which trials fit, taken in the order of `found`; those of which nothing is known take nothing."""
+    used, share = 0.0, Share([], [], [])
     for digest, estimate in found.items():
         if estimate.hours is None:
             share.unknown.append(digest)
@@ -69,7 +65,7 @@ def share_out(grant: Grant, found: Mapping[str, Estimate]) -> Share:
             share.too_long.append(digest)
         else:
             used += estimate.hours * grant.chips
-            share.fits[digest] = used
+            share.fits.append(digest)
     return share
 
 
@@ -88,7 +84,7 @@ def lines(
     for member in members:
         if not member.refusal:
             first.setdefault(member.digest, member)
-    used = max(share.fits.values(), default=0.0)
+    used = sum(found[digest].hours for digest in share.fits) * grant.chips
     titles = {digest: member.title for digest, member in first.items()}
     per_hour = "a price that is not known" if grant.price is None else f"${grant.price:,.2f} a chip-hour"
     return [
@@ -104,15 +100,18 @@ def lines(
 
 
 def _by_group(grant: Grant, first: dict[str, Member], found: Mapping[str, Estimate], share: Share) -> list[tuple]:
-    rows = [("group", "trials", "fit", "do not fit", "not known", "chip-hours", "in all", "cost")]
+    rows = [("group", "trials", "fit", "do not fit", "not known", "chip-hours", "cumulated", "cost")]
     used = 0.0
     for group in dict.fromkeys(member.group for member in first.values()):
         own = [digest for digest, member in first.items() if member.group == group]
         fits = [digest for digest in own if digest in share.fits]
         hours = sum(found[digest].hours for digest in fits) * grant.chips
         used += hours
-        counts = (len(fits), sum(d in share.too_long for d in own), sum(d in share.unknown for d in own))
-        rows.append((group, str(len(own)), *map(str, counts), f"{hours:,.2f}", f"{used:,.2f}", _dollars(grant, hours)))
+        unknown = sum(digest in share.unknown for digest in own)
+        counts = (len(own), len(fits), len(own) - len(fits) - unknown, unknown)
+        known = bool(fits) or not unknown
+        figures = (f"{hours:,.2f}", f"{used:,.2f}", _dollars(grant, hours)) if known else ("not known", "-", "-")
+        rows.append((group, *map(str, counts), *figures))
     return rows
 
 

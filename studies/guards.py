@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 
 import optuna
-from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from checkpointing.bucket import path_of
@@ -17,6 +16,7 @@ from configs import topologies
 from configs.errors import ConfigError
 from settings import stored_config
 from studies import rehearsals
+from studies.storage import open_storage
 from studies.suites import Member
 
 SMALL = "small"  # folder of the small run, in the root of the study
@@ -42,7 +42,7 @@ def check_root(root: str, topology: str) -> None:
         )
 
 
-def check_small_run(members: list[Member], topology: str, root: str, storage: RDBStorage) -> None:
+def check_small_run(members: list[Member], topology: str, root: str, storage: str) -> None:
     """Raise ConfigError before a first launch of a recipe on a slice of several hosts, if it ran nowhere before.
 
     Enough is a trial of the recipe that is done, in any study of the storage; a run in ROOT/small that has finished; or
@@ -63,14 +63,17 @@ def check_small_run(members: list[Member], topology: str, root: str, storage: RD
     )
 
 
-def has_done_trial(recipe: str, storage: RDBStorage) -> bool:
-    """Return whether a storage has a trial of a recipe that is done."""
+def has_done_trial(recipe: str, url: str) -> bool:
+    """Return whether the storage at a URL has a trial of a recipe that is done."""
+    try:
+        storage = open_storage(url, create=False)
+    except ConfigError:  # there is none yet; one that cannot be used is reported when it is opened to write
+        return False
+    done = (TrialState.COMPLETE,)
     return any(
         trial.user_attrs.get("recipe") == recipe
         for name in optuna.get_all_study_names(storage)
-        for trial in storage.get_all_trials(
-            storage.get_study_id_from_name(name), deepcopy=False, states=(TrialState.COMPLETE,)
-        )
+        for trial in storage.get_all_trials(storage.get_study_id_from_name(name), deepcopy=False, states=done)
     )
 
 

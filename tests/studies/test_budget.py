@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A budget of chip-hours: what is claimed under it, by how many workers, and what happens when it is spent."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from studies import suites
+from studies.limits import Limits
+from tests.studies.conftest import environment, needs_optuna
+from tests.studies.test_queue import STAND_IN, orders, queue_of, starts, trials_of
+from tests.support import ROOT
+
+pytestmark = needs_optuna
+CHIPS = 32  # of v4-64
+
+
+def queued(folder, topology: str = "v4-64"):
+    """Return the queue of two trials that wait, and their digests in order."""
+    queue = queue_of(folder)
+    queue.enqueue([dataclasses.replace(order, topology=topology) for order in orders(folder / "runs")])
+    return queue, list(queue.latest())
+
+
+def run(folder, limits: Limits, workers: int = 2) -> str:
+    """Run the study of two trials with real workers; return the error that it ends with, "" for none."""
+    from studies import launch
+
+    queue, digests = queued(folder)
+    storage = f"sqlite:///{folder}/studies.db"
+    try:
+        launch.run(queue, set(digests), "eval_exact_accuracy", storage, workers, STAND_IN, limits)
+    except (launch.Failed, launch.Unfinished) as error:
+        return f"{error.exit_status}: {error}"
+    return ""
+
+
+def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(tmp_path, capfd):
+    """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
+    said = run(tmp_path, Limits(budget=1e-6), workers=2)
+    assert said.startswith("75: 1 trials are left: the budget of 0.00 chip-hours ends the queue: 0.0")
+    assert said.endswith(" in all; raise --budget to continue")
+    assert "its chip-hours are not known; it runs alone to measure them" in capfd.readouterr().out
+    done, waits = trials_of(tmp_path)
+    assert (done.state.name, waits.state.name) == ("COMPLETE", "WAITING") and starts(done) == 1
+    assert done.user_attrs["chip_hours"] == pytest.approx(done.user_attrs["ran_seconds"] * CHIPS / 3600)
+    assert run(tmp_path, Limits(budget=100.0)) == ""
+    assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "COMPLETE"]
+    assert [starts(trial) for trial in trials_of(tmp_path)] == [1, 1], "a finished trial ran again"
+
+
+def test_workers_that_claim_at_the_same_time_do_not_exceed_the_budget_together(tmp_path):
+    from studies import budget
+    from studies.trials import Order
+
+    queue = queue_of(tmp_path)
+    study, names = suites.find("exp08-ema", "mini")
+    members = suites.members(study, names, seeds=4)
+    queue.enqueue([Order(member, str(tmp_path), "v4-64") for member in members])
+    digests, claimed = set(queue.latest()), []
+    limits = Limits(budget=5.0, rehearsed=dict.fromkeys(digests, 1.5))
+
+    def claim(number: int) -> None:
+        own = queue_of(tmp_path)
+        own.claims.worker = f"machine{number} 1 1"
+        if trial := budget.claim_next(own, digests, limits):
+            claimed.append(trial.number)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(claimed) == len(set(claimed)) == 3, "three times 1.5 chip-hours fit into 5"
+    assert budget.reason_to_end(queue, digests, limits) == "", "others run, and may take less than was expected"
+
+
+def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path):
+    from studies import budget
+
+    queue, (first, second) = queued(tmp_path)
+    limits = Limits(budget=2.0, rehearsed={first: 3.0, second: 1.0})
+    trial = budget.claim_next(queue, {first, second}, limits)
+    assert trial.user_attrs["digest"] == second
+    queue.set_attribute(trial, "ran_seconds", 0.5 / CHIPS * 3600)
+    account = budget.account(queue, limits)
+    assert (account.spent, account.reserved) == pytest.approx((0.5, 0.5)), "half of it is still to come"
+    queue.finish(trial, 1.0, {}, {})
+    assert budget.reason_to_end(queue, {first, second}, limits) == (
+        "the budget of 2.00 chip-hours ends the queue: 0.50 are spent, 1.50 are left, and no trial fits; "
+        "all that are left take about 3.50 in all; raise --budget to continue"
+    )
+    assert budget.left_of("budget", 2.0, queue, 0.0) == "budget: 2.00 chip-hours, 0.50 spent, 1.50 left ($0.00)"
+
+
+def test_what_was_measured_takes_precedence_over_a_rehearsal_and_the_mean_of_others_is_last(tmp_path):
+    from studies import budget
+    from studies.trials import Order
+
+    queue = queue_of(tmp_path)
+    study, names = suites.find("exp08-ema", "mini")
+    members = suites.members(study, names, seeds=2)  # a-off, its other seed, b-0.99, its other seed
+    queue.enqueue([Order(member, str(tmp_path), "") for member in members])
+    digests = [member.digest for member in members]
+    assert budget.Expectation(queue.everything(), {}).of(queue.latest()[digests[0]]) is None
+    queue.finish(queue.claim_next({digests[0]}), 1.0, {"ran_seconds": 7200.0}, {})
+    known = budget.Expectation(queue.everything(), {digests[1]: 5.0, digests[2]: 5.0})
+    of = [known.of(queue.latest()[digest]) for digest in digests[1:]]
+    assert of == [2.0, 5.0, 2.0], "measured with another seed; rehearsed; the mean of the study"
+
+
+WORK = """
+import json, sys
+from studies.worker import Worker, task_of
+Worker.beat_seconds = 0.5
+Worker(task_of(json.loads(sys.argv[1]))).run()
+"""
+
+
+def test_a_trial_that_reaches_the_budget_saves_and_goes_back_to_the_queue(tmp_path):
+    from studies.worker import Task
+
+    queue, digests = queued(tmp_path)
+    slow = [*STAND_IN, "--config.train.steps=1000"]  # 30 s
+    task = Task(f"sqlite:///{tmp_path}/studies.db", "s", digests, "eval_exact_accuracy", slow, Limits(budget=1e-6))
+    command = [sys.executable, "-c", WORK, json.dumps(dataclasses.asdict(task))]
+    done = subprocess.run(command, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True)
+    assert "exp08-ema/a-off saves and stops: the budget of 0.00 chip-hours is spent" in done.stdout
+    first, second = trials_of(tmp_path)
+    assert (first.state.name, second.state.name) == ("WAITING", "WAITING")
+    saved = list((tmp_path / "runs").glob("*/*/checkpoints/*"))
+    assert 0 < len(saved) < 1000 and not queue.claims.holders()
+    assert first.user_attrs["ran_seconds"] > 0.5 and "ran_seconds" not in second.user_attrs

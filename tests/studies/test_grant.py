@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan within a grant: what fits, in which order, at what cost; and hours from the user's own rehearsals."""
+
+import dataclasses
+import gzip
+
+import pytest
+
+from configs import topologies
+from rehearsal import estimate, sealed
+from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
+from settings import loading
+from studies import grant, planning, suites
+from studies.planning import Estimate
+from tests.studies.conftest import ended, needs_optuna, sweep
+
+STUDY, NAMES = suites.find("exp08-ema")
+MEMBERS = suites.members(STUDY, NAMES, topology="v4-64")
+GRANT = grant.Grant(days=1, topology="v4-64", price=0.0, storage_price=0.1, keep="last")  # 768 chip-hours
+
+
+def hours(*known: float | None) -> dict[str, Estimate]:
+    """Return an estimate of hours of the slice for each of the five configurations."""
+    found = zip(MEMBERS, known, strict=True)
+    return {member.digest: Estimate(10, one, None if one is None else 0.0) for member, one in found}
+
+
+def test_trials_fit_in_the_order_of_the_study_and_unknown_ones_are_not_counted_as_nothing():
+    names = {member.digest: member.name for member in MEMBERS}
+    share = grant.share_out(GRANT, hours(20.0, None, 5.0, 4.0, 1.0))
+    assert [names[one] for one in share.fits] == ["a-off", "d-0.999"]
+    assert [names[one] for one in share.too_long] == ["c-0.995", "e-0.9995"]
+    assert [names[one] for one in share.unknown] == ["b-0.99"]
+
+
+def test_the_lines_say_what_fits_at_what_cost_and_what_is_not_known():
+    found = hours(20.0, None, 5.0, 4.0, 1.0)
+    sizes = {member.digest: 10**9 for member in MEMBERS}
+    lines = grant.lines(dataclasses.replace(GRANT, price=2.0), MEMBERS, found, sizes)
+    assert lines[0] == "a grant of 1 days of v4-64: 768.00 chip-hours, $2.00 a chip-hour"
+    assert lines[2].split() == ["exp08-ema", "5", "2", "2", "1", "768.00", "768.00", "$1,536.00"]
+    assert lines[3:] == [
+        "fits: 2 of 5 trials, 768.00 chip-hours (100.0% of the grant), $1,536.00",
+        "does not fit: 2 trials, exp08-ema/c-0.995, exp08-ema/e-0.9995",
+        "not known, and not counted: 1 trials, exp08-ema/b-0.99",
+        "storage with --keep=last: 2 checkpoints, at most 2.00 GB, $0.01 for 1 days",
+        "to know exp08-ema/b-0.99: .venv/bin/python rehearse.py --config=configs/trm/sudoku.py --topology=v4-64 "
+        "--config.model.dtype=bfloat16 --config.optimizer.ema_decay=0.99",
+    ]
+    unknown = grant.lines(GRANT, MEMBERS, hours(*[None] * 5), dict.fromkeys(sizes))
+    assert unknown[2].split() == ["exp08-ema", "5", "0", "0", "5", "not", "known", "-", "-"]
+    assert unknown[3].startswith("fits: 0 of 5 trials, 0.00 chip-hours")
+
+
+@pytest.mark.parametrize("keep, count", [("all", 6), ("best", 1), ("none", 0)])
+def test_storage_counts_what_the_retention_keeps_and_is_not_known_without_sizes(keep, count):
+    given = dataclasses.replace(GRANT, keep=keep)
+    found, sizes = hours(20.0, None, 5.0, 4.0, 1.0), {member.digest: 10**9 for member in MEMBERS}
+    line = next(line for line in grant.lines(given, MEMBERS, found, sizes) if line.startswith("storage"))
+    assert line.startswith(f"storage with --keep={keep}: {count} checkpoints, at most {count}.00 GB, $")
+    line = next(line for line in grant.lines(given, MEMBERS, found, dict.fromkeys(sizes)) if line.startswith("storage"))
+    assert ("size and cost not known" in line) == (keep != "none")
+
+
+def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    member, preset = MEMBERS[0], topologies.get("v4-64")
+    assert planning.estimate_of(member, "v4-64").hours is None, "nothing is recorded of a step without an average"
+    typed = member.changes  # as in the command that the plan names
+    config = loading.load(str(loading.ROOT / member.recipe), "v4-64", typed).config
+    folder = Compiler(tmp_path / "torus" / "rehearsals").folder(config, preset)
+    folder.mkdir(parents=True)
+    (folder / PROGRAM).write_bytes(gzip.compress(b"program"))
+    state = {"parameters": 100, "optimizer": 200, "extra": 0, "carry": 12, "batch": 999}
+    facts = {"state": state, "on_host": 0, "mesh": {"data": 2, "dcn_data": 1}, "out_of_memory": False}
+    sealed.write(folder / FACTS, facts | {"program_sha256": digest(folder / PROGRAM)})
+    monkeypatch.setattr(estimate, "_estimate", lambda compiled: {"step_seconds": 3.6})
+    found = planning.estimates(MEMBERS, "v4-64", price=0.0)[member.digest]
+    assert (found.hours, found.cost) == (pytest.approx(8.138), 0.0), "and 0 is a price"
+    from studies import rehearsals
+
+    assert rehearsals.checkpoint_bytes(member.values, "v4-64") == 312 * 32 / 2
+    measured = planning.estimates(MEMBERS, "v4-64", measured={member.digest: 2.0})[member.digest]
+    assert (measured.hours, measured.is_measured) == (2.0, True)
+
+
+@needs_optuna
+def test_a_plan_uses_what_was_measured_and_status_says_what_is_left(tmp_path):
+    from studies.storage import open_storage
+    from studies.trials import Order, Queue
+
+    queue = Queue(open_storage(f"sqlite:///{tmp_path}/studies.db", create=True), "trm", "maximize", create=True)
+    queue.enqueue([Order(MEMBERS[0], str(tmp_path), "v4-64")])
+    results = {"ran_seconds": 7200.0, "chip_hours": 64.0, "checkpoint_bytes": 5 * 10**9}
+    queue.finish(queue.claim_next({MEMBERS[0].digest}), 1.0, results, {})
+    given = ["exp08-ema", "--topology=v4-64", "--price=0", "--grant_days=3"]
+    processes = [sweep(tmp_path, *words) for words in (
+        ("plan", *given, "--keep=last", "--storage_price=1"), ("status", *given, "--budget=100"),
+    )]  # fmt: skip
+    (status, plan, err), (other, stands, _) = map(ended, processes)
+    assert (status, other) == (0, 0), err
+    assert "exp08-ema/a-off     8,138  2.00   $0.00  optimizer.ema_decay=0.0" in plan
+    assert "1 of them are done, with their measured hours" in plan
+    assert stands.splitlines()[-2:] == [
+        "budget: 100.00 chip-hours, 64.00 spent, 36.00 left ($0.00)",
+        "grant of 3 days: 2,304.00 chip-hours, 64.00 spent, 2,240.00 left ($0.00)",
+    ]
+    assert "64.00       $0.00" in stands

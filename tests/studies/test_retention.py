@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints of a study stay on disk: with real workers, after a deletion that was cut short, in a bucket."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from checkpointing.folder import CheckpointFolder
+from studies.limits import Limits
+from tests.bucket_server import empty_bucket
+from tests.studies.conftest import needs_optuna
+from tests.studies.test_budget import run
+from tests.studies.test_queue import orders, queue_of, trials_of, write_plan
+
+pytestmark = needs_optuna
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> pathlib.Path:
+    """The folder of a study whose two trials are done; nothing is deleted yet."""
+    folder = tmp_path_factory.mktemp("study")
+    assert run(folder, Limits()) == ""
+    return folder
+
+
+def left(folder: pathlib.Path) -> list[list[str]]:
+    """Return the names in the folders of checkpoints of all trials; the first has the lower value."""
+    places = [pathlib.Path(trial.user_attrs["workdir"]) / "checkpoints" for trial in trials_of(folder)]
+    return [sorted(path.name for path in place.iterdir()) for place in places]
+
+
+def copied(ran: pathlib.Path, folder: pathlib.Path) -> tuple:
+    """Copy a study whose trials have their folders below `folder`; return (queue, its digests)."""
+    queue = queue_of(folder)
+    queue.enqueue(orders(folder / "runs"))
+    shutil.copytree(ran / "runs", folder / "runs")
+    for number, digest in enumerate(queue.latest()):
+        trial = queue.claim_next({digest})
+        queue.finish(trial, float(number), {"checkpoint": f"{trial.user_attrs['workdir']}/checkpoints/20"}, {})
+    return queue, list(queue.latest())
+
+
+@pytest.mark.parametrize("keep, names, checkpoints", [
+    ("last", [["20"], ["20"]], [True, True]),
+    ("best", [[], ["20"]], [False, True]),
+    ("none", [[], []], [False, False]),
+])  # fmt: skip
+def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(ran, tmp_path, keep, names, checkpoints):
+    from studies import retention
+
+    queue, digests = copied(ran, tmp_path)
+    limits = Limits(keep=keep, groups={"exp08-ema": digests})
+    for _ in range(2):
+        assert retention.enforce(queue, digests, limits) == []
+        assert left(tmp_path) == names
+    assert [bool(trial.user_attrs["checkpoint"]) for trial in trials_of(tmp_path)] == checkpoints
+    for trial in trials_of(tmp_path):
+        workdir = pathlib.Path(trial.user_attrs["workdir"])
+        assert (workdir / "metrics.jsonl").exists() and (workdir / "output.txt").exists()
+
+
+def test_workers_delete_when_a_trial_ends_and_a_failed_trial_keeps_what_it_resumes_from(tmp_path):
+    write_plan(tmp_path, 2)
+    assert run(tmp_path, Limits(keep="none")).startswith("1: 2 trials failed")
+    assert all(len(names) > 1 for names in left(tmp_path))
+    queue = queue_of(tmp_path)
+    digests = list(queue.latest())
+    queue.retry(set(digests))
+    assert run(tmp_path, Limits(keep="best", groups={"one": digests[:1], "two": digests})) == ""
+    first, second = trials_of(tmp_path)[2:]
+    assert first.value < second.value and left(tmp_path)[2:] == [["20"], ["20"]], "each is the best of a group"
+
+
+def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(ran, tmp_path, monkeypatch):
+    from studies import retention
+
+    queue, digests = copied(ran, tmp_path)
+
+    def cut_short(folder, mark):
+        raise OSError("cut short")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "_erase", cut_short)
+        lines = retention.enforce(queue, digests, Limits(keep="none"))
+    assert [line.endswith(" are not deleted: cut short; the next run tries again") for line in lines] == [True, True]
+    assert [sum("unfinished" in name for name in names) for names in left(tmp_path)] == [1, 1]
+    assert all(trial.user_attrs["checkpoint"] for trial in trials_of(tmp_path)), "they are not forgotten"
+    assert run(tmp_path, Limits(keep="none")) == "" and left(tmp_path) == [[], []]
+
+
+def test_checkpoints_in_a_bucket_are_deleted(tmp_path):
+    with empty_bucket() as files:
+        for step in (1, 2):
+            files.pipe(f"runs/mine/checkpoints/{step}/state/array", b"x")
+        files.pipe("runs/mine/checkpoints/3/state/array", b"x")
+        files.pipe("runs/mine/checkpoints/3.unfinished", b"")
+        from studies import retention
+
+        folder = CheckpointFolder("gs://runs/mine")
+        assert folder.steps() == [1, 2]
+        retention.delete(folder, all_but_newest=True)
+        assert [path.name for path in folder.place.iterdir()] == ["2"]
+        retention.delete(folder, all_but_newest=False)
+        assert folder.steps() == [] and folder.names() == set()
