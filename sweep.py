@@ -15,6 +15,7 @@ again to continue after any interruption. It needs `make setup EXTRAS=studies`; 
 
 from core import command_line
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -199,11 +200,8 @@ def estimates(asked: Asked) -> tuple[dict, dict]:
     if importlib.util.find_spec("optuna"):
         from studies import budget
 
-        try:
+        with contextlib.suppress(ConfigError):  # there is no study yet; `run` reports a storage that cannot be used
             trials = asked.queue(create=False).latest()
-        except ConfigError:
-            if parsed["storage"].present:
-                raise
         measured = budget.measured_hours(trials.values(), asked.topology)
     return planning.estimates(asked.members, asked.topology, parsed.price, measured), trials
 

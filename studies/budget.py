@@ -28,6 +28,11 @@ def spent_on(trial: FrozenTrial) -> float:
     return about.get("chip_hours", 0.0)  # of a trial that ended before workers counted
 
 
+def spent(queue: trials.Queue) -> float:
+    """Return the chip-hours that all trials of a study have taken so far."""
+    return sum(map(spent_on, queue.everything()))
+
+
 class Expectation:
     """How many chip-hours a trial takes in all.
 
@@ -116,7 +121,7 @@ def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> Frozen
 
 def is_spent(queue: trials.Queue, limits: Limits) -> bool:
     """Return whether the budget is used up, so that running trials should save and stop."""
-    return account(queue, limits).spent >= limits.budget
+    return spent(queue) >= limits.budget
 
 
 def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits) -> str:
@@ -144,10 +149,10 @@ def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | No
     Args:
       price: dollars per chip-hour; None if it is not known.
     """
-    spent = sum(map(spent_on, queue.everything()))
-    rest = max(0.0, chip_hours - spent)
+    used = spent(queue)
+    rest = max(0.0, chip_hours - used)
     cost = "" if price is None else f" (${rest * price:,.2f})"
-    return f"{what}: {chip_hours:,.2f} chip-hours, {spent:,.2f} spent, {rest:,.2f} left{cost}"
+    return f"{what}: {chip_hours:,.2f} chip-hours, {used:,.2f} spent, {rest:,.2f} left{cost}"
 
 
 def measured_hours(known: Iterable[FrozenTrial], topology: str) -> dict[str, float]:

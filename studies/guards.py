@@ -49,9 +49,9 @@ def check_small_run(members: list[Member], topology: str, root: str, storage: st
     a rehearsal by this user of one of the configurations on this slice. The records of the repository do not count:
     they say nothing of this machine, this data or these keys.
     """
-    recipe = members[0].recipe
-    if not topology or topologies.get(topology).hosts == 1:
+    if not members or not topology or topologies.get(topology).hosts == 1:
         return
+    recipe = members[0].recipe
     if has_done_trial(recipe, storage) or has_finished(f"{root}/{SMALL}", recipe):
         return
     if any(rehearsals.cached(member.values, topology) for member in members):

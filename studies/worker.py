@@ -63,13 +63,12 @@ class Worker:
 
     Attributes:
       beat_seconds: between two looks at whether a running trial should end, which also keep its claim.
-      ran_seconds: in which processes of the present trial have run, over all attempts.
     """
 
     beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
-        self.task, self.asked_to_stop, self.ran_seconds = task, False, 0.0
+        self.task, self.asked_to_stop, self._began = task, False, 0.0
         self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
 
     def run(self) -> None:
@@ -104,7 +103,7 @@ class Worker:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
         cancelled, limits = self.queue.keep(trial), self.task.limits
         if limits.budget is not None:
-            self._count(trial)
+            self.queue.set_attribute(trial, budget.RAN_SECONDS, self._ran_seconds(trial))
             if not self.asked_to_stop and budget.is_spent(self.queue, limits):
                 say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
                 self.stop()
@@ -127,7 +126,7 @@ class Worker:
         elif status == DONE:
             self._complete(trial)
         elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
-            self.queue.give_back(trial)
+            self._give_back(trial)
         else:
             self._fail(trial, {"status": status, "reason": reason or f"ended by signal {-status}"})
 
@@ -157,14 +156,17 @@ class Worker:
         finally:
             process.kill()
             process.wait()
-        self.queue.keep(trial)
-        self._count(trial)
         return process.returncode, ended_for
 
-    def _count(self, trial: FrozenTrial) -> None:
-        """Store how long processes of the trial have run; the caller holds it."""
-        self.ran_seconds = trial.user_attrs.get(budget.RAN_SECONDS, 0.0) + time.monotonic() - self._began
-        self.queue.set_attribute(trial, budget.RAN_SECONDS, self.ran_seconds)
+    def _ran_seconds(self, trial: FrozenTrial) -> float:
+        """Return how long processes of the present trial have run, over all attempts."""
+        return trial.user_attrs.get(budget.RAN_SECONDS, 0.0) + time.monotonic() - self._began
+
+    def _give_back(self, trial: FrozenTrial, failure: dict | None = None) -> None:
+        """Return a trial to the queue; see `Queue.give_back`."""
+        self.queue.keep(trial)
+        self.queue.set_attribute(trial, budget.RAN_SECONDS, self._ran_seconds(trial))
+        self.queue.give_back(trial, failure)
 
     def _beat(self, trial: FrozenTrial, beaten: float) -> str:
         """Return the `reason_to_end`. A database out of reach is asked again."""
@@ -192,16 +194,18 @@ class Worker:
     def _fail(self, trial: FrozenTrial, failure: dict) -> None:
         """Return a failed trial to the queue, or end it if the retries are used up or could not help."""
         if failure["status"] != USAGE and len(trials.failures(trial)) < trials.RETRIES:
-            self.queue.give_back(trial, failure)
+            self._give_back(trial, failure)
             say(f"{trials.title(trial)} failed with status {failure['status']}, is tried again: {failure['reason']}")
         else:
             self.end(trial, None, failure)
 
     def end(self, trial: FrozenTrial, value: float | None, how: dict, *, pruned: bool = False) -> None:
         """End a trial with the figures of its folder; see `Queue.finish`."""
-        about, price = trial.user_attrs, self.task.limits.price
-        found = outcome.read(about["workdir"], about["topology"], self.ran_seconds, price)
-        results = found.attributes() | how | {"code": identity.code_digest(), "worker": self.queue.claims.worker}
+        about, ran = trial.user_attrs, self._ran_seconds(trial)
+        found = outcome.read(about["workdir"], about["topology"], ran, self.task.limits.price)
+        results = found.attributes() | how | {
+            "code": identity.code_digest(), "worker": self.queue.claims.worker, budget.RAN_SECONDS: ran,
+        }  # fmt: skip
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
         say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")

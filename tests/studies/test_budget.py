@@ -41,12 +41,13 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
 
 def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(tmp_path, capfd):
     """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
-    said = run(tmp_path, Limits(budget=1e-6), workers=2)
+    said = run(tmp_path, Limits(budget=1e-6, price=0.0), workers=2)
     assert said.startswith("75: 1 trials are left: the budget of 0.00 chip-hours ends the queue: 0.0")
     assert said.endswith(" in all; raise --budget to continue")
     assert "its chip-hours are not known; it runs alone to measure them" in capfd.readouterr().out
     done, waits = trials_of(tmp_path)
     assert (done.state.name, waits.state.name) == ("COMPLETE", "WAITING") and starts(done) == 1
+    assert done.user_attrs["cost"] == 0.0, "0 is a price"
     assert done.user_attrs["chip_hours"] == pytest.approx(done.user_attrs["ran_seconds"] * CHIPS / 3600)
     assert run(tmp_path, Limits(budget=100.0)) == ""
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "COMPLETE"]

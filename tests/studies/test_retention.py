@@ -2,7 +2,6 @@
 """Which checkpoints of a study stay on disk: with real workers, after a deletion that was cut short, in a bucket."""
 
 import pathlib
-import shutil
 
 import pytest
 
@@ -16,28 +15,24 @@ from tests.studies.test_queue import orders, queue_of, trials_of, write_plan
 pytestmark = needs_optuna
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> pathlib.Path:
-    """The folder of a study whose two trials are done; nothing is deleted yet."""
-    folder = tmp_path_factory.mktemp("study")
-    assert run(folder, Limits()) == ""
-    return folder
-
-
 def left(folder: pathlib.Path) -> list[list[str]]:
     """Return the names in the folders of checkpoints of all trials; the first has the lower value."""
     places = [pathlib.Path(trial.user_attrs["workdir"]) / "checkpoints" for trial in trials_of(folder)]
     return [sorted(path.name for path in place.iterdir()) for place in places]
 
 
-def copied(ran: pathlib.Path, folder: pathlib.Path) -> tuple:
-    """Copy a study whose trials have their folders below `folder`; return (queue, its digests)."""
+def finished(folder: pathlib.Path) -> tuple:
+    """Return (queue, its digests) of a study whose two trials are done, with three checkpoints each."""
     queue = queue_of(folder)
     queue.enqueue(orders(folder / "runs"))
-    shutil.copytree(ran / "runs", folder / "runs")
     for number, digest in enumerate(queue.latest()):
         trial = queue.claim_next({digest})
-        queue.finish(trial, float(number), {"checkpoint": f"{trial.user_attrs['workdir']}/checkpoints/20"}, {})
+        workdir = pathlib.Path(trial.user_attrs["workdir"])
+        for step in (10, 15, 20):
+            (workdir / "checkpoints" / str(step) / "state").mkdir(parents=True)
+        for name in ("metrics.jsonl", "output.txt"):
+            (workdir / name).write_text("")
+        queue.finish(trial, float(number), {"checkpoint": f"{workdir}/checkpoints/20"}, {})
     return queue, list(queue.latest())
 
 
@@ -46,10 +41,10 @@ def copied(ran: pathlib.Path, folder: pathlib.Path) -> tuple:
     ("best", [[], ["20"]], [False, True]),
     ("none", [[], []], [False, False]),
 ])  # fmt: skip
-def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(ran, tmp_path, keep, names, checkpoints):
+def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(tmp_path, keep, names, checkpoints):
     from studies import retention
 
-    queue, digests = copied(ran, tmp_path)
+    queue, digests = finished(tmp_path)
     limits = Limits(keep=keep, groups={"exp08-ema": digests})
     for _ in range(2):
         assert retention.enforce(queue, digests, limits) == []
@@ -72,10 +67,10 @@ def test_workers_delete_when_a_trial_ends_and_a_failed_trial_keeps_what_it_resum
     assert first.value < second.value and left(tmp_path)[2:] == [["20"], ["20"]], "each is the best of a group"
 
 
-def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(ran, tmp_path, monkeypatch):
+def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(tmp_path, monkeypatch):
     from studies import retention
 
-    queue, digests = copied(ran, tmp_path)
+    queue, digests = finished(tmp_path)
 
     def cut_short(folder, mark):
         raise OSError("cut short")
