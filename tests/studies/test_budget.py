@@ -49,7 +49,7 @@ def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(t
     assert (done.state.name, waits.state.name) == ("COMPLETE", "WAITING") and starts(done) == 1
     assert done.user_attrs["cost"] == 0.0, "0 is a price"
     assert done.user_attrs["chip_hours"] == pytest.approx(done.user_attrs["ran_seconds"] * CHIPS / 3600)
-    assert run(tmp_path, Limits(budget=100.0)) == ""
+    assert run(tmp_path, Limits(budget=100.0), workers=1) == ""
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "COMPLETE"]
     assert [starts(trial) for trial in trials_of(tmp_path)] == [1, 1], "a finished trial ran again"
 

@@ -57,12 +57,12 @@ def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(tmp_path, keep, n
 
 def test_workers_delete_when_a_trial_ends_and_a_failed_trial_keeps_what_it_resumes_from(tmp_path):
     write_plan(tmp_path, 2)
-    assert run(tmp_path, Limits(keep="none")).startswith("1: 2 trials failed")
+    assert run(tmp_path, Limits(keep="none"), workers=1).startswith("1: 2 trials failed")
     assert all(len(names) > 1 for names in left(tmp_path))
     queue = queue_of(tmp_path)
     digests = list(queue.latest())
     queue.retry(set(digests))
-    assert run(tmp_path, Limits(keep="best", groups={"one": digests[:1], "two": digests})) == ""
+    assert run(tmp_path, Limits(keep="best", groups={"one": digests[:1], "two": digests}), workers=1) == ""
     first, second = trials_of(tmp_path)[2:]
     assert first.value < second.value and left(tmp_path)[2:] == [["20"], ["20"]], "each is the best of a group"
 
@@ -81,7 +81,7 @@ def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(tmp
     assert [line.endswith(" are not deleted: cut short; the next run tries again") for line in lines] == [True, True]
     assert [sum("unfinished" in name for name in names) for names in left(tmp_path)] == [1, 1]
     assert all(trial.user_attrs["checkpoint"] for trial in trials_of(tmp_path)), "they are not forgotten"
-    assert run(tmp_path, Limits(keep="none")) == "" and left(tmp_path) == [[], []]
+    assert run(tmp_path, Limits(keep="none"), workers=1) == "" and left(tmp_path) == [[], []]
 
 
 def test_checkpoints_in_a_bucket_are_deleted(tmp_path):

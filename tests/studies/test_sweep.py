@@ -23,7 +23,7 @@ STUDY = ["baseline", *[f"--config.{key}={value}" for key, value in ONE.items()]]
 
 @needs_optuna
 def test_a_study_of_one_trial_runs_train_py_and_is_shown(tmp_path):
-    status, out, err = ended(sweep(tmp_path, "run", *STUDY))
+    status, out, err = ended(sweep(tmp_path, "run", *STUDY, "--budget=5", "--keep=best", "--price=2"))
     assert status == 0, err
     assert "baseline/baseline: done, eval_exact_accuracy " in out and "trm: 1 done, 0 failed, 0 left" in out
     folder = tmp_path / "runs" / "trm" / "baseline" / "baseline"
@@ -36,7 +36,9 @@ def test_a_study_of_one_trial_runs_train_py_and_is_shown(tmp_path):
     assert about["checkpoint"] == f"{folder}/checkpoints/60" and about["status"] == 0
     assert about["config"]["train.steps"] == 60 and about["changes"]["train.steps"] == "60"
     assert 0 < about["goodput"] < 1 and 0 < about["chip_hours"] * 3600 == pytest.approx(about["wall_seconds"])
-    assert len(about["code"]) == 12 and about["cost"] is None
+    assert len(about["code"]) == 12 and about["cost"] == pytest.approx(2 * about["chip_hours"])
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["60"] and about["checkpoint_bytes"] > 0
+    assert "baseline/baseline: its chip-hours are not known; it runs alone to measure them" in out
 
 
 def queue_in(folder: pathlib.Path):
