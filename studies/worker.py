@@ -104,10 +104,10 @@ class Worker:
             status, ended_for = self._attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
-        if ended_for:
-            self.end_early(trial, {"status": status, "reason": ended_for})
-        elif status == DONE:
+        if status == DONE:  # also if it was to end early, and had no step left
             self._complete(trial)
+        elif ended_for:
+            self.end_early(trial, {"status": status, "reason": ended_for})
         elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
             self.queue.give_back(trial)
         else:
