@@ -29,7 +29,7 @@ from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned
 from studies import limits, suites
 
-METHODS = ("random", "tpe", "cmaes", "evolution", "local_search")  # see studies/samplers.py
+METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/{samplers,population}.py
 PRUNERS = ("none", "median", "asha")
 flags = command_line.flags
 flags.DEFINE_string("storage", "sqlite:///studies.db", "database of the studies: sqlite:///FILE or postgresql://...")
@@ -49,10 +49,13 @@ flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE
 flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
 flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
 flags.DEFINE_integer("trials", 40, "search: number of trials", 1, 1_000_000)
+flags.DEFINE_integer(
+    "population", 8, "search: members of --method=pbt; --trials is generations times members", 2, 10_000
+)
 flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
 flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
-OF_SEARCH = ("space", "method", "prune", "trials", "search_seed", "name", "config")
+OF_SEARCH = ("space", "method", "prune", "trials", "population", "search_seed", "name", "config")
 READ_BY = {  # subcommands by flag
     "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
     "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
@@ -294,7 +297,7 @@ def retry(asked: Asked) -> int:
 
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
-    from studies import launch, searching
+    from studies import launch, population, searching
     from studies.spaces import read
     from studies.suites import runs_of
 
@@ -302,15 +305,21 @@ def search(overrides: dict[str, str]) -> int:
     read(parsed.space)  # reports mistakes before anything is stored
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
+    is_population = parsed.method == "pbt"
     asked = searching.Search(
         parsed.storage, name, parsed.config, parsed.space, parsed.method, parsed.prune, parsed.trials,
         parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
-        list(launch.TRAIN),
+        list(launch.TRAIN), parsed.population if is_population else 0,
     )  # fmt: skip
+    if is_population:
+        population.check(asked)
     queue = searching.begin(asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    statuses = launch.work("studies.searching", dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
+    module = "studies.population" if is_population else "studies.searching"
+    statuses = launch.work(module, dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
     print("\n".join(aligned(searching.table(queue))))
+    if is_population:
+        print("\n".join(aligned(population.lineage(queue))))
     searching.judge(queue, asked.count, statuses)
     return 0
 

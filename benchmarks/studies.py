@@ -97,7 +97,6 @@ def survival(folder: pathlib.Path) -> dict[str, float]:
 
 def speed(folder: pathlib.Path) -> dict[str, float]:
     """Return the seconds of status and report with many trials, all of them done."""
-    sys.path.remove(str(support.ROOT / "benchmarks"))  # or `studies` would be this file
     from optuna.trial import TrialState
     from studies import suites, trials
     from studies.storage import open_storage

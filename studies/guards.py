@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `sweep.py run` asks before it launches trials on a pod: a durable root, and an earlier small run of the recipe.
 
-A pod is a slice of several hosts, or a machine whose environment names several processes.
+A pod is a slice of several hosts, or a machine whose environment, or whose TPU, names several processes.
 """
 
 import os
@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from checkpointing.bucket import path_of
-from cluster import processes
+from cluster import processes, startup
 from configs import topologies
 from configs.errors import ConfigError
 from settings import stored_config
@@ -28,7 +28,7 @@ def is_pod(topology: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether trials run on several hosts; ConfigError if variables of the environment contradict each other."""
     if topology and topologies.get(topology).hosts > 1:
         return True
-    group = processes.find(environment, "cpu", JOIN_SECONDS)
+    group = processes.find(environment, startup.attached_accelerator(), JOIN_SECONDS)
     return group is not None and group.count > 1
 
 

@@ -106,6 +106,12 @@ def mutated(point: dict, space: Space, rng: np.random.Generator) -> dict:
     return point | {name: new}
 
 
+def nearest(distribution: BaseDistribution, value: float) -> int | float:
+    """Return the number of a distribution that is nearest to a value."""
+    inside = min(max(value, distribution.low), distribution.high)
+    return _value(distribution, min(_place(distribution, inside), 1.0))
+
+
 def _value(distribution: BaseDistribution, place: float):
     """Return the value at a place in [0, 1] of a distribution."""
     if isinstance(distribution, CategoricalDistribution):

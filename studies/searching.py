@@ -31,7 +31,7 @@ class Search:
     Attributes:
       storage, study: where the trials are.
       recipe, space: files.
-      method: key of samplers.METHODS.
+      method: key of samplers.METHODS, or pbt (studies/population.py).
       prune: key of samplers.PRUNERS.
       count: trials in all.
       seed: of the sampler.
@@ -39,6 +39,7 @@ class Search:
       root: folder of the trials' folders.
       overrides: typed text by dotted key, for every trial.
       program: the command of a trial, before its flags.
+      population: members of pbt; other methods have none.
     """
 
     storage: str
@@ -54,10 +55,11 @@ class Search:
     topology: str
     overrides: dict[str, str]
     program: list[str]
+    population: int = 0
 
     def definition(self) -> dict[str, object]:
         """Return what must be equal when a search goes on."""
-        same = ("recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides")
+        same = ("recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population")
         return {name: getattr(self, name) for name in same}
 
     def member(self, recipe: tuple, name: str, changes: dict) -> suites.Member:
@@ -178,7 +180,7 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
     if any(statuses) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if ended < count:
-        print(f"the space has no more points: {ended} trials of {count}", flush=True)
+        print(f"the search cannot go on: {ended} trials of {count} have ended, and no point is left", flush=True)
 
 
 if __name__ == "__main__":

@@ -115,16 +115,16 @@ class Worker:
 
     def run_trial(self, trial: FrozenTrial) -> None:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
-        workdir, before = trial.user_attrs["workdir"], self._step(trial)
+        workdir, before, self._began = trial.user_attrs["workdir"], self._step(trial), time.monotonic()
         with output_of(workdir) as output:
             began = output.tell()
             status, ended_for = self._attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
-        if ended_for:
-            self.end_early(trial, {"status": status, "reason": ended_for})
-        elif status == DONE:
+        if status == DONE:  # also if it was to end early, and had no step left
             self._complete(trial)
+        elif ended_for:
+            self.end_early(trial, {"status": status, "reason": ended_for})
         elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
             self._give_back(trial)
         else:
@@ -137,7 +137,6 @@ class Worker:
     def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
         """Return (exit status, why it was ended before its time or "") of a process of the trial."""
         self._wait_for_folder(trial)
-        self._began = time.monotonic()
         process = subprocess.Popen(
             command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which method of a search finds good configurations soonest? All of them on recorded runs of this trainer.
+
+benchmarks/search_grid.json has the held-out losses of every point of a grid (benchmarks/search_grid.py trained them).
+A search of EVALUATIONS distinct points with each method and SEEDS seeds is run on this table by the samplers of
+`sweep.py search`. Regret: the best loss found, minus the best of the grid, in nats per token, mean of the seeds.
+
+ASHA sees CONFIGURATIONS random points of the grid, one after the other, with the pruner of `sweep.py search`. Gap: the
+loss of the best point that it trained to the end, over the best of these points, minus 1. Step share: the steps that it
+trained, over those of all points trained to the end. Both are means of the seeds.
+"""
+
+import json
+import statistics
+
+import support
+
+import optuna
+import search_grid
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState
+
+from studies import samplers, spaces
+
+SEEDS = 10 if support.QUICK else 200
+EVALUATIONS, CONFIGURATIONS = 40, 27
+METHODS = "random", "evolution", "local_search", "tpe"  # CMA-ES needs numbers, and four of these keys have none
+
+
+class Grid:
+    """The recorded losses.
+
+    Attributes:
+      losses: after each of search_grid.STEPS, by the name of a point; infinite where the run diverged.
+    """
+
+    def __init__(self):
+        self.losses = json.loads(search_grid.FILE.read_text())
+        if left := sum(search_grid.name_of(point) not in self.losses for point in search_grid.points()):
+            support.usage_error(f"{search_grid.FILE.name} lacks {left} points; run benchmarks/search_grid.py")
+        self.best = min(curve[-1] for curve in self.losses.values())
+
+    def curve(self, point: dict) -> list[float]:
+        """Return the losses of a point."""
+        return self.losses[search_grid.name_of(point)]
+
+
+def asked(study: optuna.Study, space: dict[str, BaseDistribution], method: str, seed: int) -> optuna.Trial:
+    """Return a trial with a new point, as `Searcher` asks for one: points that were tried are left out."""
+    known = [trial.params for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
+    while True:
+        count = len(study.get_trials(deepcopy=False))
+        study.sampler = samplers.METHODS[method](space, hash((seed, count)) % 2**32)
+        trial = study.ask(space)
+        if trial.params not in known:
+            return trial
+        study.tell(trial, state=TrialState.FAIL)
+
+
+def regret(grid: Grid, method: str, seed: int) -> float:
+    """Return the regret of one search."""
+    space, study = spaces.distributions(search_grid.SPACE), optuna.create_study()
+    for _ in range(EVALUATIONS):
+        trial = asked(study, space, method, seed)
+        study.tell(trial, grid.curve(trial.params)[-1])
+    return study.best_value - grid.best
+
+
+def asha(grid: Grid, seed: int) -> tuple[float, float]:
+    """Return (gap, step share) of one search."""
+    space, steps = spaces.distributions(search_grid.SPACE), search_grid.STEPS
+    study = optuna.create_study(pruner=samplers.PRUNERS["asha"](steps[-1]))
+    trained, exhaustive = 0, []
+    for _ in range(CONFIGURATIONS):
+        trial = asked(study, space, "random", seed)
+        curve = grid.curve(trial.params)
+        exhaustive.append(curve[-1])
+        for step, loss in zip(steps, curve, strict=True):
+            trial.report(loss, step)
+            if step < steps[-1] and trial.should_prune():
+                study.tell(trial, loss, state=TrialState.PRUNED)
+                break
+        else:
+            study.tell(trial, loss)
+        trained += step
+    return study.best_value / min(exhaustive) - 1, trained / (CONFIGURATIONS * steps[-1])
+
+
+def main() -> None:
+    """Measure every method and ASHA."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    grid, figures = Grid(), {"grid_points": len(search_grid.points()), "searches": SEEDS}
+    for method in METHODS:
+        found = [regret(grid, method, seed) for seed in range(SEEDS)]
+        error = statistics.stdev(found) / len(found) ** 0.5
+        figures[f"{method}_regret"], figures[f"{method}_regret_error"] = statistics.fmean(found), error
+        print(f"{method}: regret {figures[f'{method}_regret']:.4f} ± {error:.4f}", flush=True)
+    gaps, shares = zip(*(asha(grid, seed) for seed in range(SEEDS)), strict=True)
+    figures |= {"asha_gap": statistics.fmean(gaps), "asha_step_share": statistics.fmean(shares)}
+    support.finish("evolution", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Population-based training: members train in generations, and the worst continue with the weights of the best.
+
+Jaderberg et al., arXiv:1711.09846, with truncation selection: after a generation, each member of the worst quarter
+takes the weights of a random one of the best quarter, and its parameters with small changes. A generation of a member
+is a trial, which begins with the weights of its parent by `train.init_from`; moments of the optimizer start at 0. A
+generation begins when the one before has ended, so the result does not depend on the number of workers.
+"""
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from configs.base import KEYS
+from configs.errors import ConfigError
+from configs.key import EXECUTION, TRANSFER
+from studies import samplers, spaces, suites, trials
+from studies.searching import TRIES, Search, Searcher
+from studies.worker import main
+
+FRACTION = 4  # a quarter is replaced by a quarter
+FACTORS = 0.8, 1.2  # of a number that is changed
+RESAMPLED = 0.25  # probability of another value for a parameter that is no number
+
+
+class Population(Searcher):
+    """Runs the trials of a population: trial number g * size + m is generation g of member m."""
+
+    def __init__(self, search: Search):
+        super().__init__(search)
+        self.size = search.population
+
+    def is_over(self) -> bool:
+        """Return whether the last generation has ended, or no member is left to go on from."""
+        with self.queue.locked():
+            known = self._members()
+            return all(one.state.is_finished() for one in known) and self._next_place(known) is None
+
+    def _members(self) -> list[FrozenTrial]:
+        return [one for one in self.study.get_trials(deepcopy=False) if "member" in one.user_attrs]
+
+    def _next_place(self, known: list[FrozenTrial]) -> int | None:
+        """Return the number of the next trial that may begin; None if there is none now."""
+        place = len(known)
+        if place == self.search.count:
+            return None
+        before = _generation(known, place // self.size - 1)
+        may_begin = place < self.size or (
+            all(one.state.is_finished() for one in before) and any(one.state == TrialState.COMPLETE for one in before)
+        )
+        return place if may_begin else None
+
+    def _begun(self) -> FrozenTrial | None:
+        """Begin the next trial of the population; None if it has to wait for others, or all have begun."""
+        with self.queue.locked():
+            known = self._members()
+            place = self._next_place(known)
+            if place is None:
+                return None
+            generation, number = divmod(place, self.size)
+            rng = np.random.default_rng((self.search.seed, generation, number))
+            distributions = spaces.distributions(self.space)
+            before = _generation(known, generation - 1)
+            parent = parent_of(number, before, rng) if before else None
+            is_copy = parent is not None and parent.user_attrs["member"] != number
+            for _ in range(TRIES):
+                point = dict(parent.params) if parent else samplers.drawn(distributions, rng)
+                point = perturbed(point, distributions, rng) if is_copy else point
+                member = self._configuration(place, point, parent)
+                if not member.refusal:
+                    break
+            else:
+                raise ConfigError(
+                    f"no point of {TRIES} of --space={self.search.space} can be trained: {member.refusal}"
+                )
+            order = trials.Order(member, suites.folder(self.search.root, member), self.search.topology)
+            family = {"member": number, "generation": generation, "parent": parent.number if parent else None}
+            waiting = optuna.trial.create_trial(
+                state=TrialState.WAITING, params=point, distributions=distributions,
+                user_attrs=order.attributes() | family,
+            )  # fmt: skip
+            self.queue.storage.create_new_trial(self.queue.study_id, waiting)
+        return self.queue.claim_next({member.digest})
+
+    def _configuration(self, place: int, point: dict, parent: FrozenTrial | None) -> suites.Member:
+        """Return the configuration of a trial; its seed gives each generation other batches."""
+        family = {suites.SEED: place} | ({"train.init_from": parent.user_attrs["workdir"]} if parent else {})
+        name = "generation{}-member{}".format(*divmod(place, self.size))
+        return self.search.member(self.recipe, name, spaces.changes(self.space, point) | family)
+
+
+def check(search: Search) -> None:
+    """Raise ConfigError if a population cannot be trained as asked."""
+    if search.prune != "none":
+        raise ConfigError(f"--prune={search.prune} is not for --method=pbt, which replaces its worst members itself")
+    if search.population < 2 or search.count % search.population:
+        raise ConfigError(
+            f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
+        )
+    point = samplers.drawn(spaces.distributions(space := spaces.read(search.space)), np.random.default_rng(0))
+    for key in spaces.changes(space, point):
+        if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
+            raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")
+
+
+def parent_of(member: int, generation: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial:
+    """Return the trial that a member continues: its own, or one of the best quarter if it is in the worst or failed.
+
+    Args:
+      generation: the ended trials of all members, at least one of them complete.
+    """
+    done = sorted((one for one in generation if one.state == TrialState.COMPLETE), key=lambda one: one.value)
+    quarter = max(1, len(generation) // FRACTION)
+    own = generation[member]
+    if own in done[: max(1, len(generation) - quarter)]:
+        return own
+    return done[rng.integers(min(quarter, len(done)))]
+
+
+def perturbed(point: dict, space: dict[str, BaseDistribution], rng: np.random.Generator) -> dict:
+    """Return a point with every number times 0.8 or 1.2, within its range, and some other values drawn again."""
+    found = {}
+    for name, old in point.items():
+        distribution = space[name]
+        if isinstance(distribution, CategoricalDistribution):
+            others = distribution.choices
+            found[name] = others[rng.integers(len(others))] if rng.random() < RESAMPLED else old
+        else:
+            found[name] = samplers.nearest(distribution, old * FACTORS[rng.integers(2)])
+    return found
+
+
+def lineage(queue: trials.Queue) -> list[tuple[str, ...]]:
+    """Return rows of the best trial of the last generation and its ancestors: generation, value and parameters."""
+    study = optuna.load_study(study_name=queue.name, storage=queue.storage)
+    by_number = {one.number: one for one in study.get_trials(deepcopy=False) if one.state == TrialState.COMPLETE}
+    rows = []
+    if by_number:
+        last = max(one.user_attrs["generation"] for one in by_number.values())
+        one = min(
+            (one for one in by_number.values() if one.user_attrs["generation"] == last), key=lambda one: one.value
+        )
+        while one is not None:
+            parameters = ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                                   for name, value in one.params.items())  # fmt: skip
+            rows.append((f"{one.user_attrs['generation']}", f"{one.value:.6g}", parameters))
+            one = by_number.get(one.user_attrs["parent"])
+    return [("generation", "value", "parameters of the best and of its ancestors"), *reversed(rows)]
+
+
+def _generation(known: list[FrozenTrial], number: int) -> list[FrozenTrial]:
+    """Return the trials of a generation by member; none for -1."""
+    found = [one for one in known if one.user_attrs["generation"] == number]
+    return sorted(found, key=lambda one: one.user_attrs["member"])
+
+
+if __name__ == "__main__":
+    main(lambda content: Population(Search(**content)))
