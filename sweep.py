@@ -5,6 +5,7 @@
   run NAME       queue what has no trial yet, and work until every trial has ended
   status [NAME]  print queued, running, done and failed trials, chip-hours and cost
   report [NAME]  write an HTML page: a section per group, the answer first
+  guide [NAME]   print the guide of a group: hypothesis, how to run, expected, analysis, troubleshooting
   cancel NAME    end waiting trials, and let running ones save and stop
   retry NAME     queue failed trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
@@ -71,11 +72,11 @@ def main(arguments: list[str]) -> int:
     if words[0] == SEARCH:
         return search(overrides)
     if not name:
-        if words[0] not in ("status", "report"):
+        if words[0] not in ("status", "report", "guide"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
     asked = Asked(name, overrides)
-    if words[0] != "plan" and not command_line.FLAGS.dry_run:
+    if words[0] not in ("plan", "guide") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
@@ -191,6 +192,17 @@ def report(asked: Asked) -> int:
     return 0
 
 
+def guide(asked: Asked) -> int:
+    """Print the guide of a group; of a suite, the groups with their questions."""
+    from studies import guide as guides
+
+    if len(asked.groups) > 1:
+        print("\n".join(aligned([("group", "question"), *guides.index(asked.study)])))
+    else:
+        print(guides.markdown(asked.study, asked.groups[0]))
+    return 0
+
+
 def cancel(asked: Asked) -> int:
     """Cancel all trials of the groups that have not ended."""
     ended, told = asked.queue(create=False).cancel(asked.digests)
@@ -229,7 +241,7 @@ def search(overrides: dict[str, str]) -> int:
 
 
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
-    "plan": plan, "run": run, "status": status, "report": report, "cancel": cancel, "retry": retry,
+    "plan": plan, "run": run, "status": status, "report": report, "guide": guide, "cancel": cancel, "retry": retry,
 }  # fmt: skip
 
 if __name__ == "__main__":
