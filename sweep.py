@@ -10,8 +10,9 @@
   retry NAME     queue failed trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
 
-NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini). Run a command
-again to continue after any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
+NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and
+report also a search. Run a command again to continue after any interruption. It needs
+`make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
 from core import command_line
@@ -29,6 +30,7 @@ from studies import suites
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search")  # see studies/samplers.py
 PRUNERS = ("none", "median", "asha")
+ALSO = ("parameters", "step_seconds")  # see studies/second_objective.py
 flags = command_line.flags
 flags.DEFINE_string("storage", "sqlite:///studies.db", "database of the studies: sqlite:///FILE or postgresql://...")
 flags.DEFINE_string("root", "", "folder or gs:// folder of the trials' folders; default: runs/STUDY")
@@ -39,11 +41,12 @@ flags.DEFINE_bool("dry_run", False, "print what would run, and change nothing")
 flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
 flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
 flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
+flags.DEFINE_enum("also", None, ALSO, "search: minimize this too; step_seconds: as rehearsed for --topology")
 flags.DEFINE_integer("trials", 40, "search: number of trials", 1, 1_000_000)
 flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
 flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
-OF_SEARCH = ("space", "method", "prune", "trials", "search_seed", "name", "config")
+OF_SEARCH = ("space", "method", "prune", "also", "trials", "search_seed", "name", "config")
 OF_GROUPS = ("base", "seeds", "html", "dry_run")
 SEARCH = "search"
 NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
@@ -75,6 +78,8 @@ def main(arguments: list[str]) -> int:
         if words[0] not in ("status", "report", "guide"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
+    if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
+        return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, overrides)
     if words[0] not in ("plan", "guide") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
@@ -139,6 +144,24 @@ class Asked:
         return Queue(storage, self.study.name, self.study.suite.direction, create=create)
 
 
+def find_search(name: str, overrides: dict[str, str]):
+    """Return the search of a name that is no group and no suite; None if it is one of these."""
+    parsed = command_line.FLAGS
+    try:
+        suites.find(name, parsed.base)
+        return None
+    except ConfigError as unknown:
+        importlib.import_module("studies.storage")  # says so if a package is missing
+        from studies import searches
+
+        found = searches.find(parsed.storage, name, str(unknown))
+    given = [f"--{flag}" for flag in ("base", "seeds") if parsed[flag].present]
+    typed = [*given, *(f"--config.{key}" for key in overrides)]
+    if typed:
+        raise ConfigError(f"{typed[0]} is not read for the search {name}, which has its own keys; omit it")
+    return found
+
+
 def plan(asked: Asked) -> int:
     """Print the table of a plan."""
     from studies import planning
@@ -186,10 +209,31 @@ def report(asked: Asked) -> int:
 
     command_line.check_file_to_write("html")
     found = answers.of_study(asked.study, asked.members, asked.queue(create=False).latest())
+    return write_page(page.page(asked.study, found))
+
+
+def write_page(content: str) -> int:
+    """Write the file of --html, and say so."""
     path = pathlib.Path(command_line.FLAGS.html).expanduser()
-    path.write_text(page.page(asked.study, found))
+    path.write_text(content)
     print(f"wrote {path}")
     return 0
+
+
+def status_of_search(found) -> int:
+    """Print how a search stands, and its best trials."""
+    from studies import searches
+
+    print("\n".join(searches.lines(found)))
+    return 0
+
+
+def report_of_search(found) -> int:
+    """Write the page of a search."""
+    from studies import search_page
+
+    command_line.check_file_to_write("html")
+    return write_page(search_page.document(found))
 
 
 def guide(asked: Asked) -> int:
@@ -219,23 +263,25 @@ def retry(asked: Asked) -> int:
 
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
-    from studies import launch, searching
+    from studies import launch, searches, searching, second_objective
     from studies.spaces import read
     from studies.suites import runs_of
 
     parsed = command_line.FLAGS
     read(parsed.space)  # reports mistakes before anything is stored
+    if parsed.also:
+        second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
     asked = searching.Search(
         parsed.storage, name, parsed.config, parsed.space, parsed.method, parsed.prune, parsed.trials,
         parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
-        list(launch.TRAIN),
+        list(launch.TRAIN), parsed.also or "",
     )  # fmt: skip
     queue = searching.begin(asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     statuses = launch.work("studies.searching", dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
-    print("\n".join(aligned(searching.table(queue))))
+    print("\n".join(searches.best(searches.find(parsed.storage, name, name))))
     searching.judge(queue, asked.count, statuses)
     return 0
 
@@ -243,6 +289,7 @@ def search(overrides: dict[str, str]) -> int:
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
     "plan": plan, "run": run, "status": status, "report": report, "guide": guide, "cancel": cancel, "retry": retry,
 }  # fmt: skip
+OF_A_SEARCH: dict[str, Callable] = {"status": status_of_search, "report": report_of_search}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -48,7 +48,7 @@ def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> N
         tips[f"point{number}"] = f"{row.name}, {axis} {size:g}: {figure(row)}"
     axes.set_xscale("log", base=2)
     ticks = sorted(set(shown.values()))
-    axes.set_xticks(ticks, [_short(size) for size in ticks])
+    axes.set_xticks(ticks, [short(size) for size in ticks])
     axes.minorticks_off()
     axes.set(xlabel=axis, ylabel=metric)
     axes.grid(axis="y")
@@ -69,12 +69,21 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
         )  # fmt: skip
         tips[f"cost{number}"] = f"{row.name}: {figure(row)} for {cost:.4g} {found.unit}"
     if max(found.costs) > 10 * min(found.costs):
-        axes.set_xscale("log")
+        log_ticks(axes)
     axes.set(xlabel=found.unit, ylabel=metric)
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
 
 
-def _short(size: float) -> str:
-    """Return a size as a tick label: 5.03M, 6,144."""
-    return f"{size / 1e6:.3g}M" if size >= 1e6 else f"{size:,.0f}" if size >= 100 else f"{size:g}"
+def log_ticks(axes) -> None:
+    """Give an x axis a logarithmic scale with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set_xscale("log", subs=[2, 5])
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: short(value))
+
+
+def short(number: float) -> str:
+    """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
+    if 1e6 <= number < 1e9:
+        return f"{number / 1e6:.3g}M"
+    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"
