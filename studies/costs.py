@@ -28,7 +28,7 @@ class Costs:
 
 
 def of_rows(rows: list[Row], direction: str) -> Costs | None:
-    """Return the costs; None for fewer than two configurations, or if neither hours nor operations are known.
+    """Return the costs; None if they do not differ, or if neither hours nor operations are known.
 
     Args:
       direction: whether a larger metric is better: maximize, or minimize.
@@ -37,7 +37,7 @@ def of_rows(rows: list[Row], direction: str) -> Costs | None:
     unit, costs = CHIP_HOURS, [statistics.fmean(row.hours) for row in done]
     if not all(costs):
         unit, costs = FLOPS, [sizes.training_flops(row.config) for row in done]
-    if len(done) < 2 or None in costs:
+    if len(set(costs)) < 2 or None in costs:
         return None
     sign = -1 if direction == "maximize" else 1
     return Costs(
@@ -48,4 +48,4 @@ def of_rows(rows: list[Row], direction: str) -> Costs | None:
 def sentence(found: Costs) -> str:
     """Return what the plot of the costs shows, in words."""
     named = ", ".join(found.rows[index].name for index in found.front)
-    return f"Nothing is both cheaper and better than these (the Pareto front of the means): {named}."
+    return f"Filled points are the Pareto front of the means, which nothing beats in both: {named}."

@@ -41,7 +41,8 @@ def _section(study: Study, answer: Answer) -> str:
         f'<p class="answer">{escape(answer.sentence)}</p>',
         _table(answer.rows, words(study.suite.metric)),
         *_plots(answer, group, study.suite),
-        "".join(f'<p class="bad">{escape(row.name)}: {escape(why)}</p>' for row in answer.rows for why in row.failures),
+        "".join(f'<p class="bad">{escape(row.name)}: {escape(why)}</p>' for row in answer.rows
+                for why in dict.fromkeys(row.failures)),
         guide.as_html(study, answer.group),
     ])  # fmt: skip
 

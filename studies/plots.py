@@ -8,7 +8,7 @@ import numpy as np
 
 from reporting.page_parts import GRID, INK
 from studies.answers import Answer, Row, figure
-from studies.costs import Costs
+from studies.costs import FLOPS, Costs
 
 COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
 HEIGHT = 3.2  # inches of a plot
@@ -70,6 +70,8 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
         tips[f"cost{number}"] = f"{row.name}: {figure(row)} for {cost:.4g} {found.unit}"
     if max(found.costs) > 10 * min(found.costs):
         log_ticks(axes)
+    elif found.unit == FLOPS:
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set(xlabel=found.unit, ylabel=metric)
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)

@@ -53,3 +53,21 @@ def test_the_front_has_what_nothing_beats_in_order_of_the_first_objective():
         (3.0, 1.0),
     ]
     assert pareto.front([(1.0,), (0.5,), (2.0,)]) == [1] and pareto.front([]) == []
+
+
+def test_costs_are_chip_hours_or_else_operations_and_are_left_out_if_they_are_equal():
+    pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=studies`")
+    from studies import answers, costs
+
+    def row(name: str, value: float, hours: float, steps: int) -> answers.Row:
+        config = flat(loading.load("configs/tiny.py", "", {"train.steps": str(steps)}).config)
+        return answers.Row(name, "", [value], [], hours, None, [], 0, [hours], config)
+
+    rows = [row("a", 0.5, 2.0, 10), row("b", 0.9, 1.0, 20), row("c", 0.95, 3.0, 30)]
+    found = costs.of_rows(rows, "maximize")
+    assert found.unit == costs.CHIP_HOURS and [found.rows[at].name for at in found.front] == ["b", "c"]
+    assert [costs.of_rows(rows, "minimize").rows[at].name for at in costs.of_rows(rows, "minimize").front] == ["b", "a"]
+    rows[0] = row("a", 0.5, 0.0, 10)
+    found = costs.of_rows(rows, "maximize")
+    assert found.unit == costs.FLOPS and found.costs[2] == pytest.approx(3 * found.costs[0])
+    assert costs.of_rows([row("a", 0.5, 1.0, 1), row("b", 0.7, 1.0, 1)], "maximize") is None
