@@ -89,7 +89,7 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
     browser = Browser(tmp_path / "profile")
     try:
         browser.call("Page.navigate", url=file.as_uri())
-        browser.wait("document.querySelectorAll('svg').length == 2 && document.querySelector('.answer')")
+        browser.wait("document.querySelectorAll('svg').length == 1 && document.querySelector('.answer')")
         assert browser.errors == []
     finally:
         browser.close()
