@@ -13,7 +13,7 @@ from studies.searches import Searched, point
 
 COLUMNS = 3  # of small multiples
 ROW = 2.5  # inches of a row of them
-LABELS = 40  # characters on the x axis of one
+LABELS = 46  # characters on the x axis of one
 TRIAL, BEST = COLOURS[0], COLOURS[1]
 
 
@@ -41,7 +41,7 @@ def draw_parameters(found: Searched, figure, tips: dict[str, str]) -> None:
     done, pruned = found.done, found.in_state(TrialState.PRUNED)
     names, rows = list(found.trials[0].params), math.ceil(len(found.trials[0].params) / COLUMNS)
     grid = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False, gridspec_kw={
-        "left": 0.06, "right": 0.99, "bottom": 0.65 / (ROW * rows), "top": 1 - 0.1 / (ROW * rows), "hspace": 0.5,
+        "left": 0.06, "right": 0.99, "bottom": 0.72 / (ROW * rows), "top": 1 - 0.1 / (ROW * rows), "hspace": 0.5,
         "wspace": 0.06,
     })  # fmt: skip
     for number, axes in enumerate(grid.flat):

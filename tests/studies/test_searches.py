@@ -111,12 +111,12 @@ def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
 def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp_path):
     from studies import searching, sizes
 
-    search = asked(tmp_path, also="parameters", count=6)
+    search = asked(tmp_path, also="parameters", count=4)
     (tmp_path / "space.py").write_text(SPACE)
     status, _, err = ended(run(search))
     assert status == 0, err
     found = trials_of(tmp_path)
-    assert len(found) == 6
+    assert len(found) == 4
     for trial in found:
         loss, parameters = trial.values
         assert loss == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / 20)
