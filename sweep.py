@@ -5,12 +5,14 @@
   run NAME       queue what has no trial yet, and work until every trial has ended
   status [NAME]  print queued, running, done and failed trials, chip-hours and cost
   report [NAME]  write an HTML page: a section per group, the answer first
+  guide [NAME]   print the guide of a group: hypothesis, how to run, expected, analysis, troubleshooting
   cancel NAME    end waiting trials, and let running ones save and stop
   retry NAME     queue failed trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
 
-NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini). Run a command
-again to continue after any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
+NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and
+report also a search. Run a command again to continue after any interruption. It needs
+`make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
 from core import command_line
@@ -31,6 +33,7 @@ from studies import limits, suites
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/{samplers,population}.py
 PRUNERS = ("none", "median", "asha")
+ALSO = ("parameters", "step_seconds")  # see studies/second_objective.py
 flags = command_line.flags
 flags.DEFINE_string("storage", "sqlite:///studies.db", "database of the studies: sqlite:///FILE or postgresql://...")
 flags.DEFINE_string("root", "", "folder or gs:// folder of the trials' folders; default: runs/STUDY")
@@ -48,6 +51,7 @@ flags.DEFINE_bool("skip_small", False, "run: launch a recipe on several hosts th
 flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
 flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
 flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
+flags.DEFINE_enum("also", None, ALSO, "search: minimize this too; step_seconds: as rehearsed for --topology")
 flags.DEFINE_integer("trials", 40, "search: number of trials", 1, 1_000_000)
 flags.DEFINE_integer(
     "population", 8, "search: members of --method=pbt; --trials is generations times members", 2, 10_000
@@ -55,12 +59,12 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
 flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
-OF_SEARCH = ("space", "method", "prune", "trials", "population", "search_seed", "name", "config")
-READ_BY = {  # subcommands by flag
-    "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
+READ_BY = {  # subcommands by flag; those that all read are not listed
+    "html": ("report",), "dry_run": ("run",), "workers": ("run", "search"), "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
     "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
-}  # fmt: skip
-OF_GROUPS = ("base", "seeds", "html", "dry_run")
+} | dict.fromkeys(
+    ("space", "method", "prune", "also", "trials", "population", "search_seed", "name", "config"), ("search",)
+) | dict.fromkeys(("base", "seeds"), ("plan", "run", "status", "report", "guide", "cancel", "retry"))  # fmt: skip
 SEARCH = "search"
 NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
 
@@ -75,13 +79,8 @@ def main(arguments: list[str]) -> int:
         near = did_you_mean(similar(words[0], known)) if words else ""
         what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
         raise ConfigError(f"{what} (all: {', '.join(known)})")
-    for flag in NOT_READ:
-        if command_line.FLAGS[flag].present:
-            raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
-    for flag in OF_GROUPS if words[0] == SEARCH else OF_SEARCH:
-        if command_line.FLAGS[flag].present:
-            raise ConfigError(f"--{flag} is not read by {words[0]}; omit it")
-    check_amounts(words[0])
+    check_flags(words[0])
+    check_amounts()
     name, *more = words[1:] or [""]
     if more or (name and words[0] == SEARCH):
         takes = "takes no name; --name names its study" if words[0] == SEARCH else "takes one name"
@@ -89,21 +88,31 @@ def main(arguments: list[str]) -> int:
     if words[0] == SEARCH:
         return search(overrides)
     if not name:
-        if words[0] not in ("status", "report"):
+        if words[0] not in ("status", "report", "guide"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
+    if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
+        return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, overrides)
-    if words[0] != "plan" and not command_line.FLAGS.dry_run:
+    if words[0] not in ("plan", "guide") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
 
-def check_amounts(subcommand: str) -> None:
-    """Raise ConfigError for a flag of cost that the subcommand does not read, or that has no meaning."""
-    parsed = command_line.FLAGS
+def check_flags(subcommand: str) -> None:
+    """Raise ConfigError for a flag that the subcommand does not read."""
+    for flag in NOT_READ:
+        if command_line.FLAGS[flag].present:
+            raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
     for flag, readers in READ_BY.items():
-        if parsed[flag].present and subcommand not in readers:
-            raise ConfigError(f"--{flag} is not read by {subcommand}, but by {' and '.join(readers)}; omit it")
+        if command_line.FLAGS[flag].present and subcommand not in readers:
+            readers = f", but by {' and '.join(readers)}" if len(readers) < 4 else ""
+            raise ConfigError(f"--{flag} is not read by {subcommand}{readers}; omit it")
+
+
+def check_amounts() -> None:
+    """Raise ConfigError for a time or a price that has no meaning."""
+    parsed = command_line.FLAGS
     for flag, unit in (("price", "dollars per chip-hour"), ("storage_price", "dollars per GB and month")):
         if parsed[flag].value is not None and not 0 <= parsed[flag].value < math.inf:
             raise ConfigError(f"--{flag}={parsed[flag].value} must be 0 or greater: {unit}")
@@ -172,6 +181,24 @@ class Asked:
 
         storage = open_storage(command_line.FLAGS.storage, create=create)
         return Queue(storage, self.study.name, self.study.suite.direction, create=create)
+
+
+def find_search(name: str, overrides: dict[str, str]):
+    """Return the search of a name that is no group and no suite; None if it is one of these."""
+    parsed = command_line.FLAGS
+    try:
+        suites.find(name, parsed.base)
+        return None
+    except ConfigError as unknown:
+        importlib.import_module("studies.storage")  # says so if a package is missing
+        from studies import searches
+
+        found = searches.find(parsed.storage, name, str(unknown))
+    given = [f"--{flag}" for flag in ("base", "seeds") if parsed[flag].present]
+    typed = [*given, *(f"--config.{key}" for key in overrides)]
+    if typed:
+        raise ConfigError(f"{typed[0]} is not read for the search {name}, which has its own keys; omit it")
+    return found
 
 
 def plan(asked: Asked) -> int:
@@ -275,9 +302,41 @@ def report(asked: Asked) -> int:
 
     command_line.check_file_to_write("html")
     found = answers.of_study(asked.study, asked.members, asked.queue(create=False).latest())
+    return write_page(page.page(asked.study, found))
+
+
+def write_page(content: str) -> int:
+    """Write the file of --html, and say so."""
     path = pathlib.Path(command_line.FLAGS.html).expanduser()
-    path.write_text(page.page(asked.study, found))
+    path.write_text(content)
     print(f"wrote {path}")
+    return 0
+
+
+def status_of_search(found) -> int:
+    """Print how a search stands, and its best trials."""
+    from studies import searches
+
+    print("\n".join(searches.lines(found)))
+    return 0
+
+
+def report_of_search(found) -> int:
+    """Write the page of a search."""
+    from studies import search_page
+
+    command_line.check_file_to_write("html")
+    return write_page(search_page.document(found))
+
+
+def guide(asked: Asked) -> int:
+    """Print the guide of a group; of a suite, the groups with their questions."""
+    from studies import guide as guides
+
+    if len(asked.groups) > 1:
+        print("\n".join(aligned([("group", "question"), *guides.index(asked.study)])))
+    else:
+        print(guides.markdown(asked.study, asked.groups[0]))
     return 0
 
 
@@ -297,19 +356,21 @@ def retry(asked: Asked) -> int:
 
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
-    from studies import launch, population, searching
+    from studies import launch, population, searches, searching, second_objective
     from studies.spaces import read
     from studies.suites import runs_of
 
     parsed = command_line.FLAGS
     read(parsed.space)  # reports mistakes before anything is stored
+    if parsed.also:
+        second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
     is_population = parsed.method == "pbt"
     asked = searching.Search(
         parsed.storage, name, parsed.config, parsed.space, parsed.method, parsed.prune, parsed.trials,
         parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
-        list(launch.TRAIN), parsed.population if is_population else 0,
+        list(launch.TRAIN), parsed.population if is_population else 0, parsed.also or "",
     )  # fmt: skip
     if is_population:
         population.check(asked)
@@ -317,7 +378,7 @@ def search(overrides: dict[str, str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     module = "studies.population" if is_population else "studies.searching"
     statuses = launch.work(module, dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
-    print("\n".join(aligned(searching.table(queue))))
+    print("\n".join(searches.best(searches.find(parsed.storage, name, name))))
     if is_population:
         print("\n".join(aligned(population.lineage(queue))))
     searching.judge(queue, asked.count, statuses)
@@ -325,8 +386,9 @@ def search(overrides: dict[str, str]) -> int:
 
 
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
-    "plan": plan, "run": run, "status": status, "report": report, "cancel": cancel, "retry": retry,
+    "plan": plan, "run": run, "status": status, "report": report, "guide": guide, "cancel": cancel, "retry": retry,
 }  # fmt: skip
+OF_A_SEARCH: dict[str, Callable] = {"status": status_of_search, "report": report_of_search}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

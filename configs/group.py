@@ -48,6 +48,10 @@ class Group:
       configurations: {name: keys that differ from the base}.
       mini: the same for a size that a laptop finishes.
       counted: whether the group belongs to those that the suite announces; others are extra.
+      axis: the size that the group varies, to which the report fits a line: a key with numbers, or "parameters" of the
+        model; "" if there is none.
+      analysis: which figures of the report answer the question, and what would mislead.
+      troubleshooting: what goes wrong in this group, and what to do then.
     """
 
     question: str
@@ -56,3 +60,6 @@ class Group:
     configurations: dict[str, Changes]
     mini: dict[str, Changes] = dataclasses.field(default_factory=dict)
     counted: bool = True
+    axis: str = ""
+    analysis: str = ""
+    troubleshooting: str = ""

@@ -7,7 +7,7 @@ import statistics
 
 from optuna.trial import FrozenTrial, TrialState
 
-from studies import planning
+from studies import planning, scaling, sizes
 from studies.suites import Member, Study
 
 ONE_SEED = "no conclusion from one seed"
@@ -25,6 +25,8 @@ class Row:
       cost: in dollars; None if no price is known.
       failures: why trials failed, or why the configuration is refused.
       left: number of trials that have not ended, or are not queued.
+      hours: chip-hours of each trial in `values`.
+      config: value of every key, of the first seed; {} if the configuration is refused.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Row:
     cost: float | None
     failures: list[str]
     left: int
+    hours: list[float] = dataclasses.field(default_factory=list)
+    config: dict[str, object] = dataclasses.field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -54,11 +58,18 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A group with its rows and the answer in one sentence."""
+    """A group with its rows and the answer in one sentence.
+
+    Attributes:
+      fit: a line through the metrics of all seeds along the group's axis; None if there is none.
+      sizes: along the axis, of each row that has metrics, by name; {} without an axis.
+    """
 
     group: str
     rows: list[Row]
     sentence: str
+    fit: scaling.Fit | None = None
+    sizes: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]) -> list[Answer]:
@@ -74,8 +85,21 @@ def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]
             if member.group == group:
                 by_name.setdefault(planning.plain_name(member), []).append(member)
         rows = [_row(study, name, seeds, trials) for name, seeds in by_name.items()]
-        found.append(Answer(group, rows, sentence(rows, study.suite.metric, study.suite.direction)))
+        said = sentence(rows, study.suite.metric, study.suite.direction)
+        found.append(_with_fit(Answer(group, rows, said), study.groups[group].axis, study.suite.metric))
     return found
+
+
+def _with_fit(answer: Answer, axis: str, metric: str) -> Answer:
+    """Return an answer with the fit along the axis of its group, which its sentence also states."""
+    done = [row for row in answer.rows if row.values]
+    if not axis or len(done) < 2:
+        return answer
+    found = {row.name: sizes.of_axis(row.config, axis) for row in done}
+    points = [(found[row.name], value) for row in done for value in row.values]
+    fit = scaling.fit(*map(list, zip(*points, strict=True)))
+    said = scaling.sentence(fit, len(set(found.values())), axis, words(metric))
+    return dataclasses.replace(answer, sentence=f"{answer.sentence} {said}", fit=fit, sizes=found)
 
 
 def sentence(rows: list[Row], metric: str, direction: str) -> str:
@@ -129,4 +153,6 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
         cost=sum(costs) if costs else None,
         failures=failures,
         left=len(found) - len(ended),
+        hours=[trial.user_attrs.get("chip_hours", 0.0) for trial in done],
+        config=seeds[0].values,
     )

@@ -2,18 +2,23 @@
 """The page that `sweep.py report` writes: a section per group, the answer first; it needs no network and no script."""
 
 import html
+from collections.abc import Callable
 
+from configs.group import Group, Suite
 from reporting import html_page, page_parts
 from reporting.page_parts import figure_of, paragraphs, table_of
+from studies import costs, guide, plots
 from studies.answers import Answer, Row, figure, words
 from studies.suites import Study
 
-COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
-HEIGHT = 3.2  # inches of a plot
+CURVES = "Learning curves: a thin line is one seed."
 CSS = """
 .answer { color: var(--ink); font-size: 16px; font-weight: 600; margin: 4px 0 10px; }
 .bad { color: #b3261e; } @media (prefers-color-scheme: dark) { .bad { color: #ff8a80; } }
-nav a { margin-right: 14px; color: inherit; } dl { margin: 8px 0; color: var(--soft); } dd { margin: 0 0 6px 0; }
+table { min-width: 700px; } nav a { margin-right: 14px; color: inherit; }
+dl { margin: 8px 0; color: var(--soft); max-width: 85ch; }
+dt { color: var(--ink); font-weight: 600; } dd { margin: 0 0 10px 0; } summary { cursor: pointer; margin: 12px 0 0; }
+pre { margin: 4px 0; overflow-x: auto; font-size: 13px; }
 """
 
 
@@ -29,17 +34,16 @@ def page(study: Study, answers: list[Answer]) -> str:
 
 
 def _section(study: Study, answer: Answer) -> str:
-    """Return a group: its question, the answer, the table, the learning curves, failures, and what was thought."""
+    """Return a group: its question, the answer, the table, the plots, failures, and its guide."""
     group, escape = study.groups[answer.group], html.escape
     return "\n".join([
         f'<h2 id="{answer.group}">{escape(group.question)}</h2>',
         f'<p class="answer">{escape(answer.sentence)}</p>',
         _table(answer.rows, words(study.suite.metric)),
-        _curves(answer, words(study.suite.metric)),
-        "".join(f'<p class="bad">{escape(row.name)}: {escape(why)}</p>' for row in answer.rows for why in row.failures),
-        f"<dl><dt>Hypothesis</dt><dd>{escape(group.hypothesis)}</dd>"
-        f"<dt>Expected</dt><dd>{escape(group.expected)}</dd></dl>",
-        paragraphs([f"Group {answer.group}; to run it: python sweep.py run {answer.group}"]),
+        *_plots(answer, group, study.suite),
+        "".join(f'<p class="bad">{escape(row.name)}: {escape(why)}</p>' for row in answer.rows
+                for why in dict.fromkeys(row.failures)),
+        guide.as_html(study, answer.group),
     ])  # fmt: skip
 
 
@@ -56,24 +60,31 @@ def _table(rows: list[Row], metric: str) -> str:
     return table_of(columns, cells)
 
 
-def _curves(answer: Answer, metric: str) -> str:
-    if not any(row.curves for row in answer.rows):
-        return ""
-    plot = figure_of(_draw_curves, (answer.rows, metric), answer.group, HEIGHT)
-    return f"<figure>{plot}</figure>{paragraphs(['Learning curves: a thin line is one seed.'])}"
+def _plots(answer: Answer, group: Group, suite: Suite) -> list[str]:
+    """Return the plots of a group with their captions: learning curves, the scaling fit, cost against the metric."""
+    metric, name, found = words(suite.metric), answer.group, []
+    if any(row.curves for row in answer.rows):
+        found.append(_plot(plots.draw_curves, (answer.rows, metric), f"{name}-curves", CURVES))
+    if answer.fit:
+        found.append(_plot(plots.draw_fit, (answer, group.axis, metric), f"{name}-fit", _about_fit(answer)))
+    if cost := costs.of_rows(answer.rows, suite.direction):
+        about = f"Cost against {metric}, mean and standard error over seeds. {costs.sentence(cost)}"
+        found.append(_plot(plots.draw_costs, (cost, metric), f"{name}-costs", about))
+    return found
 
 
-def _draw_curves(drawn: tuple[list[Row], str], figure, tips: dict[str, str]) -> None:
-    rows, metric = drawn
-    axes = figure.add_axes([0.06, 0.15, 0.93, 0.72])
-    for number, row in enumerate(rows):
-        for seed, curve in enumerate(row.curves):
-            steps = sorted(curve)
-            line = axes.plot(
-                steps, [curve[step] for step in steps], color=COLOURS[number % len(COLOURS)], linewidth=1.3,
-                marker="." if len(steps) < 3 else "", label="_" if seed else row.name, gid=f"line{number}-{seed}",
-            )  # fmt: skip
-            tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {curve[steps[-1]]:.4f}" if steps else row.name
-    axes.set(xlabel="step", ylabel=metric)
-    axes.grid(axis="y")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+def _plot(draw: Callable, drawn, name: str, caption: str) -> str:
+    return f"<figure>{figure_of(draw, drawn, name, plots.HEIGHT)}</figure>{paragraphs([caption])}"
+
+
+def _about_fit(answer: Answer) -> str:
+    """Return the caption of a scaling fit."""
+    low, high = answer.fit.interval
+    said = f"Least squares over log2 of the size, all seeds: {answer.fit.slope:+.4f} for each doubling, 95 % interval "
+    said += f"{low:+.4f} to {high:+.4f}. The band is the 95 % confidence band of the mean. "
+    bend = answer.fit.bend
+    if bend is None:
+        return said + "Without repeated seeds, nothing says whether a line is the right curve."
+    if answer.fit.bends:
+        return said + f"The points do not follow a line (lack of fit, p = {bend:.2g}), so that the band is not valid."
+    return said + f"No lack of fit shows (p = {bend:.2g}). Outside of these sizes the line says nothing."

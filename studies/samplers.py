@@ -13,6 +13,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from studies import pareto
+
 Space = dict[str, BaseDistribution]
 POPULATION, SAMPLE = 10, 8  # of evolution: the last trials that may be parents, and how many compete to be one
 FIRST = 5  # random trials before local search
@@ -70,7 +72,7 @@ class Evolution(FromHistory):
         if len(trials) < POPULATION:
             return None
         places = rng.choice(POPULATION, SAMPLE, replace=False)
-        return best(study, [trials[-POPULATION:][place] for place in places])
+        return best(study, [trials[-POPULATION:][place] for place in places], rng)
 
 
 class LocalSearch(FromHistory):
@@ -78,13 +80,15 @@ class LocalSearch(FromHistory):
 
     def parent(self, study, trials, rng):
         """Return the best trial; None for the first ones."""
-        return best(study, trials) if len(trials) >= FIRST else None
+        return best(study, trials, rng) if len(trials) >= FIRST else None
 
 
-def best(study: optuna.Study, trials: list[FrozenTrial]) -> FrozenTrial:
-    """Return the trial with the best first value."""
-    sign = -1 if study.directions[0] == StudyDirection.MAXIMIZE else 1
-    return min(trials, key=lambda one: sign * one.values[0])
+def best(study: optuna.Study, trials: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial:
+    """Return the best trial; with several objectives a random one of those that no other dominates."""
+    signs = [-1 if direction == StudyDirection.MAXIMIZE else 1 for direction in study.directions]
+    points = [tuple(sign * value for sign, value in zip(signs, one.values, strict=True)) for one in trials]
+    front = pareto.front(points)
+    return trials[front[0] if len(signs) == 1 else front[rng.integers(len(front))]]
 
 
 def drawn(space: Space, rng: np.random.Generator) -> dict:

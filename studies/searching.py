@@ -6,15 +6,17 @@ the storage: a worker that died leaves a trial that the next one continues, and 
 """
 
 import dataclasses
-import pathlib
+from collections.abc import Callable
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
 from configs.group import Base
+from rehearsal.compiler import CompileError
 from settings import loading
-from studies import outcome, planning, samplers, spaces, suites, trials
+from studies import outcome, planning, samplers, second_objective, spaces, suites, trials
+from studies.claims import BEAT_SECONDS
 from studies.launch import Unfinished
 from studies.storage import open_storage
 from studies.worker import Task, Worker, main
@@ -22,6 +24,10 @@ from studies.worker import Task, Worker, main
 TRIES = 100  # points that are drawn until one is valid and new
 LOOK_SECONDS = 0.5  # between two looks at the evaluations of a running trial
 PRUNED = "pruned: others were better at this step"
+
+
+class Stopped(Exception):
+    """The worker was asked to stop while a step was rehearsed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Search:
       overrides: typed text by dotted key, for every trial.
       program: the command of a trial, before its flags.
       population: members of pbt; other methods have none.
+      also: second objective, one of second_objective.NAMES; "": none.
     """
 
     storage: str
@@ -56,10 +63,13 @@ class Search:
     overrides: dict[str, str]
     program: list[str]
     population: int = 0
+    also: str = ""
 
     def definition(self) -> dict[str, object]:
         """Return what must be equal when a search goes on."""
-        same = ("recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population")
+        same = (
+            "recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population", "also",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in same}
 
     def member(self, recipe: tuple, name: str, changes: dict) -> suites.Member:
@@ -76,6 +86,20 @@ class Searcher(Worker):
         super().__init__(Task(search.storage, search.study, [], search.metric, search.program))
         self.search, self.space, self.recipe = search, spaces.read(search.space), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
+
+    def run_trial(self, trial: FrozenTrial) -> None:
+        """Find the second objective of a trial, if the search has one, and run it. Raises LostClaim."""
+        if self.search.also and trials.SECOND not in trial.user_attrs:
+            member = self.search.member(self.recipe, trial.user_attrs["configuration"], trial.user_attrs["changes"])
+            waiting = self._keeping(trial)
+            try:
+                second = second_objective.value_of(self.search.also, member, self.search.topology, waiting)
+            except Stopped:
+                return self.queue.give_back(trial)
+            except (ConfigError, CompileError) as error:
+                return self.end(trial, None, {"reason": f"its {self.search.also} is not known: {error}"})
+            self.queue.storage.set_trial_user_attr(self.queue.id_of(trial), trials.SECOND, second)
+        return super().run_trial(trial)
 
     def next_trial(self) -> FrozenTrial | None:
         """Claim a trial that a dead or interrupted worker left, or begin one; None if all have begun."""
@@ -107,6 +131,20 @@ class Searcher(Worker):
             self.end(trial, curve[max(curve)], how, pruned=True)
         else:
             super().end_early(trial, how)
+
+    def _keeping(self, trial: FrozenTrial) -> Callable[[float], None]:
+        """Return a function to call during a rehearsal: it keeps the claim, and raises Stopped after `stop`."""
+        beaten = 0.0
+
+        def keep(seconds: float) -> None:
+            nonlocal beaten
+            if self.asked_to_stop:
+                raise Stopped
+            if seconds - beaten > BEAT_SECONDS:
+                self.queue.keep(trial)
+                beaten = seconds
+
+        return keep
 
     def _curve(self, trial: FrozenTrial) -> dict[int, float]:
         return outcome.curve_of(outcome.evaluations_of(trial.user_attrs["workdir"]), self.task.metric)
@@ -141,9 +179,13 @@ def begin(search: Search) -> trials.Queue:
     Raises:
       ConfigError: the study is of another search.
     """
-    queue = trials.Queue(open_storage(search.storage, create=True), search.study, "minimize", create=True)
+    storage = open_storage(search.storage, create=True)
+    directions = ["minimize"] * (2 if search.also else 1)
+    optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
+    queue = trials.Queue(storage, search.study, create=False)
     study = optuna.load_study(study_name=search.study, storage=queue.storage)
     kept = study.user_attrs.setdefault("search", search.definition())
+    kept.setdefault("also", "")  # searches of earlier versions have one objective
     differs = [name for name, value in search.definition().items() if kept[name] != value]
     if differs:
         name = differs[0]
@@ -153,18 +195,6 @@ def begin(search: Search) -> trials.Queue:
         )
     study.set_user_attr("search", kept)
     return queue
-
-
-def table(queue: trials.Queue, most: int = 10) -> list[tuple[str, ...]]:
-    """Return rows of the best trials: place, value, parameters and folder."""
-    study = optuna.load_study(study_name=queue.name, storage=queue.storage)
-    ended = [one for one in study.get_trials(deepcopy=False) if one.state == TrialState.COMPLETE]
-    rows = [("trial", "value", "parameters", "folder")]
-    for one in sorted(ended, key=lambda one: one.value)[:most]:
-        parameters = ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-                               for name, value in one.params.items())  # fmt: skip
-        rows.append((str(one.number), f"{one.value:.6g}", parameters, str(pathlib.Path(one.user_attrs["workdir"]))))
-    return rows
 
 
 def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:

@@ -21,6 +21,7 @@ from studies.claims import Claims
 
 RETRIES = 2  # of a trial whose process failed, before its reason is shown
 ENQUEUE_SECONDS = 0.2  # between two looks at another process that enqueues
+SECOND = "second_objective"  # user attribute of a trial: its value, in a search that has one
 CANCELLED = "cancelled by sweep.py cancel"
 ATTRIBUTES = sqlalchemy.table(  # of Optuna, which does not change those of a trial that has ended
     "trial_user_attributes", *map(sqlalchemy.column, ("trial_id", "key", "value_json"))
@@ -151,7 +152,8 @@ class Queue:
         for step, metric in curve.items():
             self.storage.set_trial_intermediate_value(number, step, metric)
         state = TrialState.FAIL if value is None else TrialState.PRUNED if pruned else TrialState.COMPLETE
-        self.storage.set_trial_state_values(number, state, None if value is None else [value])
+        also = [known[SECOND]] if SECOND in (known := self._fresh(trial).user_attrs) else []
+        self.storage.set_trial_state_values(number, state, None if value is None else [value, *also])
         self.claims.drop(self._claim(trial))
 
     def give_back(self, trial: FrozenTrial, failure: dict | None = None) -> None:

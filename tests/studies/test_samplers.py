@@ -96,3 +96,27 @@ def test_a_mutation_changes_one_parameter_and_numbers_to_values_nearby():
     assert all(sum(new[name] != point[name] for name in point) == 1 for new in changed)
     shares = [new["share"] for new in changed if new["share"] != 0.5]
     assert np.std(shares) < 0.25 and {new["kind"] for new in changed} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("method", ["evolution", "local_search", "tpe"])
+def test_two_objectives_are_both_minimized(method):
+    """The objectives are genes' loss and how many genes are not 0, whose best points differ."""
+    landscape = Landscape()
+
+    def volume(method: str) -> float:
+        """Return the area below a corner that the front dominates, the mean of some seeds."""
+        found = []
+        for seed in range(4):
+            study = optuna.create_study(
+                directions=["minimize"] * 2, sampler=samplers.METHODS[method](landscape.space, seed)
+            )
+            for _ in range(60):
+                trial = study.ask(landscape.space)
+                genes = [trial.params[name] for name in landscape.space]
+                study.tell(trial, [landscape.loss(genes), float(sum(gene > 0 for gene in genes))])
+            front = sorted({tuple(one.values) for one in study.best_trials})
+            steps = itertools.pairwise([(0.0, GENES + 1.0), *front])
+            found.append(sum((5.0 - loss) * (above - second) for (_, above), (loss, second) in steps))
+        return np.mean(found)
+
+    assert volume(method) > volume("random")

@@ -7,6 +7,16 @@ GROUP = Group(
     question="Does bfloat16 cost accuracy against float32?",
     hypothesis="A recursion repeats rounding errors, and supervision corrects them.",
     expected="No difference beyond the spread over seeds.",
+    analysis=(
+        "Compare the two means with their errors: the question is whether a difference exists, so at least three "
+        "seeds are needed, and an answer of no difference holds only to the size of the error. Compare chip-hours "
+        "too: what bfloat16 saves is time and memory."
+    ),
+    troubleshooting=(
+        "float16 is refused and stays in the list with its reason: it needs loss scaling, and TPUs do not compute "
+        "in it. It counts as refused, not as failed, and `retry` does not change that. A CPU computes bfloat16 "
+        "slowly, so that hours from a laptop say nothing about a TPU."
+    ),
     configurations={
         "a-float32": {"model.dtype": "float32"}, "b-bfloat16": {"model.dtype": "bfloat16"},
         "c-float16": {"model.dtype": "float16"},

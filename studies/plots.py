@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots of a study's page: learning curves, the scaling fit, and cost against the metric.
+
+Each `draw_` function is an argument of reporting/page_parts.py: figure_of.
+"""
+
+import numpy as np
+
+from reporting.page_parts import GRID, INK
+from studies.answers import Answer, Row, figure
+from studies.costs import FLOPS, Costs
+
+COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
+HEIGHT = 3.2  # inches of a plot
+PLACE = (0.06, 0.15, 0.93, 0.72)  # of the axes in a figure
+LINE_POINTS = 60  # of a drawn line and its band
+
+
+def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> None:
+    """Draw (rows, metric): the metric over steps, a line for each seed."""
+    rows, metric = drawn
+    axes = figure_.add_axes(PLACE)
+    for number, row in enumerate(rows):
+        for seed, curve in enumerate(row.curves):
+            steps = sorted(curve)
+            line = axes.plot(
+                steps, [curve[step] for step in steps], color=COLOURS[number % len(COLOURS)], linewidth=1.3,
+                marker="." if len(steps) < 3 else "", label="_" if seed else row.name, gid=f"line{number}-{seed}",
+            )  # fmt: skip
+            tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {curve[steps[-1]]:.4f}" if steps else row.name
+    axes.set(xlabel="step", ylabel=metric)
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+
+
+def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> None:
+    """Draw (answer with a fit, axis, metric): every seed's point, the line and its confidence band."""
+    answer, axis, metric = drawn
+    axes = figure_.add_axes((0.06, 0.15, 0.93, 0.81))
+    shown = {name: size for name, size in answer.sizes.items() if size > 0}
+    sizes = np.geomspace(min(shown.values()), max(shown.values()), LINE_POINTS)
+    means, halves = answer.fit.line(sizes)
+    axes.fill_between(sizes, means - halves, means + halves, color=COLOURS[0], alpha=0.25, linewidth=0)
+    axes.plot(sizes, means, color=COLOURS[0], linewidth=1.3)
+    for number, row in enumerate(row for row in answer.rows if row.name in shown):
+        size = shown[row.name]
+        axes.plot([size] * len(row.values), row.values, ".", color=INK, markersize=4, gid=f"point{number}")
+        tips[f"point{number}"] = f"{row.name}, {axis} {size:g}: {figure(row)}"
+    axes.set_xscale("log", base=2)
+    ticks = sorted(set(shown.values()))
+    axes.set_xticks(ticks, [short(size) for size in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel=axis, ylabel=metric)
+    axes.grid(axis="y")
+
+
+def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
+    """Draw (costs, metric): the mean and standard error of each configuration, and the Pareto front as steps."""
+    found, metric = drawn
+    axes = figure_.add_axes(PLACE)
+    front = [(found.costs[index], found.rows[index].mean) for index in found.front]
+    axes.plot(*zip(*front, strict=True), color=GRID, linewidth=1.3, drawstyle="steps-post")
+    for number, (row, cost) in enumerate(zip(found.rows, found.costs, strict=True)):
+        on_front, colour = number in found.front, COLOURS[number % len(COLOURS)]
+        axes.errorbar(cost, row.mean, row.error, color=colour, linewidth=1.3, capsize=0)
+        axes.plot(
+            [cost], [row.mean], "o", color=colour, markerfacecolor=colour if on_front else "none", markersize=6,
+            label=row.name, gid=f"cost{number}",
+        )  # fmt: skip
+        tips[f"cost{number}"] = f"{row.name}: {figure(row)} for {cost:.4g} {found.unit}"
+    if max(found.costs) > 10 * min(found.costs):
+        log_ticks(axes)
+    elif found.unit == FLOPS:
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.set(xlabel=found.unit, ylabel=metric)
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+
+
+def log_ticks(axes) -> None:
+    """Give an x axis a logarithmic scale with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set_xscale("log", subs=[2, 5])
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: short(value))
+
+
+def short(number: float) -> str:
+    """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
+    if 1e6 <= number < 1e9:
+        return f"{number / 1e6:.3g}M"
+    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a metric depends on a size: a line in the logarithm of the size, fitted by least squares to all seeds.
+
+The slope is the change of the metric for each doubling. An accuracy lies in [0, 1], so that a power law of it has no
+meaning, and the line only describes the sizes that were tried. The lack-of-fit test says where a line is the wrong
+curve (Draper and Smith, Applied Regression Analysis, 3rd edition, sections 1.4 and 2.1).
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy import special
+
+CONFIDENCE = 0.95
+FEWEST = 3  # different sizes: two always lie on a line
+BENDS = 0.05  # a smaller probability of the lack-of-fit test says that the points do not follow a line
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A line, metric = level + slope * log2(size), through at least FEWEST different sizes.
+
+    Attributes:
+      num_points: number of (size, metric) pairs.
+      slope: change of the metric for each doubling of the size.
+      level: of the line at size 1.
+      mean: of log2(size).
+      spread: sum of the squared deviations of log2(size) from `mean`.
+      deviation: standard deviation of the points from the line.
+      bend: probability of a lack of fit at least as large as this one, if the metric does follow a line; None if no
+        size has two points that differ.
+    """
+
+    num_points: int
+    slope: float
+    level: float
+    mean: float
+    spread: float
+    deviation: float
+    bend: float | None
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of the t distribution for two-sided intervals."""
+        return float(special.stdtrit(self.num_points - 2, (1 + CONFIDENCE) / 2))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The confidence interval of the slope."""
+        half = self.quantile * self.deviation / self.spread**0.5
+        return self.slope - half, self.slope + half
+
+    @property
+    def bends(self) -> bool:
+        """Whether the points do not follow a line."""
+        return self.bend is not None and self.bend < BENDS
+
+    def line(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the metric on the line, and half the width of the confidence band of the mean.
+
+        Args:
+          sizes: [n], greater than 0.
+        """
+        places = np.log2(sizes)
+        error = self.deviation * np.sqrt(1 / self.num_points + (places - self.mean) ** 2 / self.spread)
+        return self.level + self.slope * places, self.quantile * error
+
+
+def fit(sizes: list[float], metrics: list[float]) -> Fit | None:
+    """Return the line through points; None for fewer than FEWEST different sizes.
+
+    Args:
+      sizes: of each point; a size of 0 or less has no logarithm and is left out.
+      metrics: of each point.
+    """
+    x, y = (np.array(numbers, float) for numbers in (sizes, metrics))
+    x, y = np.log2(x[x > 0]), y[x > 0]
+    if len(np.unique(x)) < FEWEST:
+        return None
+    mean = x.mean()
+    spread = float(((x - mean) ** 2).sum())
+    slope = float(((x - mean) * (y - y.mean())).sum() / spread)
+    level = float(y.mean() - slope * mean)
+    residual = float(((y - level - slope * x) ** 2).sum())
+    deviation = (residual / (len(x) - 2)) ** 0.5
+    return Fit(len(x), slope, level, float(mean), spread, deviation, _bend(x, y, residual))
+
+
+def _bend(x: np.ndarray, y: np.ndarray, residual: float) -> float | None:
+    """Return the probability of the F test for lack of fit; `residual` is the sum of squares around the line."""
+    places, which = np.unique(x, return_inverse=True)
+    means = np.bincount(which, y) / np.bincount(which)
+    pure, freedom = float(((y - means[which]) ** 2).sum()), len(x) - len(places)
+    if not pure:
+        return None
+    bent = max(0.0, residual - pure) / (len(places) - 2)
+    return float(special.fdtrc(len(places) - 2, freedom, bent / (pure / freedom)))
+
+
+def sentence(found: Fit | None, num_sizes: int, axis: str, metric: str) -> str:
+    """Return what the fit says, with its figures.
+
+    Args:
+      num_sizes: different sizes that have a metric.
+      axis: name of the size.
+    """
+    if found is None:
+        return f"There is no fit from {num_sizes} sizes; it needs {FEWEST}."
+    low, high = found.interval
+    none = ", which includes 0" if low <= 0 <= high else ""
+    said = f"Each doubling of {axis} changes the {metric} by {found.slope:+.4f}"
+    said += f" (95 % interval {low:+.4f} to {high:+.4f}{none})"
+    if found.bends:
+        return f"{said}, but the points do not follow a line (lack of fit, p = {found.bend:.2g})."
+    return f"{said}."

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search as its trials in the storage tell it: the best configuration, and how every trial has ended."""
+
+import collections
+import dataclasses
+import statistics
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from configs.errors import ConfigError
+from reporting.display import aligned
+from studies import pareto, trials
+from studies.answers import words
+from studies.storage import open_storage
+
+ALSO = {"parameters": "number of parameters", "step_seconds": "seconds of a step"}
+MOST = 10  # best trials that are shown
+ONCE = "Each configuration was trained once: a difference within the spread over seeds means nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """The trials of a search.
+
+    Attributes:
+      name: of the study.
+      definition: what is searched and how, see searching.Search.definition.
+      trials: that were trained or will be, in the order of their numbers.
+      left_out: for each reason, how many points of the space were not trained.
+      running: numbers of the trials that a worker holds.
+    """
+
+    name: str
+    definition: dict[str, object]
+    trials: list[FrozenTrial]
+    left_out: dict[str, int]
+    running: set[int]
+
+    @property
+    def objectives(self) -> list[str]:
+        """The names of what is minimized: the metric, and the second objective if there is one."""
+        also = self.definition.get("also")
+        return [words(self.definition["metric"]), *([ALSO[also]] if also else [])]
+
+    @property
+    def done(self) -> list[FrozenTrial]:
+        """The complete trials, the best metric first."""
+        return sorted(self.in_state(TrialState.COMPLETE), key=lambda one: one.values[0])
+
+    @property
+    def front(self) -> list[FrozenTrial]:
+        """The complete trials on the Pareto front, by rising metric; without a second objective the best ones."""
+        done = self.done
+        return [done[index] for index in pareto.front([tuple(one.values) for one in done])]
+
+    def in_state(self, state: TrialState) -> list[FrozenTrial]:
+        """Return the trials that are in a state, in the order of their numbers."""
+        return [one for one in self.trials if one.state == state]
+
+
+def find(url: str, name: str, unknown: str) -> Searched:
+    """Return the search of a name in the storage at a URL.
+
+    Args:
+      unknown: why the name is nothing else, for the message.
+
+    Raises:
+      ConfigError: there is none, or the storage cannot be opened.
+    """
+    try:
+        storage = open_storage(url, create=False)
+    except ConfigError as error:
+        raise ConfigError(f"{unknown}; searches cannot be read: {error}") from None
+    known = {
+        one.study_name: one.user_attrs["search"]
+        for one in optuna.get_all_study_summaries(storage, include_best_trial=False) if "search" in one.user_attrs
+    }  # fmt: skip
+    if name not in known:
+        raise ConfigError(f"{unknown}; nor is it a search in --storage (all: {', '.join(sorted(known)) or 'none'})")
+    everything = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+    left_out = collections.Counter(one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs)
+    trained = [one for one in everything if "digest" in one.user_attrs]
+    running = trials.Queue(storage, name, create=False).running()
+    return Searched(name, known[name], trained, dict(left_out), running)
+
+
+def answer(found: Searched) -> str:
+    """Return which configuration is best, and by how much, in one sentence and a warning."""
+    done, metric = found.done, found.objectives[0]
+    if not done:
+        return f"No answer yet: none of {len(found.trials)} trials is done."
+    best = done[0]
+    said = f"Trial {best.number} has the lowest {metric}, {best.values[0]:.6g}: {point(best)}."
+    if len(done) > 1:
+        middle, second = statistics.median(one.values[0] for one in done), done[1]
+        said += f" That is {second.values[0] - best.values[0]:.4g} below trial {second.number}, the second, and "
+        said += f"{middle - best.values[0]:.4g} below the median of {len(done)} complete trials. {ONCE}."
+    return said
+
+
+def best(found: Searched) -> list[str]:
+    """Return the table of the best trials, and that of the Pareto front if there is a second objective."""
+    front = ["the Pareto front:", *aligned(table(found, front=True))] if len(found.objectives) > 1 else []
+    return [*aligned(table(found)), *front]
+
+
+def lines(found: Searched) -> list[str]:
+    """Return the status of a search: counts, hours, the best trials, and why others failed."""
+    about = found.definition
+    heading = ("queued", "running", "done", "pruned", "failed", "left out", "chip-hours", "cost")
+    return [
+        f"search {found.name}: {about['method']} over {about['space']}, {about['recipe']}",
+        *aligned([heading, counts(found)]), *best(found), *failures(found),
+    ]  # fmt: skip
+
+
+def counts(found: Searched) -> tuple[str, ...]:
+    """Return the numbers of trials in each state, the points that were left out, chip-hours and cost."""
+    left = [one for one in found.trials if not one.state.is_finished()]
+    alive = sum(one.number in found.running for one in left)
+    ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    costs = [one.user_attrs["cost"] for one in found.trials if one.user_attrs.get("cost") is not None]
+    hours = sum(one.user_attrs.get("chip_hours", 0.0) for one in found.trials)
+    numbers = (len(left) - alive, alive, *(len(found.in_state(state)) for state in ended), sum(found.left_out.values()))
+    return (*map(str, numbers), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
+
+
+def table(found: Searched, *, front: bool = False) -> list[tuple[str, ...]]:
+    """Return a heading and the rows of the best trials, or of those on the Pareto front; `value` is the metric."""
+    rows = [("trial", "value", *found.objectives[1:], "parameters", "folder")]
+    for one in found.front if front else found.done[:MOST]:
+        rows.append((str(one.number), *map(_figure, one.values), point(one), one.user_attrs["workdir"]))
+    return rows
+
+
+def failures(found: Searched) -> list[str]:
+    """Return a line for each failed trial, and for each reason why points were left out."""
+    failed = [f"failed: trial {one.number}: {reason(one)}" for one in found.in_state(TrialState.FAIL)]
+    return failed + [f"left out: {count} points: {reason}" for reason, count in found.left_out.items()]
+
+
+def reason(trial: FrozenTrial) -> str:
+    """Return why a trial was pruned or has failed, with the exit status of its process."""
+    return f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}"
+
+
+def point(trial: FrozenTrial) -> str:
+    """Return the parameters of a trial in words."""
+    return ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in trial.params.items()
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.6g}"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a group that varies a size, and the guides of groups."""
+
+import math
+import re
+
+from studies import guide, suites
+from tests.studies.conftest import ended, needs_optuna, sweep
+
+GROUP = "exp02b-h-cycles"
+
+
+def answer_of(*, seeds: int, bends: bool = False):
+    """Return (study, answer) of the group of cycles; each doubling adds 0.1, up to 2 cycles if it `bends`."""
+    from optuna.trial import TrialState, create_trial
+
+    from studies import answers
+
+    study, _ = suites.find("trm")
+    members = suites.members(study, [GROUP], seeds=seeds)
+    trials = {}
+    for member in members:
+        cycles = member.values["model.high_cycles"]
+        value = 0.3 + 0.1 * math.log2(min(cycles, 2) if bends else cycles) + 0.002 * (-1) ** (cycles + member.seed)
+        trials[member.digest] = create_trial(
+            state=TrialState.COMPLETE, value=value, user_attrs={"chip_hours": float(cycles)},
+            intermediate_values={100: value / 2, 200: value},
+        )  # fmt: skip
+    return study, *answers.of_study(study, members, trials)
+
+
+@needs_optuna
+def test_the_report_of_a_size_has_its_slope_its_plots_and_its_guide():
+    from studies import page
+
+    study, answer = answer_of(seeds=2)
+    assert "Each doubling of model.high_cycles changes the exact accuracy by +0.1000 (95 % interval " in answer.sentence
+    assert answer.sizes == {"01": 1.0, "02": 2.0, "03": 3.0, "04": 4.0, "05": 5.0} and not answer.fit.bends
+    shown = page.page(study, [answer])
+    assert shown == page.page(study, [answer]) and shown.count("<svg") == 3, "curves, fit and costs"
+    assert "No lack of fit shows" in shown and "chip-hours of a run" in shown
+    assert "nothing beats in both: 01, 02, 03, 04, 05." in shown
+    inside = shown.partition("<details>")[2].partition("</details>")[0]
+    for section in guide.sections(study, GROUP):
+        assert f"<dt>{section.heading}</dt>" in inside
+
+
+@needs_optuna
+def test_points_that_bend_and_sizes_without_repeats_are_said_to_be_so():
+    from studies import page
+
+    study, bent = answer_of(seeds=3, bends=True)
+    assert bent.fit.bends and "the points do not follow a line (lack of fit, p = " in bent.sentence
+    assert "so that the band is not valid" in page.page(study, [bent])
+    study, once = answer_of(seeds=0)
+    assert once.fit.bend is None and "no conclusion from one seed" in once.sentence
+    assert "nothing says whether a line is the right curve" in page.page(study, [once])
+
+
+def test_the_guide_of_every_group_says_how_to_run_analyse_and_mend_it_with_its_base():
+    study, names = suites.find("trm-mini")
+    for name in names:
+        headings = re.findall(r"^## (.*)$", guide.markdown(study, name), re.MULTILINE)
+        assert headings == [
+            "Hypothesis", "How to run", "Expected", "How to analyse", "Troubleshooting", "Where results are",
+        ]  # fmt: skip
+    assert "    python sweep.py run exp08-ema --seeds=3 --base=mini" in guide.markdown(study, "exp08-ema")
+    assert "runs/trm-mini" in guide.markdown(study, "exp08-ema")
+
+
+def test_a_guide_needs_no_database_and_without_a_name_lists_the_questions(tmp_path):
+    status, out, err = ended(sweep(tmp_path, "guide"))
+    assert status == 0, err
+    assert re.search(r"^exp08-ema +Does evaluating an average of the parameters help\?$", out, re.MULTILINE)
+    assert not list(tmp_path.iterdir())

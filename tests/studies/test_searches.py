@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What status and report say of a search, and the second objective: known without training, stored with each trial."""
+
+import dataclasses
+import math
+import types
+
+import pytest
+
+from configs.errors import ConfigError
+from tests.browser import Browser
+from tests.studies.conftest import ended, needs_optuna, sweep
+from tests.studies.test_searching import asked, run, trials_of
+
+pytestmark = needs_optuna
+COUNT = 12
+SPACE = """
+from configs.space import Choice, Range
+SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "model.mlp_dim": Choice((64, 128, 256))}
+"""
+
+
+def filled(folder, *, also: str = "", prune: str = "none"):
+    """Return a search whose trials have ended without training: most are done, trial 3 failed, one point is left out.
+
+    The loss is the distance of the learning rate from 0.01 in decades, and in pruned searches trial 5 is pruned.
+    """
+    import optuna
+    from optuna.trial import TrialState
+
+    from settings import loading
+    from studies import searches, searching, spaces, suites, trials
+
+    search = dataclasses.replace(asked(folder), also=also, prune=prune, method="random")
+    (folder / "space.py").write_text(SPACE)
+    queue, recipe, space = searching.begin(search), loading.run_recipe(search.recipe), spaces.read(search.space)
+    study = optuna.load_study(study_name="s", storage=queue.storage, sampler=optuna.samplers.RandomSampler(0))
+    for number in range(COUNT):
+        trial = study.ask(spaces.distributions(space))
+        member = search.member(recipe, f"{number:04d}", spaces.changes(space, trial.params))
+        begun = queue.adopt(trial, trials.Order(member, suites.folder(search.root, member), ""))
+        loss = abs(math.log10(trial.params["optimizer.learning_rate"]) + 2)
+        if also:
+            trial.set_user_attr(trials.SECOND, float(trial.params["model.mlp_dim"]))
+        if number == 3:
+            queue.finish(begun, None, {"reason": "the loss <is> nan", "status": 3}, {})
+        else:
+            why = {"reason": "pruned: others were better"} if prune != "none" and number == 5 else {}
+            queue.finish(begun, loss, {"chip_hours": 0.5, **why}, {}, pruned=bool(why))
+    left_out = study.ask(spaces.distributions(space))
+    left_out.set_user_attr("left_out", "equals trial 0")
+    study.tell(left_out, state=TrialState.FAIL)
+    return searches.find(search.storage, "s", "?")
+
+
+def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path):
+    from studies import searches
+
+    found = filled(tmp_path, prune="asha")
+    best, second, *_ = sorted(found.done, key=lambda one: one.value)
+    said = searches.answer(found)
+    assert said.startswith(f"Trial {best.number} has the lowest loss, {best.value:.6g}: optimizer.learning_rate=")
+    assert f"{second.value - best.value:.4g} below trial {second.number}, the second" in said
+    assert "10 complete trials" in said and "trained once" in said
+    assert searches.counts(found) == ("0", "0", "10", "1", "1", "1", "5.50", "not known")
+
+
+def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_path):
+    from studies import search_page
+
+    found = filled(tmp_path, prune="asha")
+    shown = search_page.document(found)
+    assert shown == search_page.document(found)
+    assert "status 3: the loss &lt;is&gt; nan" in shown and "pruned: others were better" in shown
+    assert "1 points left out" in shown and "equals trial 0" in shown
+    assert "<script" not in shown and "http" not in shown.replace("http://www.w3.org", "") and "Pareto" not in shown
+    (tmp_path / "page.html").write_text(shown)
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.open((tmp_path / "page.html").as_uri(), width=400, dark=True)
+        browser.wait("document.querySelectorAll('svg').length == 2")
+        assert browser.value("document.documentElement.scrollWidth") == 400 and browser.errors == []
+    finally:
+        browser.close()
+
+
+def test_status_and_report_take_the_name_of_a_search(tmp_path):
+    filled(tmp_path, also="parameters")
+    status, out, err = ended(sweep(tmp_path, "status", "s"))
+    assert status == 0, err
+    assert "search s: random over" in out and "the Pareto front:" in out and "number of parameters" in out
+    assert "failed: trial 3: status 3: the loss <is> nan" in out and "left out: 1 points: equals trial 0" in out
+    status, out, err = ended(sweep(tmp_path, "report", "s", "--html=page.html"))
+    assert (status, out) == (0, "wrote page.html\n"), err
+    assert "The Pareto front" in (tmp_path / "page.html").read_text()
+    status, _, err = ended(sweep(tmp_path, "status", "s", "--seeds=2"))
+    assert status == 2 and "--seeds is not read for the search s" in err
+
+
+def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
+    from studies import searches
+
+    url = f"sqlite:///{tmp_path}/studies.db"
+    with pytest.raises(ConfigError, match=r"t is no group; searches cannot be read: .* there is no such file"):
+        searches.find(url, "t", "t is no group")
+    filled(tmp_path)
+    with pytest.raises(ConfigError, match=r"t is no group; nor is it a search in --storage \(all: s\)"):
+        searches.find(url, "t", "t is no group")
+
+
+def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp_path):
+    from studies import searching, sizes
+
+    search = asked(tmp_path, also="parameters", count=4)
+    (tmp_path / "space.py").write_text(SPACE)
+    status, _, err = ended(run(search))
+    assert status == 0, err
+    found = trials_of(tmp_path)
+    assert len(found) == 4
+    for trial in found:
+        loss, parameters = trial.values
+        assert loss == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / 20)
+        assert parameters == sizes.num_parameters(trial.user_attrs["config"])
+    with pytest.raises(ConfigError, match="the search s has also=parameters, not ; give this one another --name"):
+        searching.begin(dataclasses.replace(search, also=""))
+
+
+def test_a_configuration_without_a_second_objective_has_failed_with_the_reason(tmp_path, monkeypatch):
+    from studies import searching, second_objective
+
+    searching.begin(search := asked(tmp_path, also="step_seconds", topology="v4-8", overrides={}, count=1))
+    (tmp_path / "space.py").write_text(SPACE)
+    compiled = types.SimpleNamespace(fits=False)
+    monkeypatch.setattr(second_objective.Compiler, "compile", lambda *_, **how: how["waiting"](9.0) or compiled)
+    searching.Searcher(search).run()
+    (trial,) = trials_of(tmp_path)
+    assert trial.state.name == "FAIL"
+    why = "its step_seconds is not known: the step does not fit in the memory of a chip of v4-8"
+    assert trial.user_attrs["reason"] == why
+
+
+def test_step_seconds_are_those_of_the_recorded_rehearsal():
+    from configs.group import Base
+    from settings import loading
+    from studies import planning, second_objective, suites
+
+    recipe = loading.run_recipe("configs/tiny.py")
+    member = suites.member_of(Base("configs/tiny.py"), recipe, "s", "0", {}, "v4-8", {})
+    seconds = second_objective.value_of("step_seconds", member, "v4-8", lambda _: None)
+    assert seconds == planning.step_seconds(member, "v4-8") and 1e-4 < seconds < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ("parameters", "cmaes", "none", ""),
+            "--method=cmaes minimizes one value; with --also use evolution",
+        ),
+        (("parameters", "tpe", "asha", ""), "--prune=asha compares one value; with --also leave it out"),
+        (
+            ("step_seconds", "tpe", "none", ""),
+            "--also=step_seconds is the rehearsed time on a slice: name one",
+        ),
+    ],
+)
+def test_what_cannot_have_a_second_objective_is_refused(given, message):
+    from studies import second_objective
+
+    with pytest.raises(ConfigError, match=message):
+        second_objective.check(*given)
+    second_objective.check("parameters", "tpe", "none", "")
