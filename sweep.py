@@ -16,15 +16,18 @@ again to continue after any interruption. It needs `make setup EXTRAS=studies`; 
 from core import command_line
 
 import dataclasses
+import functools
 import importlib
+import os
 import pathlib
 import signal
 import sys
 from collections.abc import Callable
 
+from cluster import processes, startup
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned
-from studies import suites
+from studies import pod, suites
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search")  # see studies/samplers.py
 PRUNERS = ("none", "median", "asha")
@@ -75,7 +78,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0]
     asked = Asked(name, overrides)
-    if words[0] != "plan" and not command_line.FLAGS.dry_run:
+    if words[0] not in ("plan", "run") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
@@ -147,16 +150,39 @@ def plan(asked: Asked) -> int:
 
 
 def run(asked: Asked) -> int:
-    """Queue and run; print each trial's end."""
-    from studies import planning
-
-    refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
+    """Queue and run; print each trial's end. On several hosts process 0 does this, and the others follow it."""
     if command_line.FLAGS.dry_run:
+        from studies import planning
+
         print("\n".join(planning.table(asked.study, asked.members, asked.topology)))
         print("dry run: nothing was queued or started")
         return 0
+    group = processes.find(os.environ, startup.attached_accelerator(), command_line.FLAGS.join_seconds)
+    if group is None or group.count == 1:
+        importlib.import_module("studies.storage")  # says so if a package is missing
+        from studies import launch
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        queue_and_work(asked, launch.in_processes)
+        return 0
+    check_flags_of_pod(group)
+    pod.join(group, command_line.FLAGS.join_seconds, command_line.end_with_the_others, asked.root)
+    return (pod.follow() if processes.index() else lead(asked)).tell()
+
+
+def lead(asked: Asked) -> pod.End:
+    """Queue and run on all hosts; return how the study ended."""
+    importlib.import_module("studies.storage")
+    from studies import leading
+
+    return leading.lead(functools.partial(queue_and_work, asked, leading.on_all_hosts))
+
+
+def queue_and_work(asked: Asked, start: Callable) -> None:
+    """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
     from studies import launch
 
+    refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
     queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
@@ -164,11 +190,20 @@ def run(asked: Asked) -> int:
     shared = len(asked.runnable) - all_of_them
     note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
     print(f"{asked.study.name}: {all_of_them} trials{note}, {added} of them new; {asked.root}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     launch.run(
-        queue, asked.digests, asked.study.suite.metric, command_line.FLAGS.storage, command_line.FLAGS.workers
+        queue, asked.digests, asked.study.suite.metric, command_line.FLAGS.storage, command_line.FLAGS.workers,
+        root=asked.root, start=start,
     )  # fmt: skip
-    return 0
+
+
+def check_flags_of_pod(group: processes.Group) -> None:
+    """Raise ConfigError for flags that cannot be used on several hosts."""
+    if command_line.FLAGS.workers > 1:
+        raise ConfigError(
+            f"--workers={command_line.FLAGS.workers}: the {group.count} hosts train one trial at a time; omit the flag"
+        )
+    if not command_line.FLAGS.root:
+        raise ConfigError(f"the {group.count} hosts need a --root that all of them see, as gs://BUCKET/runs/STUDY")
 
 
 def status(asked: Asked) -> int:

@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optuna.trial import TrialState
 
 from settings.loading import ROOT
 from studies import trials
+from studies.program import TRAIN
 from studies.worker import Task
-
-TRAIN = (sys.executable, str(ROOT / "train.py"))
 
 
 class Unfinished(RuntimeError):
@@ -30,9 +29,15 @@ class Failed(RuntimeError):
     exit_status = 1
 
 
+def in_processes(task: Task, workers: int) -> list[int]:
+    """Run workers until they end; return their exit statuses."""
+    return work("studies.worker", dataclasses.asdict(task), workers)
+
+
 def run(
-    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN
-) -> None:
+    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN, *,
+    root: str = "", start: Callable[[Task, int], list[int]] = in_processes,
+) -> None:  # fmt: skip
     """Work on the trials of these configurations until all have ended.
 
     Args:
@@ -41,14 +46,16 @@ def run(
       storage: URL that the workers open.
       workers: number of processes.
       program: the command of a trial, before its flags.
+      root: folder that `study.json` is written to; "": nowhere.
+      start: runs so many workers of a task until they end, and returns their exit statuses.
 
     Raises:
       Unfinished: the command was interrupted, or its workers died.
       Failed: trials have failed.
     """
-    task = Task(storage, queue.name, sorted(digests), metric, list(program))
+    task = Task(storage, queue.name, sorted(digests), metric, list(program), root)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)))
+    _judge(queue, digests, start(task, min(workers, left)))
 
 
 def work(module: str, content: dict, count: int) -> list[int]:

@@ -6,7 +6,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -25,8 +24,7 @@ from cluster import identity
 from cluster.parent import end_with
 from files.lock import is_held
 from settings import stored_config
-from settings.loading import ROOT
-from studies import outcome, trials
+from studies import outcome, program, progress, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
 from studies.storage import open_storage
 
@@ -46,6 +44,7 @@ class Task:
       digests: of the configurations that it runs.
       metric: figure of an evaluation that is a trial's value.
       program: the command of a trial, before its flags.
+      root: folder of the study's progress; "": it is not written.
     """
 
     storage: str
@@ -53,6 +52,7 @@ class Task:
     digests: list[str]
     metric: str
     program: list[str]
+    root: str = ""
 
 
 class Worker:
@@ -65,7 +65,7 @@ class Worker:
     beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
-        self.task, self.asked_to_stop = task, False
+        self.task, self._asked_to_stop = task, False
         self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
 
     def run(self) -> None:
@@ -75,9 +75,10 @@ class Worker:
                 with contextlib.suppress(trials.LostClaim):
                     self.run_trial(trial)
             elif self.is_over():
-                return
+                break
             else:
                 self._pause(IDLE_SECONDS)
+        self._write_progress(None)
 
     def next_trial(self) -> FrozenTrial | None:
         """Return a trial that this worker holds from now on; None if there is none now."""
@@ -92,16 +93,23 @@ class Worker:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
         return trials.CANCELLED if self.queue.keep(trial) else ""
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether an end was asked for."""
+        return self._asked_to_stop
+
     def stop(self, *_) -> None:
         """Ask for an end: the running process saves, and its trial goes back to the queue."""
-        self.asked_to_stop = True
+        self._asked_to_stop = True
 
     def run_trial(self, trial: FrozenTrial) -> None:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
+        self._wait_for_folder(trial)
+        self._write_progress(trial)
         with output_of(workdir) as output:
             began = output.tell()
-            status, ended_for = self._attempt(trial, output)
+            status, ended_for = self.attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
         if ended_for:
@@ -117,13 +125,9 @@ class Worker:
         """Record a trial that ended for a `reason_to_end`."""
         self.end(trial, None, how)
 
-    def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
+    def attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
         """Return (exit status, why it was ended before its time or "") of a process of the trial."""
-        self._wait_for_folder(trial)
-        process = subprocess.Popen(
-            command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),
-        )  # fmt: skip
+        process = program.start(program.command_of(trial.user_attrs, self.task.program), output)
         beaten, ended_for, terminated = time.monotonic(), "", False
         try:
             while process.poll() is None:
@@ -176,6 +180,11 @@ class Worker:
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
         say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")
 
+    def _write_progress(self, running: FrozenTrial | None) -> None:
+        if self.task.root:
+            known = self.queue.latest().items()
+            progress.write(self.task.root, [one for digest, one in known if digest in self.task.digests], running)
+
     def _step(self, trial: FrozenTrial) -> int | None:
         return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))
 
@@ -190,14 +199,6 @@ class Worker:
         end = time.monotonic() + seconds
         while not self.asked_to_stop and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)
-
-
-def command_of(trial: FrozenTrial, program: list[str]) -> list[str]:
-    """Return the command that runs or resumes a trial."""
-    attributes = trial.user_attrs
-    topology = [f"--topology={attributes['topology']}"] if attributes["topology"] else []
-    keys = [f"--config.{key}={value}" for key, value in attributes["changes"].items()]
-    return [*program, f"--config={ROOT / attributes['recipe']}", f"--workdir={attributes['workdir']}", *topology, *keys]
 
 
 @contextlib.contextmanager
