@@ -157,8 +157,8 @@ def run(asked: Asked) -> int:
         print("\n".join(planning.table(asked.study, asked.members, asked.topology)))
         print("dry run: nothing was queued or started")
         return 0
-    group = processes.find(os.environ, startup.attached_accelerator(), command_line.FLAGS.join_seconds)
-    if group is None or group.count == 1:
+    group = group_of_hosts()
+    if group is None:
         importlib.import_module("studies.storage")  # says so if a package is missing
         from studies import launch
 
@@ -168,6 +168,12 @@ def run(asked: Asked) -> int:
     check_flags_of_pod(group)
     pod.join(group, command_line.FLAGS.join_seconds, command_line.end_with_the_others, asked.root)
     return (pod.follow() if processes.index() else lead(asked)).tell()
+
+
+def group_of_hosts() -> processes.Group | None:
+    """Return the group of hosts on which this command was started; None for a single host."""
+    group = processes.find(os.environ, startup.attached_accelerator(), command_line.FLAGS.join_seconds)
+    return group if group and group.count > 1 else None
 
 
 def lead(asked: Asked) -> pod.End:
@@ -242,6 +248,8 @@ def retry(asked: Asked) -> int:
 
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
+    if group := group_of_hosts():
+        raise ConfigError(f"a search trains on one host, but this is one of {group.count} ({group.source}); use one")
     from studies import launch, searching
     from studies.spaces import read
     from studies.suites import runs_of

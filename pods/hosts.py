@@ -24,7 +24,8 @@ ENV_FILE = ".env"
 SAVED = 75  # exit status of a program that was stopped and saved
 FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 OURS = (  # files that git ignores on a host
-    "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
+    "logs/", "run.*", "studies.db*", ENV_FILE, ".venv", "optimization_deployment_report.json",
+    "configs/optimization_config.json",
 )  # fmt: skip
 WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.

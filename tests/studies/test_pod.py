@@ -58,13 +58,13 @@ def start(begun: list, folder: pathlib.Path, *flags: str, hosts: int = HOSTS) ->
 
 def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Return (status, stdout, stderr) of each process when all have ended."""
-    found = [process.communicate(timeout=60) for process in processes]
+    found = [process.communicate(timeout=240) for process in processes]
     return [(process.returncode, *said) for process, said in zip(processes, found, strict=True)]
 
 
 def wait_for_step(folder: pathlib.Path, step: int, *, after: str = "") -> dict:
     """Wait until another trial than `after` has trained that far; return what study.json says then."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while True:
         assert time.monotonic() < end, f"no trial came to step {step}"
         time.sleep(0.02)
@@ -73,6 +73,28 @@ def wait_for_step(folder: pathlib.Path, step: int, *, after: str = "") -> dict:
         metrics = pathlib.Path(shown["workdir"]) / "metrics.jsonl" if shown["trial"] not in ("", after) else file
         if metrics.exists() and f'"step": {step},' in metrics.read_text():
             return shown
+
+
+def test_what_cannot_be_done_on_several_hosts_is_one_line():
+    program = """
+import sweep
+from configs.errors import ConfigError
+for words in ["search"], ["run", "exp08-ema"], ["run", "exp08-ema", "--workers=2"]:
+    try:
+        sweep.main(words)
+    except ConfigError as error:
+        print(error)
+"""
+    group = {"JAX_COORDINATOR_ADDRESS": "h:9000", "JAX_PROCESS_COUNT": "4", "JAX_PROCESS_INDEX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=os.environ | group, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [
+        "a search trains on one host, but this is one of 4 "
+        "(JAX_COORDINATOR_ADDRESS=h:9000, JAX_PROCESS_INDEX=1, JAX_PROCESS_COUNT=4); use one",
+        "the 4 hosts need a --root that all of them see, as gs://BUCKET/runs/STUDY",
+        "--workers=2: the 4 hosts train one trial at a time; omit the flag",
+    ], done.stderr
 
 
 @needs_optuna
