@@ -13,8 +13,6 @@ from studies import pod
 from studies.launch import Failed, Unfinished
 from studies.worker import DONE, INTERRUPTED, Task, Worker
 
-STOPPED = (DONE, INTERRUPTED, -signal.SIGTERM)  # exit statuses of processes that were asked to end
-
 
 class Leader(Worker):
     """The worker of process 0, whose trials run on all hosts."""
@@ -32,7 +30,7 @@ class Leader(Worker):
             status, ended_for = super().attempt(trial, output)
         finally:  # also if the claim is lost: the process here was killed, so that those of the other hosts end too
             statuses = processes.gather(pod.STATUS, status)
-        if self.asked_to_stop and any(statuses) and all(status in STOPPED for status in statuses):
+        if self.asked_to_stop and any(statuses):  # a process that only began is killed by SIGTERM, and ends the others
             return INTERRUPTED, ended_for
         return status or next(filter(None, statuses), DONE), ended_for
 

@@ -2,7 +2,8 @@
 """A program with the contract of train.py on several hosts that needs no jax: the processes have a real hub.
 
 A step adds to a number what all processes say of it, and takes 30 ms; every fourth step is saved. A process that died
-ends the others, and SIGTERM to any of them makes all save at the same step.
+ends the others, and SIGTERM to any of them makes all save at the same step. The process FAILS, of the environment, ends
+at step 3 with status 2, as one with a mistake in its configuration.
 """
 
 import json
@@ -31,6 +32,9 @@ for step in range(done + 1, STEPS + 1):
     time.sleep(0.03)
     total += max(processes.gather("step", step / 7))
     stops = processes.boundary()
+    if step == 3 and os.getenv("FAILS") == str(group.index):
+        processes.fail("error: as planned", 2)
+        os._exit(2)
     if group.index == 0:
         with (workdir / "metrics.jsonl").open("a") as file:
             line = {"kind": "eval", "step": step, "eval_exact_accuracy": total, "eval_loss": total}

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,20 @@ for words in ["search"], ["run", "exp08-ema"], ["run", "exp08-ema", "--workers=2
 
 
 @needs_optuna
+def test_a_trial_fails_with_the_process_of_any_host_and_all_hosts_end_alike(begun, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAILS", "1")
+    left = ended(start(begun, tmp_path, hosts=2))
+    assert left[0][0] == 1 and "0 done, 2 failed, 0 left" in left[0][1]
+    assert re.fullmatch(
+        r"error: 2 trials failed, first [\w/-]+: process 1 of 2 \(.*\): as planned; "
+        r"`sweep.py retry` queues them again\n", left[0][2]
+    )  # fmt: skip
+    assert (left[1][0], left[1][2].splitlines()[-1]) == (1, left[0][2].strip())
+    shown = json.loads((tmp_path / "runs" / "study.json").read_text())
+    assert (shown["done"], shown["failed"], shown["left"]) == (0, 2, 0)
+
+
+@needs_optuna
 def test_a_study_on_a_pod_survives_a_stop_and_a_kill_of_any_host(begun, tmp_path):
     from tests.studies.test_sweep import queue_in
 
@@ -118,7 +133,7 @@ def test_a_study_on_a_pod_survives_a_stop_and_a_kill_of_any_host(begun, tmp_path
     left = ended(hosts)
     assert [status for status, *_ in left] == [75, 75, -9, 75]
     for number in (0, 1, 3):
-        (line,) = left[number][2].splitlines()
+        line = left[number][2].splitlines()[-1]  # its program may have noticed before
         assert line.startswith("process 2 of 4 (") and line.endswith(") died; run the same command to continue")
     time.sleep(0.2)
     assert not any(map(alive, programs)), "a host that ended left its program running"
