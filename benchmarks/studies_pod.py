@@ -83,7 +83,8 @@ def results(folder: pathlib.Path) -> dict[str, object]:
             if line["kind"] in ("train", "eval"):
                 lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
         files = json.loads((metrics.parent / "checkpoints" / str(STEPS) / "manifest.json").read_text())["files"]
-        arrays = {name: digest for name, digest in files.items() if name.startswith("state/") and "/c/" in name}
+        arrays = {name: digest for name, digest in files.items() if name.count("/") == 2 and name.startswith("state/")}
+        assert arrays, "a checkpoint has arrays"
         found[metrics.parent.name] = {"lines": lines, "arrays": arrays}
     return found
 
