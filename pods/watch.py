@@ -181,8 +181,13 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     chips = topology.chips if topology else None
 
     def picture() -> tuple[str, int]:
-        workdir, began = studies.trained_now(settings, transport, record)
-        lines, config = _read_run(settings, transport, workdir)
+        try:
+            workdir, began = studies.trained_now(settings, transport, record)
+            lines, config = _read_run(settings, transport, workdir)
+        except PodError as error:
+            if settings.watch and record.get("study"):  # the next trial has not trained yet
+                return str(error), 1
+            raise
         figures = summarise(lines, config["train_steps"], chips, price, began)
         if settings.json:
             return json.dumps(figures), 0

@@ -23,12 +23,6 @@ WITHOUT_ERROR = (0, UNFINISHED)  # exit statuses
 READ = ("recipe", "workdir", "topology", "changes")  # user attributes of a trial that its command needs
 
 
-class NotJoined(RuntimeError):
-    """Not all hosts came."""
-
-    exit_status = UNFINISHED
-
-
 @dataclasses.dataclass(frozen=True)
 class End:
     """How a study ended: an exit status, and the last line that the user reads."""
@@ -48,24 +42,22 @@ def join(group: processes.Group, join_seconds: float, on_end: Callable[[str, int
     """Join the other hosts; from now on SIGINT and SIGTERM on any host stop the study on all.
 
     Args:
-      on_end: ends this process, see `processes.start`. If another host has died, the status is that of a study with
-        trials left, so that `pod.py supervise` starts it again.
+      on_end: ends this process, see `processes.start`. If another host has died or did not come within `join_seconds`,
+        the status is that of a study with trials left, so that `pod.py supervise` starts it again.
       root: folder of the trials' folders.
-
-    Raises:
-      NotJoined: a host did not come within `join_seconds`.
     """
 
     def end(line: str, status: int) -> None:
-        died = status == 1
-        on_end(f"{line}; run the same command to continue" if died else line, UNFINISHED if died else status)
+        lost = status == RunError.exit_status
+        on_end(f"{line}; run the same command to continue" if lost else line, UNFINISHED if lost else status)
 
     try:
         processes.join(group, group.study_port, join_seconds, end, None if "://" in root else pathlib.Path(root))
     except RunError as error:
-        raise NotJoined(str(error)) from None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: processes.ask_to_stop())
+        end(str(error), error.exit_status)
+    else:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: processes.ask_to_stop())
 
 
 def follow(command: Sequence[str] = program.TRAIN) -> End:

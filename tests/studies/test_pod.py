@@ -6,13 +6,16 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
+from cluster import processes
 from pods.local import free_port
+from studies import pod
 from tests.studies.conftest import environment, needs_optuna
 from tests.studies.test_kill import alive, children
 from tests.support import ROOT
@@ -32,9 +35,9 @@ runpy.run_path("sweep.py", run_name="__main__")
 @pytest.fixture
 def begun():
     """Processes that a test begins; those that it leaves are killed."""
-    processes = []
-    yield processes
-    for process in processes:
+    found = []
+    yield found
+    for process in found:
         with process:
             process.kill()
 
@@ -57,10 +60,10 @@ def start(begun: list, folder: pathlib.Path, *flags: str, hosts: int = HOSTS) ->
     return started
 
 
-def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+def ended(hosts: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Return (status, stdout, stderr) of each process when all have ended."""
-    found = [process.communicate(timeout=240) for process in processes]
-    return [(process.returncode, *said) for process, said in zip(processes, found, strict=True)]
+    found = [process.communicate(timeout=240) for process in hosts]
+    return [(process.returncode, *said) for process, said in zip(hosts, found, strict=True)]
 
 
 def wait_for_step(folder: pathlib.Path, step: int, *, after: str = "") -> dict:
@@ -96,6 +99,16 @@ for words in ["search"], ["run", "exp08-ema"], ["run", "exp08-ema", "--workers=2
         "the 4 hosts need a --root that all of them see, as gs://BUCKET/runs/STUDY",
         "--workers=2: the 4 hosts train one trial at a time; omit the flag",
     ], done.stderr
+
+
+def test_a_host_that_cannot_join_ends_with_trials_left():
+    port, ends = free_port(), []
+    with socket.create_server(("127.0.0.1", port + 2)):
+        group = processes.Group("127.0.0.1", port, 0, 2, "")
+        pod.join(group, 1.0, lambda line, status: ends.append((line, status)), "gs://bucket/study")
+    ((line, status),) = ends
+    assert status == 75 and line.startswith(f"port {port + 2} on this machine: Address already in use")
+    assert line.endswith("; run the same command to continue")
 
 
 @needs_optuna
