@@ -3,7 +3,8 @@
 
 A step adds to a number what all processes say of it, and takes 30 ms; every fourth step is saved. A process that died
 ends the others, and SIGTERM to any of them makes all save at the same step. The process FAILS, of the environment, ends
-at step 3 with status 2, as one with a mistake in its configuration.
+at step 3 with status 2, as one with a mistake in its configuration. While a file `hold` is in the root of the study,
+step 6 waits for a stop.
 """
 
 import json
@@ -30,6 +31,8 @@ with (workdir / f"starts{group.index}").open("a") as file:
     print(done, file=file)
 for step in range(done + 1, STEPS + 1):
     time.sleep(0.03)
+    while step == 6 and (workdir.parents[1] / "hold").exists() and not processes.stop_agreed():
+        time.sleep(0.02)
     total += max(processes.gather("step", step / 7))
     stops = processes.boundary()
     if step == 3 and os.getenv("FAILS") == str(group.index):
