@@ -17,10 +17,8 @@ report also a search. Run a command again to continue after any interruption. It
 
 from core import command_line
 
-import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import math
 import pathlib
 import signal
@@ -29,7 +27,8 @@ from collections.abc import Callable
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned
-from studies import limits, suites
+from studies import limits, running, suites
+from studies.asked import Asked, estimates
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/{samplers,population}.py
 PRUNERS = ("none", "median", "asha")
@@ -60,7 +59,8 @@ flags.DEFINE_integer("search_seed", 0, "search: seed of the method", 0, 2**31)
 flags.DEFINE_string("name", "", "search: name of the study; default: RECIPE-SPACE-METHOD")
 flags.DEFINE_string("html", "studies.html", "file of the report")
 READ_BY = {  # subcommands by flag; those that all read are not listed
-    "html": ("report",), "dry_run": ("run",), "workers": ("run", "search"), "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
+    "html": ("report",), "dry_run": ("run",), "workers": ("run", "search"),
+    "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
     "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
 } | dict.fromkeys(
     ("space", "method", "prune", "also", "trials", "population", "search_seed", "name", "config"), ("search",)
@@ -93,8 +93,8 @@ def main(arguments: list[str]) -> int:
         name = suites.suite_names()[0]
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found)
-    asked = Asked(name, overrides)
-    if words[0] not in ("plan", "guide") and not command_line.FLAGS.dry_run:
+    asked = Asked(name, command_line.FLAGS, overrides)
+    if words[0] not in ("plan", "guide", "run") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
@@ -136,53 +136,6 @@ def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:first], rest
 
 
-class Asked:
-    """What the command line asks for.
-
-    Attributes:
-      study: with its groups.
-      groups: names of those that are asked for.
-      members: the configurations of these groups, resolved.
-      overrides: typed text by dotted key.
-    """
-
-    def __init__(self, name: str, overrides: dict[str, str]):
-        parsed = command_line.FLAGS
-        self.overrides, self.topology = overrides, parsed.topology
-        self.study, self.groups = suites.find(name, parsed.base)
-        self.how = dict(seeds=parsed.seeds, topology=parsed.topology, overrides=overrides)
-        self.members = suites.members(self.study, self.groups, **self.how)
-        self.root = suites.runs_of(parsed.root or f"runs/{self.study.name}")
-
-    @property
-    def runnable(self) -> list[suites.Member]:
-        """The configurations that are not refused."""
-        return [member for member in self.members if not member.refusal]
-
-    @property
-    def digests(self) -> set[str]:
-        """The digests of all configurations that can run."""
-        return {member.digest for member in self.runnable}
-
-    def orders(self) -> list:
-        """Return an order for each different configuration; the first member of the whole study names its folder."""
-        from studies.trials import Order
-
-        owners = suites.owners(self.study, **self.how)
-        return [
-            Order(owner, suites.folder(self.root, owner), self.topology)
-            for digest, owner in owners.items() if digest in self.digests
-        ]  # fmt: skip
-
-    def queue(self, *, create: bool):
-        """Return the queue of the study; ConfigError if there is none and it is not to be created."""
-        from studies.storage import open_storage
-        from studies.trials import Queue
-
-        storage = open_storage(command_line.FLAGS.storage, create=create)
-        return Queue(storage, self.study.name, self.study.suite.direction, create=create)
-
-
 def find_search(name: str, overrides: dict[str, str]):
     """Return the search of a name that is no group and no suite; None if it is one of these."""
     parsed = command_line.FLAGS
@@ -220,66 +173,6 @@ def plan(asked: Asked) -> int:
         }
         print("\n".join(grant.lines(given, asked.members, found, sizes)))
     return 0
-
-
-def estimates(asked: Asked) -> tuple[dict, dict]:
-    """Return (estimates by digest, trials of the study by digest); a plan needs no database, but uses one."""
-    from studies import planning
-
-    parsed, trials, measured = command_line.FLAGS, {}, {}
-    if importlib.util.find_spec("optuna"):
-        from studies import budget
-
-        with contextlib.suppress(ConfigError):  # there is no study yet; `run` reports a storage that cannot be used
-            trials = asked.queue(create=False).latest()
-        measured = budget.measured_hours(trials.values(), asked.topology)
-    return planning.estimates(asked.members, asked.topology, parsed.price, measured), trials
-
-
-def run(asked: Asked) -> int:
-    """Queue and run; print each trial's end."""
-    from studies import planning
-
-    parsed = command_line.FLAGS
-    refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
-    if parsed.dry_run:
-        print("\n".join(planning.table(asked.study, asked.members, asked.topology, estimates(asked)[0])))
-        print("dry run: nothing was queued or started")
-        return 0
-    from studies import guards, launch
-
-    if not parsed.allow_local:
-        guards.check_root(asked.root, asked.topology)
-    if not parsed.skip_small:
-        guards.check_small_run(asked.runnable, asked.topology, asked.root, parsed.storage)
-    queue = asked.queue(create=True)
-    if refused:
-        print("\n".join(refused), flush=True)
-    added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
-    shared = len(asked.runnable) - all_of_them
-    note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
-    print(f"{asked.study.name}: {all_of_them} trials{note}, {added} of them new; {asked.root}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    launch.run(
-        queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers, limits=limits_of(asked)
-    )  # fmt: skip
-    return 0
-
-
-def limits_of(asked: Asked) -> limits.Limits:
-    """Return the limits of the command line, with what they need to know of the study."""
-    from studies import planning
-
-    parsed, rehearsed, groups = command_line.FLAGS, {}, {}
-    if parsed.budget is not None:
-        chips = planning.chips_of(asked.topology)
-        found = planning.estimates(asked.members, asked.topology)
-        rehearsed = {digest: one.hours * chips for digest, one in found.items() if one.hours is not None}
-    if parsed.keep == "best":
-        for member in suites.members(asked.study, asked.study.groups, **asked.how):
-            if not member.refusal:
-                groups.setdefault(member.group, []).append(member.digest)
-    return limits.Limits(parsed.budget, rehearsed, parsed.price, parsed.keep, groups)
 
 
 def status(asked: Asked) -> int:
@@ -356,11 +249,13 @@ def retry(asked: Asked) -> int:
 
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
+    parsed = command_line.FLAGS
+    if group := running.group_of_hosts(parsed.join_seconds):
+        raise ConfigError(f"a search trains on one host, but this is one of {group.count} ({group.source}); use one")
     from studies import launch, population, searches, searching, second_objective
     from studies.spaces import read
     from studies.suites import runs_of
 
-    parsed = command_line.FLAGS
     read(parsed.space)  # reports mistakes before anything is stored
     if parsed.also:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
@@ -386,7 +281,8 @@ def search(overrides: dict[str, str]) -> int:
 
 
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
-    "plan": plan, "run": run, "status": status, "report": report, "guide": guide, "cancel": cancel, "retry": retry,
+    "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "cancel": cancel,
+    "retry": retry,
 }  # fmt: skip
 OF_A_SEARCH: dict[str, Callable] = {"status": status_of_search, "report": report_of_search}
 

@@ -364,6 +364,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "a study with failed trials is started again for ever", "pods/supervise.py",
+        'studies.FINAL if record.get("study") else hosts.FINAL', "hosts.FINAL",
+        ("tests/pods/test_supervise.py::test_how_a_study_ended_decides_whether_it_is_started_again",),
+    ),
+    Fault(
+        "a stop of one host does not reach the others", "cluster/processes.py",
+        "_line is not None and _line.stop_at < math.inf", "_line is not None and _line.index == 0",
+        ("tests/cluster/test_hub.py::test_who_does_not_pass_boundaries_sees_that_a_stop_is_agreed",),
+    ),
+    Fault(
         "a pod whose hosts see other processes is ready", "pods/readiness.py",
         "!= (count, total)", "== (0, total)",
         ("tests/pods/test_readiness.py::test_each_item_can_fail_and_says_where",),

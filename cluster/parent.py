@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a process end with the process that started it."""
+"""Lets a process end with the process that started it.
+
+As a program, `parent.py PARENT COMMAND...` becomes the command after that, so that a process with threads can start
+commands that end with it: no code of its own runs between fork and exec.
+"""
 
 import ctypes
 import os
@@ -22,3 +26,8 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the parent process has ended")
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])

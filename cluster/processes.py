@@ -7,6 +7,7 @@ function here behaves as in a run of one process.
 
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 import re
@@ -68,6 +69,11 @@ class Group:
     def hub_port(self) -> int:
         """The port of the hub: the coordinator's port + 1, or - 1 if that is the last port."""
         return self.port + 1 if self.port < LAST_PORT else self.port - 1
+
+    @property
+    def study_port(self) -> int:
+        """The port of a study's own hub; the trials of the study use `port` and `hub_port`."""
+        return self.port + 2 if self.port + 2 <= LAST_PORT else self.port - 2
 
 
 def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) -> Group | None:
@@ -178,12 +184,7 @@ def start(
     """
     import jax
 
-    run_secret = secret.RunSecret(os.environ, workdir, first=group.index == 0)
-    address = _listening_address(group) if group.index == 0 else None
-    try:
-        _join(group, join_seconds, on_end, run_secret, address)
-    finally:
-        run_secret.withdraw()
+    address = join(group, group.hub_port, join_seconds, on_end, workdir)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     jax.distributed.initialize(
         group.coordinator, group.count, group.index, local_device_ids=group.local_devices,
@@ -195,8 +196,26 @@ def start(
         signal.signal(number, handler)
 
 
+def join(
+    group: Group, port: int, join_seconds: float, on_end: Callable[[str, int], None],
+    workdir: pathlib.Path | None = None,
+) -> str | None:  # fmt: skip
+    """Connect to the hub, which process 0 starts at `port`; return when all processes have joined. It needs no jax.
+
+    The other arguments and errors are those of `start`. Returns the address that process 0 listens on; None in other
+    processes, and for all addresses.
+    """
+    run_secret = secret.RunSecret(os.environ, workdir, first=group.index == 0)
+    address = _listening_address(group, port) if group.index == 0 else None
+    try:
+        _join(group, port, join_seconds, on_end, run_secret, address)
+    finally:
+        run_secret.withdraw()
+    return address
+
+
 def _join(
-    group: Group, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
+    group: Group, port: int, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
 ) -> None:
     """Start the hub at `address` in process 0, and connect to it; return when all processes have joined."""
     global _line, _hub
@@ -207,30 +226,33 @@ def _join(
 
     if group.index == 0:
         addresses.check_free(address, group.port)
-        listener = addresses.listen(address, group.hub_port)
+        listener = addresses.listen(address, port)
         found = run_secret.find()
         if found.source == secret.NOWHERE:
             _warn(
-                f"no secret protects this run: anyone who can reach port {group.hub_port} of {group.host} can end it; "
+                f"no secret protects this run: anyone who can reach port {port} of {group.host} can end it; "
                 f"set {secret.VARIABLE} to the same secret in all processes"
             )
         _hub = Hub(listener, group.count, join_seconds, found)
     _line = Line(
-        group.host, group.hub_port, index=group.index, count=group.count, join_seconds=join_seconds,
+        group.host, port, index=group.index, count=group.count, join_seconds=join_seconds,
         on_end=withdraw_and_end, find_secret=run_secret.find,
     )  # fmt: skip
     _line.join()
 
 
-def _listening_address(group: Group) -> str | None:
-    """Return the address that process 0 listens on; None for all addresses, if the group's host is not a local one."""
+def _listening_address(group: Group, port: int) -> str | None:
+    """Return the address where process 0 opens the coordinator's port and the hub's `port`.
+
+    None for all addresses, if the group's host is not a local one.
+    """
     if os.environ.get(LISTENING):
         return _address(LISTENING, os.environ)[0]
     address = addresses.own_address(group.host)
     if address is None:
         _warn(
             f"{group.host} is not an address of this machine that others can use, so ports {group.port} and "
-            f"{group.hub_port} are open on all addresses; to open one, set {LISTENING}=ADDRESS:{group.port}"
+            f"{port} are open on all addresses; to open one, set {LISTENING}=ADDRESS:{group.port}"
         )
     return address
 
@@ -289,6 +311,11 @@ def ask_to_stop(hold: bool = False) -> None:
     """Ask all processes to stop at the same boundary soon; with `hold`, wait at the next one until it is agreed."""
     if _line:
         _line.ask_to_stop(hold)
+
+
+def stop_agreed() -> bool:
+    """Return whether a process has asked all to stop and they have agreed on a boundary."""
+    return _line is not None and _line.stop_at < math.inf
 
 
 def boundary() -> bool:

@@ -192,7 +192,7 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
     if command.group is not None:
         startup.drop_native_stdout()
         folder = command.workdir if shares_folder and command.bucket is None else None
-        processes.start(command.group, FLAGS.join_seconds, _end_with_the_others, folder)
+        processes.start(command.group, FLAGS.join_seconds, end_with_the_others, folder)
         values = flat(command.config)
         shared = values.keys() - base.keys_of(PER_HOST)
         processes.check_same({key: values[key] for key in shared}, "their configuration")
@@ -358,7 +358,7 @@ def _end_if_interrupted(usual: Callable, unraisable) -> None:
     usual(unraisable)
 
 
-def _end_with_the_others(line: str, status: int) -> None:
+def end_with_the_others(line: str, status: int) -> None:
     """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
     processes.settle()
     with contextlib.suppress(OSError):  # a full disk

@@ -43,6 +43,17 @@ class Answer(Object):
     heartbeat: Heartbeat | None
 
 
+class Progress(Object):
+    """The file study.json of a study, see studies/progress.py."""
+
+    trial: Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z._/-]{0,300}$")]
+    workdir: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f\x7f]{0,1000}$")]
+    time: UnixSeconds
+    done: Number
+    failed: Number
+    left: Number
+
+
 class Configuration(Object):
     """The keys of a run's flat configuration that are read here."""
 

@@ -16,6 +16,7 @@ Each function returns one line of text for a POSIX shell in the host's home fold
 import shlex
 from collections.abc import Mapping, Sequence
 
+from checkpointing.bucket import copy_name
 from pods.settings import Settings
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
@@ -23,7 +24,8 @@ ENV_FILE = ".env"
 SAVED = 75  # exit status of a program that was stopped and saved
 FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 OURS = (  # files that git ignores on a host
-    "logs/", "run.*", ENV_FILE, ".venv", "optimization_deployment_report.json", "configs/optimization_config.json",
+    "logs/", "run.*", "studies.db*", ENV_FILE, ".venv", "optimization_deployment_report.json",
+    "configs/optimization_config.json",
 )  # fmt: skip
 WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
@@ -183,6 +185,21 @@ def tail(settings: Settings, *, follow: bool) -> str:
         settings,
         f'l="{newest}"; [ -n "$l" ] || {{ {fail("there is no log yet")}; }}; tail -n {settings.lines}{flag} "$l"',
     )
+
+
+def here(workdir: str) -> str:
+    """Return a run's folder for the shell of a host; for a run in a bucket, the host's copy of its small files."""
+    if "://" not in workdir:
+        return path(workdir)
+    return f"${{XDG_CACHE_HOME:-$HOME/.cache}}/torus/workdirs/{shlex.quote(copy_name(workdir))}"
+
+
+def read_command(settings: Settings, workdir: str, name: str) -> str:
+    """Return a command that prints a file of the run on a host; for a run in a bucket the newer local copy wins."""
+    command = f"cat {here(workdir)}/{name}"
+    if "://" in workdir:
+        command = f"{command} 2>/dev/null || gcloud storage cat {shlex.quote(f'{workdir}/{name}')}"
+    return in_code(settings, command)
 
 
 def setup(settings: Settings, url: str, commit: str) -> str:

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from pods import hosts, life, recipes, records, watch
+from pods import hosts, life, recipes, records, studies, watch
 from pods.calls import note
 from pods.errors import PodError
 from pods.settings import Settings
@@ -22,12 +22,16 @@ LOG_TAIL_LINES = 15
 
 
 def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Start `rest` on all hosts as one process group; if it is empty, train.py with the recipe of MODEL_SIZE."""
+    """Start `rest` on all hosts as one process group; if it is empty, train.py with the recipe of MODEL_SIZE.
+
+    A study (`python sweep.py run NAME`) gets the folder that all hosts share as its --root, and the pod's --topology.
+    """
     settings = recipes.of_pod(settings, transport)
     if not rest:
         return _train(settings, transport, "launch", recipes.chosen_data_keys(settings), [])
     words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
-    return start(settings, transport, _record(settings, "launch", words))
+    words, study = studies.with_root(settings, transport.num_workers, words)
+    return start(settings, transport, _record(settings, "launch", words, study=study))
 
 
 def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -102,7 +106,14 @@ def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict
 
 
 def _record(
-    settings: Settings, subcommand: str, words: list[str], *, workdir=None, log="train_worker", switches=None
+    settings: Settings,
+    subcommand: str,
+    words: list[str],
+    *,
+    workdir=None,
+    study=None,
+    log="train_worker",
+    switches=None,
 ) -> dict:
     commit, changed = records.code_state()
     return {
@@ -111,6 +122,7 @@ def _record(
         "environment": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
         "log": log,
         "workdir": workdir,
+        "study": study,
         "switches": switches,
         "recipe": settings.recipe,
         "accelerator": settings.accel,

@@ -248,12 +248,12 @@ def host_environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a free port of this machine whose next port is free too."""
+    """Return a free port of this machine whose next two ports, of the hubs of a run and of a study, are free too."""
     while True:
         port = random.choice(PORTS)
-        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for number in range(port, port + 3):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", number))
             return port
 
 

@@ -261,7 +261,7 @@ def _three_steps(settings: Settings, transport: Transport, command: str, scratch
     try:
         return transport.run_each(command)
     finally:
-        transport.run(hosts.in_code(settings, f"rm -rf {watch.here(scratch)}"), show=False)
+        transport.run(hosts.in_code(settings, f"rm -rf {hosts.here(scratch)}"), show=False)
         if "://" in scratch:
             storage(settings, ["rm", "-r", scratch])
 

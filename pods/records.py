@@ -37,6 +37,7 @@ class Launch(Object):
       environment: variables that are added to the hosts' own.
       log: prefix of the log's name.
       workdir: None if it is not a run of train.py.
+      study: root of a study; absent or None if it is not one.
       switches: None if it has none.
       changed: files that differed from the commit.
       time: Unix seconds.
@@ -47,6 +48,7 @@ class Launch(Object):
     environment: dict[str, str]
     log: str
     workdir: str | None
+    study: NotRequired[str | None]
     switches: Switches | None
     recipe: str
     accelerator: str

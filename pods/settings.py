@@ -159,25 +159,25 @@ class Settings:
         """The local folder of this pod."""
         return pathlib.Path(self.pod_root).expanduser() / self.name
 
-    def run_folder(self, num_workers: int) -> str:
-        """Return the folder of the run, the same path on all hosts.
+    def run_folder(self, num_workers: int, name: str = "") -> str:
+        """Return the folder of the run, the same path on all hosts; its `name` is that of the recipe by default.
 
         A relative folder is in the bucket (`shared` of a local pod); a single host without a bucket has it in the
         code's folder. PodError (status 2) if several hosts would each write their own.
         """
-        wanted = self.workdir or self.ckpt_out
+        wanted, name = self.workdir or self.ckpt_out, name or self.recipe_name
         if "://" in wanted or wanted.startswith("/"):
             return wanted
         if self.transport == "local":
-            return str(self.pod_folder.absolute() / "shared" / (wanted or self.recipe_name))
+            return str(self.pod_folder.absolute() / "shared" / (wanted or name))
         if self.bucket:
-            return f"gs://{self.bucket.removeprefix('gs://').rstrip('/')}/runs/{self.name}/{wanted or self.recipe_name}"
+            return f"gs://{self.bucket.removeprefix('gs://').rstrip('/')}/runs/{self.name}/{wanted or name}"
         if num_workers > 1:
             raise usage_error(
                 f"{self.name} has {num_workers} hosts, and each would write its own {wanted or 'run folder'}; "
                 "set BUCKET=my-bucket, or a folder for all hosts, WORKDIR=gs://my-bucket/runs/mine"
             )
-        return wanted or f"runs/{self.recipe_name}"
+        return wanted or f"runs/{name}"
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}

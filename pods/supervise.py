@@ -4,7 +4,7 @@
 It exits when the run ends, with one of these statuses:
 
     0     every process has finished
-    2, 3  a process has ended with this status; a restart would end the same way
+    2, 3  a process has ended with this status; a restart would end the same way; of a study, 1 and 2
     75    `pod.py stop` or `delete` was called
     1     the allowed restarts without progress are used up
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from pods import hosts, launch, records, watch
+from pods import hosts, launch, records, studies, watch
 from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError
@@ -69,6 +69,8 @@ class Supervisor:
     def __init__(self, settings: Settings, transport: Transport, record: dict):
         self.settings, self.transport, self.record = settings, transport, record
         self.restarts, self.furthest, self.unreachable, self.blind = 0, 0, 0, 0
+        self.trial = ""  # of a study: the last that began
+        self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.mixed_since: float | None = None
         self.recovering = False
         given = settings.given("poll_seconds") or settings.transport != "local"
@@ -76,15 +78,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Check and act until the run has ended; return the exit status."""
-        print(
-            f"supervising {self.settings.name}: {self.record['subcommand']}, run {self.record['workdir']}", flush=True
-        )
+        print(f"supervising {self.settings.name}: {self.record['subcommand']}, {studies.what(self.record)}", flush=True)
         while True:
             verdict = self.look()
             if verdict.end is not None:
                 if verdict.end:
                     self.alert(f"{self.settings.name}: {verdict.trouble}; it is not restarted")
-                if verdict.end in hosts.FINAL:
+                if verdict.end in self.final:
                     self.stop()
                 print(f"the run has ended with status {verdict.end}", flush=True)
                 return verdict.end
@@ -102,7 +102,8 @@ class Supervisor:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
-            workers = watch.look(self.settings, self.transport, self.record)
+            record = studies.with_progress(self.settings, self.transport, self.record)
+            workers = watch.look(self.settings, self.transport, record)
         except PodError as error:  # a failure of gcloud says nothing about the run
             print(f"the check failed: {error}", file=sys.stderr, flush=True)
             self.blind += 1
@@ -110,13 +111,13 @@ class Supervisor:
                 self.alert(f"{self.settings.name}: the run is unsupervised, because gcloud fails: {error}")
             return Verdict()
         self.blind = 0
-        self._note_progress(workers)
+        self._note_progress(workers, record["progress"]["trial"] if record.get("progress") else "")
         return self.judge(workers)
 
     def judge(self, workers: list[watch.Worker]) -> Verdict:
         """Return the verdict on the workers' states."""
         ended = [worker for worker in workers if worker.reachable and not worker.alive]
-        final = [worker for worker in ended if worker.status in hosts.FINAL]
+        final = [worker for worker in ended if worker.status in self.final]
         if final:
             return Verdict(end=final[0].status, trouble=final[0].trouble())
         if any(worker.stopped for worker in workers) and not all(worker.status == 0 for worker in workers):
@@ -185,8 +186,10 @@ class Supervisor:
         if status:
             print(f"--alert={self.settings.alert} failed: {status}", file=sys.stderr, flush=True)
 
-    def _note_progress(self, workers: list[watch.Worker]) -> None:
-        """Reset the count of restarts if the run has got further than before."""
+    def _note_progress(self, workers: list[watch.Worker], trial: str) -> None:
+        """Reset the count of restarts if the run has got further than before, or a study has come to another trial."""
+        if trial not in ("", self.trial):
+            self.trial, self.furthest, self.restarts = trial, 0, 0
         step = max((worker.step or 0 for worker in workers), default=0)
         if step >= self.furthest + PROGRESS_STEPS:
             self.furthest, self.restarts = step, 0

@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from checkpointing.bucket import copy_name
 from files.json_reader import JsonError, parse_json
-from pods import hosts, recipes, records
+from pods import hosts, recipes, records, studies
 from pods.answers import Answer, Configuration
 from pods.errors import PodError
 from pods.settings import Settings
@@ -101,14 +100,7 @@ def look(settings: Settings, transport: Transport, record: dict | None) -> list[
 
 def heartbeat_path(workdir: str) -> str:
     """Return the path of a worker's heartbeat file on its host, with $W for its number."""
-    return f"{here(workdir)}/workers/$W.json"
-
-
-def here(workdir: str) -> str:
-    """Return a run's folder for the shell of a host; for a run in a bucket, the host's copy of its small files."""
-    if "://" not in workdir:
-        return hosts.path(workdir)
-    return f"${{XDG_CACHE_HOME:-$HOME/.cache}}/torus/workdirs/{shlex.quote(copy_name(workdir))}"
+    return f"{hosts.here(workdir)}/workers/$W.json"
 
 
 def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, launched: bool = False) -> list[str]:
@@ -160,6 +152,7 @@ def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
     def picture() -> tuple[str, int]:
         record = records.read(settings) if records.launched(settings) else None
         pod = transport.describe()
+        record = studies.with_progress(settings, transport, record) if record and pod else record
         workers = look(settings, transport, record) if pod else []
         wrong = problems(settings, pod, workers, launched=record is not None)
         if settings.json:
@@ -178,18 +171,24 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
         workdir = records.read(settings)["workdir"] if records.launched(settings) else ""
         workdir = workdir or settings.run_folder(transport.num_workers)
         for name in ("metrics.jsonl", "config.json"):
-            transport.run(_read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
+            transport.run(hosts.read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
         return 0
     record = records.read(settings)
-    if not record["workdir"]:
+    if not (record["workdir"] or record.get("study")):
         raise PodError(f"the launched program is not a run of train.py: {shlex.join(record['words'])}")
     settings = recipes.of_pod(settings, transport)
     price, topology = price_per_chip_hour(settings), recipes.preset(settings)
     chips = topology.chips if topology else None
 
     def picture() -> tuple[str, int]:
-        lines, config = _read_run(settings, transport, record["workdir"])
-        figures = summarise(lines, config["train_steps"], chips, price, record["time"])
+        try:
+            workdir, began = studies.trained_now(settings, transport, record)
+            lines, config = _read_run(settings, transport, workdir)
+        except PodError as error:
+            if settings.watch and record.get("study"):  # the next trial has not trained yet
+                return str(error), 1
+            raise
+        figures = summarise(lines, config["train_steps"], chips, price, began)
         if settings.json:
             return json.dumps(figures), 0
         return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
@@ -283,7 +282,8 @@ def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[
     if record is None:
         return [*lines, "launched: nothing"]
     when = time.strftime("%F %T", time.localtime(record["time"]))
-    lines.append(f"launched: {record['subcommand']} at {when}, commit {record['commit'][:12]}, run {record['workdir']}")
+    lines.append(f"launched: {record['subcommand']} at {when}, commit {record['commit'][:12]}, {studies.what(record)}")
+    lines += studies.lines(record)
     if record["switches"]:
         on, not_yet = (", ".join(record["switches"][key]) or "none" for key in ("on", "not_yet"))
         lines.append(f"switches on: {on}; not in Torus yet: {not_yet}")
@@ -312,7 +312,7 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
     """Return the lines of a run's metrics.jsonl, without a torn last one, and its flat configuration."""
 
     def read(name: str) -> str:
-        worker, command = str(settings.coordinator_worker), _read_command(settings, workdir, name)
+        worker, command = str(settings.coordinator_worker), hosts.read_command(settings, workdir, name)
         [result] = transport.run(command, worker=worker, show=False)
         if result.status and NOT_THERE.search(result.message):
             raise PodError(f"{workdir} has no {name} before the first logged step; `status` shows the current state")
@@ -325,14 +325,6 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
         return lines, parse_json(read("config.json"), Configuration, f"{workdir}/config.json")
     except JsonError as error:
         raise PodError(str(error)) from None
-
-
-def _read_command(settings: Settings, workdir: str, name: str) -> str:
-    """Return a command that prints a file of the run on a host; for a run in a bucket the newer local copy wins."""
-    command = f"cat {here(workdir)}/{name}"
-    if "://" in workdir:
-        command = f"{command} 2>/dev/null || gcloud storage cat {shlex.quote(f'{workdir}/{name}')}"
-    return hosts.in_code(settings, command)
 
 
 def _figure(name: str, value) -> str:

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sweep.py run` asks before it launches trials on a pod: a durable root, and an earlier small run of the recipe.
-
-A pod is a slice of several hosts, or a machine whose environment, or whose TPU, names several processes.
-"""
-
-import os
-from collections.abc import Mapping
+"""What `sweep.py run` asks before it first launches a recipe on a slice of several hosts: an earlier small run."""
 
 import optuna
 from optuna.trial import TrialState
 
 from checkpointing.bucket import path_of
-from cluster import processes, startup
 from configs import topologies
 from configs.errors import ConfigError
 from settings import stored_config
@@ -21,25 +14,6 @@ from studies.suites import Member
 
 SMALL = "small"  # folder of the small run, in the root of the study
 SMALL_STEPS = 20
-JOIN_SECONDS = 5  # for jax to find the other processes, where it is asked
-
-
-def is_pod(topology: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether trials run on several hosts; ConfigError if variables of the environment contradict each other."""
-    if topology and topologies.get(topology).hosts > 1:
-        return True
-    group = processes.find(environment, startup.attached_accelerator(), JOIN_SECONDS)
-    return group is not None and group.count > 1
-
-
-def check_root(root: str, topology: str) -> None:
-    """Raise ConfigError if trials run on a pod and write to a local folder, which every host has for itself."""
-    if "://" not in root and is_pod(topology):
-        where = f"the hosts of {topology}" if topology else "the hosts of this group"
-        raise ConfigError(
-            f"--root={root} is a local folder, which {where} do not share and which is lost with the pod; "
-            "use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation"
-        )
 
 
 def check_small_run(members: list[Member], topology: str, root: str, storage: str) -> None:

@@ -7,16 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from optuna.trial import TrialState
 
 from settings.loading import ROOT
 from studies import budget, retention, trials
 from studies.limits import Limits
+from studies.program import TRAIN
 from studies.worker import Task
-
-TRAIN = (sys.executable, str(ROOT / "train.py"))
 
 
 class Unfinished(RuntimeError):
@@ -25,21 +24,27 @@ class Unfinished(RuntimeError):
     exit_status = 75
 
 
+class OutOfBudget(RuntimeError):
+    """Trials are left, and the budget does not suffice for the next one."""
+
+    exit_status = 1
+
+
 class Failed(RuntimeError):
     """Every trial has ended, and some have failed."""
 
     exit_status = 1
 
 
+def in_processes(task: Task, workers: int) -> list[int]:
+    """Run workers until they end; return their exit statuses."""
+    return work("studies.worker", dataclasses.asdict(task), workers)
+
+
 def run(
-    queue: trials.Queue,
-    digests: set[str],
-    metric: str,
-    storage: str,
-    workers: int,
-    program: Sequence[str] = TRAIN,
-    limits: Limits | None = None,
-) -> None:
+    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN, *,
+    limits: Limits | None = None, root: str = "", start: Callable[[Task, int], list[int]] = in_processes,
+) -> None:  # fmt: skip
     """Work on the trials of these configurations until all have ended.
 
     Args:
@@ -49,17 +54,20 @@ def run(
       workers: number of processes.
       program: the command of a trial, before its flags.
       limits: of chip-hours and of disk; None: no limits.
+      root: folder that `study.json` is written to; "": nowhere.
+      start: runs so many workers of a task until they end, and returns their exit statuses.
 
     Raises:
-      Unfinished: the command was interrupted, its workers died, or the budget does not suffice for the next trial.
+      Unfinished: the command was interrupted, or its workers died.
+      OutOfBudget: the budget does not suffice for the next trial.
       Failed: trials have failed.
     """
     limits = limits or Limits()
     for line in retention.enforce(queue, digests, limits):  # what an earlier run could not delete, or kept
         print(line, flush=True)
-    task = Task(storage, queue.name, sorted(digests), metric, list(program), limits)
+    task = Task(storage, queue.name, sorted(digests), metric, list(program), limits, root)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    _judge(queue, digests, work("studies.worker", dataclasses.asdict(task), min(workers, left)), limits)
+    _judge(queue, digests, start(task, min(workers, left)), limits)
 
 
 def work(module: str, content: dict, count: int) -> list[int]:
@@ -102,7 +110,7 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: 
             status for status in statuses if status not in (0, -signal.SIGTERM)
         ]  # one that only began is asked to end
         if not died and (reason := budget.reason_to_end(queue, digests, limits)):
-            raise Unfinished(f"{len(left)} trials are left: {reason}")
+            raise OutOfBudget(f"{len(left)} trials are left: {reason}")
         why = f"{len(died)} workers died (status {died[0]})" if died else "interrupted"
         raise Unfinished(f"{why}; {len(left)} trials are left, run the same command to continue")
     if failed:

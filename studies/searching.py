@@ -68,7 +68,8 @@ class Search:
     def definition(self) -> dict[str, object]:
         """Return what must be equal when a search goes on."""
         same = (
-            "recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population", "also",
+            "recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population",
+            "also",
         )  # fmt: skip
         return {name: getattr(self, name) for name in same}
 

@@ -9,7 +9,7 @@ from input_pipeline.cache import cache_folder
 from rehearsal.compiler import CompileError, Compiler, check_compiler
 from rehearsal.estimate import estimate
 from settings.keys import from_flat
-from studies import planning, sizes
+from studies import rehearsals, sizes
 from studies.suites import Member
 
 STEP_SECONDS = "step_seconds"
@@ -51,7 +51,7 @@ def value_of(name: str, member: Member, topology: str, waiting: Callable[[float]
     """
     if name == sizes.PARAMETERS:
         return float(sizes.num_parameters(member.values))
-    if recorded := planning.step_seconds(member, topology):
+    if recorded := rehearsals.step_seconds(member.values, topology):
         return recorded
     compiler = Compiler(cache_folder(member.values["data.cache_dir"]) / "rehearsals")
     compiled = compiler.compile(from_flat(member.values), topologies.get(topology), waiting=waiting)

@@ -6,7 +6,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -25,8 +24,7 @@ from cluster import identity
 from cluster.parent import end_with
 from files.lock import is_held
 from settings import stored_config
-from settings.loading import ROOT
-from studies import budget, outcome, retention, trials
+from studies import budget, outcome, program, progress, retention, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
 from studies.limits import Limits
 from studies.storage import open_storage
@@ -48,6 +46,7 @@ class Task:
       metric: figure of an evaluation that is a trial's value.
       program: the command of a trial, before its flags.
       limits: of chip-hours and of disk.
+      root: folder of the study's progress; "": it is not written.
     """
 
     storage: str
@@ -56,6 +55,7 @@ class Task:
     metric: str
     program: list[str]
     limits: Limits = dataclasses.field(default_factory=Limits)
+    root: str = ""
 
 
 class Worker:
@@ -68,7 +68,7 @@ class Worker:
     beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
-        self.task, self.asked_to_stop, self._began = task, False, 0.0
+        self.task, self._asked_to_stop, self._began = task, False, 0.0
         self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
 
     def run(self) -> None:
@@ -78,9 +78,10 @@ class Worker:
                 with contextlib.suppress(trials.LostClaim):
                     self.run_trial(trial)
             elif self.is_over():
-                return
+                break
             else:
                 self._pause(IDLE_SECONDS)
+        self._write_progress(None)
 
     def next_trial(self) -> FrozenTrial | None:
         """Return a trial that this worker holds from now on; None if there is none now."""
@@ -109,16 +110,24 @@ class Worker:
                 self.stop()
         return trials.CANCELLED if cancelled else ""
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether an end was asked for."""
+        return self._asked_to_stop
+
     def stop(self, *_) -> None:
         """Ask for an end: the running process saves, and its trial goes back to the queue."""
-        self.asked_to_stop = True
+        self._asked_to_stop = True
 
     def run_trial(self, trial: FrozenTrial) -> None:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
-        workdir, before, self._began = trial.user_attrs["workdir"], self._step(trial), time.monotonic()
+        workdir, before = trial.user_attrs["workdir"], self._step(trial)
+        self._wait_for_folder(trial)
+        self._write_progress(trial)
+        self._began = time.monotonic()
         with output_of(workdir) as output:
             began = output.tell()
-            status, ended_for = self._attempt(trial, output)
+            status, ended_for = self.attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
         if status == DONE:  # also if it was to end early, and had no step left
@@ -134,13 +143,9 @@ class Worker:
         """Record a trial that ended for a `reason_to_end`."""
         self.end(trial, None, how)
 
-    def _attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
+    def attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
         """Return (exit status, why it was ended before its time or "") of a process of the trial."""
-        self._wait_for_folder(trial)
-        process = subprocess.Popen(
-            command_of(trial, self.task.program), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=functools.partial(end_with, os.getpid()),
-        )  # fmt: skip
+        process = program.start(program.command_of(trial.user_attrs, self.task.program), output)
         beaten, ended_for, terminated = time.monotonic(), "", False
         try:
             while process.poll() is None:
@@ -209,6 +214,11 @@ class Worker:
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
         say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")
 
+    def _write_progress(self, running: FrozenTrial | None) -> None:
+        if self.task.root:
+            known = self.queue.latest().items()
+            progress.write(self.task.root, [one for digest, one in known if digest in self.task.digests], running)
+
     def _step(self, trial: FrozenTrial) -> int | None:
         return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))
 
@@ -223,14 +233,6 @@ class Worker:
         end = time.monotonic() + seconds
         while not self.asked_to_stop and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)
-
-
-def command_of(trial: FrozenTrial, program: list[str]) -> list[str]:
-    """Return the command that runs or resumes a trial."""
-    attributes = trial.user_attrs
-    topology = [f"--topology={attributes['topology']}"] if attributes["topology"] else []
-    keys = [f"--config.{key}={value}" for key, value in attributes["changes"].items()]
-    return [*program, f"--config={ROOT / attributes['recipe']}", f"--workdir={attributes['workdir']}", *topology, *keys]
 
 
 @contextlib.contextmanager

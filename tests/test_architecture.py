@@ -37,7 +37,7 @@ LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
-ROOMS["studies"] = LOWER | {"rehearsal"}
+ROOMS["studies"] = LOWER | {"core", "rehearsal"}
 COMMANDS = {"train", "generate", "score", "serve", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},

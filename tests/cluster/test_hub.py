@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from cluster import blame, line
+from cluster import blame, line, processes
 from cluster.blame import Heartbeat
 from cluster.hub import BOUNDARIES_TO_STOP, Hub, RunError
 from cluster.line import Line
@@ -185,6 +185,20 @@ def test_a_stop_that_is_asked_for_amid_a_message_does_not_tear_it(monkeypatch):
     while not any(stopped) and time.monotonic() < deadline:
         stopped = together(group, lambda member: member.line.boundary())
     assert stopped == [True, True]
+
+
+def test_who_does_not_pass_boundaries_sees_that_a_stop_is_agreed(monkeypatch):
+    """As a process of a study, which waits for a trial that trains."""
+    group, deadline = members(3), time.monotonic() + 5
+    for member in group:
+        monkeypatch.setattr(processes, "_line", member.line)
+        assert not processes.stop_agreed()
+    group[1].line.ask_to_stop()
+    for member in group:
+        monkeypatch.setattr(processes, "_line", member.line)
+        while not processes.stop_agreed():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_who_is_late_is_named_and_who_came_too():

@@ -103,9 +103,13 @@ def test_what_jax_stumbles_over_is_told(monkeypatch):
         find({}, "tpu")
 
 
-@pytest.mark.parametrize(("port", "hub_port"), [(8476, 8477), (65535, 65534)])
-def test_the_hub_has_a_port_beside_the_coordinators(port, hub_port):
-    assert Group("h", port, 0, 2, "").hub_port == hub_port
+@pytest.mark.parametrize(
+    ("port", "hub_port", "study_port"),
+    [(8476, 8477, 8478), (65533, 65534, 65535), (65534, 65535, 65532), (65535, 65534, 65533)],
+)
+def test_the_hub_of_a_run_and_that_of_a_study_have_ports_beside_the_coordinators(port, hub_port, study_port):
+    group = Group("h", port, 0, 2, "")
+    assert (group.hub_port, group.study_port) == (hub_port, study_port)
     assert Group("fd00::1", port, 0, 2, "").coordinator == f"[fd00::1]:{port}"
 
 
@@ -133,7 +137,7 @@ def test_process_0_listens_on_the_address_that_the_others_use_or_says_where(
 ):
     """A variable of jax's names another one, as for a machine that others reach through a translated address."""
     monkeypatch.setenv(processes.LISTENING, variable)
-    assert processes._listening_address(Group(host, 8476, 0, 2, "")) == address
+    assert processes._listening_address(Group(host, 8476, 0, 2, ""), 8477) == address
     said = capsys.readouterr().err
     assert said.count("\n") == (address is None) and ("ports 8476 and 8477 are open on all addresses" in said) == (
         address is None

@@ -83,8 +83,8 @@ def test_no_setting_is_a_command_on_a_host(tmp_path, text):
             hosts.stop(given),
             hosts.count_devices(given),
             hosts.protect_secrets(given),
-            watch._read_command(given, text, "metrics.jsonl"),
-            watch._read_command(given, f"gs://{text}/{text}", "metrics.jsonl"),
+            hosts.read_command(given, text, "metrics.jsonl"),
+            hosts.read_command(given, f"gs://{text}/{text}", "metrics.jsonl"),
         ]
         for shell in ("bash", "sh"):  # at first without the folder of the code
             for command in commands:

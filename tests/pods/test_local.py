@@ -217,6 +217,33 @@ def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, ex
     assert values.items() >= expected.items() and not absent & values.keys()
 
 
+@pytest.mark.parametrize(
+    ("typed", "root", "topology"),
+    [
+        (["exp08-ema", "--base=mini"], "{shared}/exp08-ema-mini", "v4-32"),
+        (["trm", "--root=mine"], "{shared}/mine", "v4-32"),
+        (["trm", "--root=gs://bucket/trm", "--topology=v4-8"], "gs://bucket/trm", "v4-8"),
+    ],
+)
+def test_a_study_gets_a_folder_that_all_hosts_see_and_the_pods_topology(tmp_path, typed, root, topology):
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    program = words_of(pod.run("launch", "--dry_run", "--", "python", "sweep.py", "run", *typed))
+    assert program[: 3 + len(typed)] == [".venv/bin/python", "sweep.py", "run", *typed]
+    values = dict(
+        word.removeprefix("--").partition("=")[::2] for word in program[4:]
+    )  # of equal flags the last one counts
+    assert values["root"] == root.format(shared=f"{pod.folder}/shared") and values["topology"] == topology
+    assert ("allow_local" in values) is not root.startswith("gs://"), "launch knows that the folder is shared"
+    other = words_of(pod.run("launch", "--dry_run", "--", "python", "sweep.py", "status", "trm"))
+    assert other == [".venv/bin/python", "sweep.py", "status", "trm"]
+
+
+def test_a_study_on_hosts_that_share_no_folder_is_refused(tmp_path):
+    words = ("launch", "--dry_run", "--project=p", "--zone=z", "--", "python", "sweep.py", "run", "trm")
+    done = LocalPod(tmp_path, TRANSPORT="gcloud").run(*words)
+    assert done.status == 2 and "has 4 hosts, and each would write its own run folder; set BUCKET=" in done.last_line
+
+
 def test_what_is_typed_wins_over_variables_and_switches(tmp_path):
     pod = LocalPod(tmp_path, ACCEL="v4-32")
     done = pod.run(

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from pods import launch, records, settings, supervise, watch
+from pods import launch, records, settings, studies, supervise, watch
 from pods.errors import PodError
 from pods.transports import Result
 from pods.watch import Worker
@@ -106,6 +106,29 @@ FINISHED = [Worker(n, launched=True, status=0) for n in range(2)]
 def test_what_a_look_comes_to(found, end, trouble):
     verdict = supervisor().judge(found)
     assert (verdict.end, verdict.trouble) == (end, trouble)
+
+
+OF_STUDY = LAUNCH | {"study": "/shared/trm"}
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [(1, 1), (2, 2), (75, None), (137, None)],  # failed trials and a mistake are final; trials that are left are not
+)
+def test_how_a_study_ended_decides_whether_it_is_started_again(status, end):
+    one = supervise.Supervisor(supervisor().settings, Pod(), OF_STUDY)
+    verdict = one.judge([Worker(n, launched=True, status=status) for n in range(2)])
+    assert verdict.end == end and bool(verdict.trouble)
+
+
+def test_another_trial_is_progress_though_its_steps_begin_again(looks, monkeypatch):
+    found, launched = looks
+    trials = iter(["a/1", "a/1", "a/1", "a/1", "a/2", "a/2", "a/2"])
+    progress = {"workdir": "/shared/trm/a", "time": 0.0, "done": 0, "failed": 0, "left": 2}
+    monkeypatch.setattr(studies, "_read", lambda *_: progress | {"trial": next(trials, "a/2")})
+    found += [workers(heartbeat=BEAT | {"step": 900}), workers(**ended(137, heartbeat=BEAT))]
+    given = supervisor("--max_restarts=3").settings
+    assert supervise.Supervisor(given, Pod(), OF_STUDY).run() == 1 and len(launched) == 3 + 3
 
 
 def test_a_worker_that_stays_unreachable_is_trouble():

@@ -246,6 +246,50 @@ def test_metrics_of_the_run_as_text_and_json(running):
     assert json.loads(priced.stdout)["cost_dollars"] == pytest.approx(16.0), priced.stderr
 
 
+@pytest.fixture
+def study(running):
+    """The root of a study, as which the launched program is recorded."""
+    asked, _ = settings.read([], running.variables)
+    record, root = records.read(asked), running.folder / "shared"
+    records.write(asked, record | {"workdir": None, "study": str(root)})
+    yield root
+    records.write(asked, record)
+
+
+STUDY = {"trial": "exp01/small", "time": START + 7400.0, "done": 3, "failed": 1, "left": 2}
+
+
+def test_of_a_study_the_trial_that_runs_is_shown(running, study):
+    assert "trial that runs" not in running.run("status").stdout, "there is no study.json yet"
+    (study / "study.json").write_text(json.dumps(STUDY | {"workdir": f"{study}/tiny"}))
+    done = running.run("status")
+    assert done.status == 0, done.stdout
+    said = done.stdout.splitlines()
+    assert said[1].endswith(f", study {study}")
+    assert said[2] == f"trial that runs: exp01/small in {study}/tiny; 3 done, 1 failed, 2 left"
+    state = running.status()
+    assert [worker["heartbeat"]["step"] for worker in state["workers"]] == [40, 41, 42, 43]
+    assert state["launched"]["progress"]["trial"] == "exp01/small"
+    figures = json.loads(running.run("metrics", "--json").stdout)
+    assert (figures["step"], figures["steps"]) == (40, 100)
+    assert figures["hours"] == pytest.approx((1200 + 100) / 3600), "its compilation counts from the trial's start"
+
+
+def test_between_two_trials_metrics_say_how_the_study_stands(running, study):
+    (study / "study.json").write_text(json.dumps(STUDY | {"trial": "", "workdir": ""}))
+    done = running.run("metrics")
+    line = f"error: no trial runs: study {study}; trial that runs: none; 3 done, 1 failed, 2 left"
+    assert (done.status, done.last_line) == (1, line)
+    assert [worker["process"] for worker in running.status()["workers"]] == ["running"] * 4
+
+
+@pytest.mark.parametrize("content", ["{", '{"trial": "x"}', '{"trial": "\\u001b[2J"}'])
+def test_a_damaged_file_of_a_study_is_one_line(running, study, content):
+    (study / "study.json").write_text(content)
+    done = running.run("status")
+    assert (done.status, len(done.stderr.splitlines())) == (1, 1) and f"{study}/study.json" in done.last_line
+
+
 def test_watching_goes_on_until_it_is_ended(running):
     watching = running.start("status", "--watch", "--poll_seconds=0.2")
     seen = 0

@@ -33,8 +33,8 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
     queue, digests = queued(folder)
     storage = f"sqlite:///{folder}/studies.db"
     try:
-        launch.run(queue, set(digests), "eval_exact_accuracy", storage, workers, STAND_IN, limits)
-    except (launch.Failed, launch.Unfinished) as error:
+        launch.run(queue, set(digests), "eval_exact_accuracy", storage, workers, STAND_IN, limits=limits)
+    except (launch.Failed, launch.OutOfBudget, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""
 
@@ -42,7 +42,7 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
 def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(tmp_path, capfd):
     """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
     said = run(tmp_path, Limits(budget=1e-6, price=0.0), workers=2)
-    assert said.startswith("75: 1 trials are left: the budget of 0.00 chip-hours ends the queue: 0.0")
+    assert said.startswith("1: 1 trials are left: the budget of 0.00 chip-hours ends the queue: 0.0")
     assert said.endswith(" in all; raise --budget to continue")
     assert "its chip-hours are not known; it runs alone to measure them" in capfd.readouterr().out
     done, waits = trials_of(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 
 from configs.errors import ConfigError
 from files.atomic import write_atomically
-from studies import suites
+from studies import running, suites
 from tests.studies.conftest import ended, needs_optuna, sweep
 from tests.studies.test_queue import orders, queue_of
 
@@ -17,16 +17,15 @@ GROUP = {"TPU_COORDINATOR_ADDRESS": "here:1234", "TPU_WORKER_ID": "0", "TPU_WORK
     ("", {}, False), ("v4-8", {}, False), ("v4-16", {}, True), ("2xv4-8", {}, True), ("", GROUP, True),
 ])  # fmt: skip
 def test_several_hosts_need_a_root_that_they_share(monkeypatch, topology, environment, several):
-    from studies import guards
-
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    guards.check_root("gs://mine/runs", topology)
+    group = running.group_of_hosts(5.0)
+    running.check_root("gs://mine/runs", topology, group)
     if not several:
-        guards.check_root("/tmp/runs", topology)
+        running.check_root("/tmp/runs", topology, group)
         return
     with pytest.raises(ConfigError, match=r"^--root=/tmp/runs is a local folder, which .*; use --root=gs://"):
-        guards.check_root("/tmp/runs", topology)
+        running.check_root("/tmp/runs", topology, group)
 
 
 def test_a_first_launch_names_the_small_run_and_begins_nothing(tmp_path):

@@ -41,12 +41,12 @@ def test_a_study_of_one_trial_runs_train_py_and_is_shown(tmp_path):
     assert "baseline/baseline: its chip-hours are not known; it runs alone to measure them" in out
 
 
-def queue_in(folder: pathlib.Path):
+def queue_in(folder: pathlib.Path, name: str = "trm"):
     """Return the queue of the study in a folder; begin it if there is none."""
     from studies.storage import open_storage
     from studies.trials import Queue
 
-    return Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "trm", "maximize", create=True)
+    return Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), name, "maximize", create=True)
 
 
 def finished(folder: pathlib.Path, *, seeds: int) -> tuple:

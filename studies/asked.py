@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command line of sweep.py asks for: a study, its configurations, their hours, and its limits."""
+
+import contextlib
+import importlib.util
+
+from configs.errors import ConfigError
+from studies import planning, suites
+from studies.limits import Limits
+
+
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+      study: with its groups.
+      groups: names of those that are asked for.
+      members: the configurations of these groups, resolved.
+      parsed: the flags of sweep.py.
+      overrides: typed text by dotted key.
+    """
+
+    def __init__(self, name: str, parsed, overrides: dict[str, str]):
+        self.parsed, self.overrides, self.topology = parsed, overrides, parsed.topology
+        self.study, self.groups = suites.find(name, parsed.base)
+        self.how = dict(seeds=parsed.seeds, topology=parsed.topology, overrides=overrides)
+        self.members = suites.members(self.study, self.groups, **self.how)
+        self.root = suites.runs_of(parsed.root or f"runs/{self.study.name}")
+
+    @property
+    def runnable(self) -> list[suites.Member]:
+        """The configurations that are not refused."""
+        return [member for member in self.members if not member.refusal]
+
+    @property
+    def digests(self) -> set[str]:
+        """The digests of all configurations that can run."""
+        return {member.digest for member in self.runnable}
+
+    def orders(self) -> list:
+        """Return an order for each different configuration; the first member of the whole study names its folder."""
+        from studies.trials import Order
+
+        owners = suites.owners(self.study, **self.how)
+        return [
+            Order(owner, suites.folder(self.root, owner), self.topology)
+            for digest, owner in owners.items() if digest in self.digests
+        ]  # fmt: skip
+
+    def queue(self, *, create: bool):
+        """Return the queue of the study; ConfigError if there is none and it is not to be created."""
+        from studies.storage import open_storage
+        from studies.trials import Queue
+
+        storage = open_storage(self.parsed.storage, create=create)
+        return Queue(storage, self.study.name, self.study.suite.direction, create=create)
+
+
+def estimates(asked: Asked) -> tuple[dict, dict]:
+    """Return (estimates by digest, trials of the study by digest); a plan needs no database, but uses one."""
+    trials, measured = {}, {}
+    if importlib.util.find_spec("optuna"):
+        from studies import budget
+
+        with contextlib.suppress(ConfigError):  # there is no study yet; `run` reports a storage that cannot be used
+            trials = asked.queue(create=False).latest()
+        measured = budget.measured_hours(trials.values(), asked.topology)
+    return planning.estimates(asked.members, asked.topology, asked.parsed.price, measured), trials
+
+
+def limits_of(asked: Asked) -> Limits:
+    """Return the limits of the command line, with what they need to know of the study."""
+    parsed, rehearsed, groups = asked.parsed, {}, {}
+    if parsed.budget is not None:
+        chips = planning.chips_of(asked.topology)
+        found = planning.estimates(asked.members, asked.topology)
+        rehearsed = {digest: one.hours * chips for digest, one in found.items() if one.hours is not None}
+    if parsed.keep == "best":
+        for member in suites.members(asked.study, asked.study.groups, **asked.how):
+            if not member.refusal:
+                groups.setdefault(member.group, []).append(member.digest)
+    return Limits(parsed.budget, rehearsed, parsed.price, parsed.keep, groups)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process 0 of a study on several hosts: it claims each trial, shares it with the others, and judges how it ended."""
+
+import dataclasses
+import signal
+from collections.abc import Callable
+
+from optuna.trial import FrozenTrial
+from sqlalchemy import exc
+
+from cluster import processes
+from configs.errors import ConfigError
+from studies import pod
+from studies.launch import Failed, OutOfBudget, Unfinished
+from studies.worker import DONE, INTERRUPTED, USAGE, Task, Worker
+
+
+class Leader(Worker):
+    """The worker of process 0, whose trials run on all hosts."""
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether any host was asked to stop."""
+        return processes.stop_agreed()
+
+    def stop(self, *_) -> None:
+        """Ask all hosts for an end."""
+        processes.ask_to_stop()
+
+    def attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
+        """Run a process of the trial on every host; a status that is not 0 on any host is that of the trial."""
+        processes.shared(pod.TRIAL, lambda: {name: trial.user_attrs[name] for name in pod.READ})
+        status, ended_for = -signal.SIGKILL, ""
+        try:
+            status, ended_for = super().attempt(trial, output)
+        finally:  # also if the claim is lost: the process here was killed, so that those of the other hosts end too
+            statuses = processes.gather(pod.STATUS, status)
+        if self.asked_to_stop and any(statuses):  # a process that only began is killed by SIGTERM, and ends the others
+            return INTERRUPTED, ended_for
+        return status or next(filter(None, statuses), DONE), ended_for
+
+
+def on_all_hosts(task: Task, workers: int) -> list[int]:
+    """Run all trials of a task on all hosts, one at a time; for `launch.run`."""
+    Leader(task).run()
+    return []
+
+
+def lead(run: Callable[[], None]) -> pod.End:
+    """Run a study, and tell the others how it ended.
+
+    Args:
+      run: works until all trials have ended; its exceptions are those of `launch.run`.
+    """
+    try:
+        run()
+        end = pod.End(DONE, "")
+    except (Failed, OutOfBudget, Unfinished) as error:
+        end = pod.End(error.exit_status, str(error))
+    except ConfigError as error:
+        end = pod.End(USAGE, str(error))
+    except exc.OperationalError as error:
+        reason = " ".join(str(error.orig).split())
+        end = pod.End(pod.UNFINISHED, f"the database is out of reach: {reason}; run the same command to continue")
+    processes.shared(pod.TRIAL, lambda: {"end": dataclasses.asdict(end)})
+    return end

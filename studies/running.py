@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sweep.py run`: on one host with several workers, or on all hosts of a pod, of which process 0 leads."""
+
+import functools
+import importlib
+import os
+import signal
+from collections.abc import Callable
+
+from cluster import processes, startup
+from configs import topologies
+from configs.errors import ConfigError
+from core import command_line
+from studies import planning, pod
+from studies.asked import Asked, estimates, limits_of
+
+
+def run(asked: Asked) -> int:
+    """Queue and run; print each trial's end. On several hosts process 0 does this, and the others follow it."""
+    parsed = asked.parsed
+    if parsed.dry_run:
+        print("\n".join(planning.table(asked.study, asked.members, asked.topology, estimates(asked)[0])))
+        print("dry run: nothing was queued or started")
+        return 0
+    group = group_of_hosts(parsed.join_seconds)
+    if not parsed.allow_local:
+        check_root(asked.root, asked.topology, group)
+    if group is None:
+        importlib.import_module("studies.storage")  # says so if a package is missing
+        from studies import launch
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        queue_and_work(asked, launch.in_processes)
+        return 0
+    check_flags_of_pod(parsed, group)
+    pod.join(group, parsed.join_seconds, command_line.end_with_the_others, asked.root)
+    return (pod.follow() if processes.index() else lead(asked)).tell()
+
+
+def group_of_hosts(join_seconds: float) -> processes.Group | None:
+    """Return the group of hosts on which this command was started; None for a single host."""
+    group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
+    return group if group and group.count > 1 else None
+
+
+def lead(asked: Asked) -> pod.End:
+    """Queue and run on all hosts; return how the study ended."""
+    importlib.import_module("studies.storage")
+    from studies import leading
+
+    return leading.lead(functools.partial(queue_and_work, asked, leading.on_all_hosts))
+
+
+def queue_and_work(asked: Asked, start: Callable) -> None:
+    """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
+    from studies import guards, launch
+
+    parsed = asked.parsed
+    if not parsed.skip_small:
+        guards.check_small_run(asked.runnable, asked.topology, asked.root, parsed.storage)
+    refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
+    queue = asked.queue(create=True)
+    if refused:
+        print("\n".join(refused), flush=True)
+    added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
+    shared = len(asked.runnable) - all_of_them
+    note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
+    print(f"{asked.study.name}: {all_of_them} trials{note}, {added} of them new; {asked.root}", flush=True)
+    launch.run(
+        queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers,
+        limits=limits_of(asked), root=asked.root, start=start,
+    )  # fmt: skip
+
+
+def check_root(root: str, topology: str, group: processes.Group | None) -> None:
+    """Raise ConfigError if trials run on several hosts and write to a local folder, which every host has for itself."""
+    is_pod = group is not None or (topology and topologies.get(topology).hosts > 1)
+    if is_pod and "://" not in root:
+        where = f"the hosts of {topology}" if topology else "the hosts of this group"
+        raise ConfigError(
+            f"--root={root} is a local folder, which {where} do not share and which is lost with the pod; "
+            "use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation"
+        )
+
+
+def check_flags_of_pod(parsed, group: processes.Group) -> None:
+    """Raise ConfigError for flags that cannot be used on several hosts."""
+    if parsed.workers > 1:
+        raise ConfigError(
+            f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
+        )
