@@ -27,12 +27,13 @@ from collections.abc import Callable
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned
-from studies import limits, running, suites
+from studies.cost import limits
+from studies import running, suites
 from studies.asked import Asked, estimates
 
-METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/{samplers,population}.py
+METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/search/
 PRUNERS = ("none", "median", "asha")
-ALSO = ("parameters", "step_seconds")  # see studies/second_objective.py
+ALSO = ("parameters", "step_seconds")  # see studies/search/second_objective.py
 flags = command_line.flags
 flags.DEFINE_string("storage", "sqlite:///studies.db", "database of the studies: sqlite:///FILE or postgresql://...")
 flags.DEFINE_string("root", "", "folder or gs:// folder of the trials' folders; default: runs/STUDY")
@@ -144,7 +145,7 @@ def find_search(name: str, overrides: dict[str, str]):
         return None
     except ConfigError as unknown:
         importlib.import_module("studies.storage")  # says so if a package is missing
-        from studies import searches
+        from studies.search import searches
 
         found = searches.find(parsed.storage, name, str(unknown))
     given = [f"--{flag}" for flag in ("base", "seeds") if parsed[flag].present]
@@ -156,7 +157,7 @@ def find_search(name: str, overrides: dict[str, str]):
 
 def plan(asked: Asked) -> int:
     """Print the table of a plan; with --grant_days, also what fits into the grant."""
-    from studies import grant, planning, rehearsals
+    from studies.cost import grant, planning, rehearsals
 
     parsed = command_line.FLAGS
     found, trials = estimates(asked)
@@ -177,7 +178,8 @@ def plan(asked: Asked) -> int:
 
 def status(asked: Asked) -> int:
     """Print the table of trials by group, and what is left of a budget or a grant."""
-    from studies import budget, planning, summary
+    from studies.cost import budget, planning
+    from studies.report import summary
 
     parsed, queue = command_line.FLAGS, asked.queue(create=False)
     print("\n".join(summary.lines(asked.study, asked.members, queue, parsed.price)))
@@ -191,7 +193,7 @@ def status(asked: Asked) -> int:
 
 def report(asked: Asked) -> int:
     """Write the page."""
-    from studies import answers, page
+    from studies.report import answers, page
 
     command_line.check_file_to_write("html")
     found = answers.of_study(asked.study, asked.members, asked.queue(create=False).latest())
@@ -208,7 +210,7 @@ def write_page(content: str) -> int:
 
 def status_of_search(found) -> int:
     """Print how a search stands, and its best trials."""
-    from studies import searches
+    from studies.search import searches
 
     print("\n".join(searches.lines(found)))
     return 0
@@ -216,7 +218,7 @@ def status_of_search(found) -> int:
 
 def report_of_search(found) -> int:
     """Write the page of a search."""
-    from studies import search_page
+    from studies.search import page as search_page
 
     command_line.check_file_to_write("html")
     return write_page(search_page.document(found))
@@ -224,7 +226,7 @@ def report_of_search(found) -> int:
 
 def guide(asked: Asked) -> int:
     """Print the guide of a group; of a suite, the groups with their questions."""
-    from studies import guide as guides
+    from studies.report import guide as guides
 
     if len(asked.groups) > 1:
         print("\n".join(aligned([("group", "question"), *guides.index(asked.study)])))
@@ -252,8 +254,9 @@ def search(overrides: dict[str, str]) -> int:
     parsed = command_line.FLAGS
     if group := running.group_of_hosts(parsed.join_seconds):
         raise ConfigError(f"a search trains on one host, but this is one of {group.count} ({group.source}); use one")
-    from studies import launch, population, searches, searching, second_objective
-    from studies.spaces import read
+    from studies import launch
+    from studies.search import population, searches, searching, second_objective
+    from studies.search.spaces import read
     from studies.suites import runs_of
 
     read(parsed.space)  # reports mistakes before anything is stored
@@ -271,7 +274,7 @@ def search(overrides: dict[str, str]) -> int:
         population.check(asked)
     queue = searching.begin(asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    module = "studies.population" if is_population else "studies.searching"
+    module = "studies.search.population" if is_population else "studies.search.searching"
     statuses = launch.work(module, dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
     print("\n".join(searches.best(searches.find(parsed.storage, name, name))))
     if is_population:

@@ -20,7 +20,7 @@ import search_grid
 from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState
 
-from studies import samplers, spaces
+from studies.search import samplers, spaces
 
 SEEDS = 10 if support.QUICK else 200
 EVALUATIONS, CONFIGURATIONS = 40, 27

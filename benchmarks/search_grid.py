@@ -32,7 +32,7 @@ import numpy as np
 from configs.space import Choice
 from files.atomic import write_atomically
 from settings import loading, validation
-from studies import spaces
+from studies.search import spaces
 from train import train
 
 FILE = pathlib.Path(__file__).parent / "search_grid.json"
@@ -104,9 +104,10 @@ def main() -> None:
     kept = json.loads(FILE.read_text()) if FILE.exists() else {}
     left = [point for point in points() if name_of(point) not in kept][: arguments.at_most]
     start, spawn = time.monotonic(), multiprocessing.get_context("spawn")
+    # A process keeps what it compiled, and has about 65,000 places for it in its address space.
     with (
         tempfile.TemporaryDirectory() as name,
-        concurrent.futures.ProcessPoolExecutor(arguments.processes, spawn) as pool,
+        concurrent.futures.ProcessPoolExecutor(arguments.processes, spawn, max_tasks_per_child=50) as pool,
     ):
         folder = pathlib.Path(name)
         data = {

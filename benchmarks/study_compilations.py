@@ -14,7 +14,8 @@ import jax
 from core import assembly
 from settings.keys import from_flat
 from settings.validation import validate
-from studies import planning, suites
+from studies.cost import planning
+from studies import suites
 
 DIVIDED = {  # sizes of the study by what they are divided by
     "model.embed_dim": 16, "model.mlp_dim": 16, "model.puzzle_dim": 16, "train.global_batch": 768,

@@ -5,8 +5,9 @@ import contextlib
 import importlib.util
 
 from configs.errors import ConfigError
-from studies import planning, suites
-from studies.limits import Limits
+from studies import suites
+from studies.cost import planning
+from studies.cost.limits import Limits
 
 
 class Asked:
@@ -60,7 +61,7 @@ def estimates(asked: Asked) -> tuple[dict, dict]:
     """Return (estimates by digest, trials of the study by digest); a plan needs no database, but uses one."""
     trials, measured = {}, {}
     if importlib.util.find_spec("optuna"):
-        from studies import budget
+        from studies.cost import budget
 
         with contextlib.suppress(ConfigError):  # there is no study yet; `run` reports a storage that cannot be used
             trials = asked.queue(create=False).latest()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from optuna.trial import TrialState
 
 from settings.loading import ROOT
-from studies import budget, retention, trials
-from studies.limits import Limits
+from studies import trials
+from studies.cost import budget, retention
+from studies.cost.limits import Limits
 from studies.program import TRAIN
 from studies.worker import Task
 

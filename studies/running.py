@@ -11,8 +11,9 @@ from cluster import processes, startup
 from configs import topologies
 from configs.errors import ConfigError
 from core import command_line
-from studies import planning, pod
+from studies import pod
 from studies.asked import Asked, estimates, limits_of
+from studies.cost import planning
 
 
 def run(asked: Asked) -> int:
@@ -53,7 +54,8 @@ def lead(asked: Asked) -> pod.End:
 
 def queue_and_work(asked: Asked, start: Callable) -> None:
     """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
-    from studies import guards, launch
+    from studies import launch
+    from studies.cost import guards
 
     parsed = asked.parsed
     if not parsed.skip_small:

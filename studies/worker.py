@@ -24,9 +24,10 @@ from cluster import identity
 from cluster.parent import end_with
 from files.lock import is_held
 from settings import stored_config
-from studies import budget, outcome, program, progress, retention, trials
+from studies import outcome, program, progress, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
-from studies.limits import Limits
+from studies.cost import budget, retention
+from studies.cost.limits import Limits
 from studies.storage import open_storage
 
 DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py

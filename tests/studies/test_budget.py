@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from studies import suites
-from studies.limits import Limits
+from studies.cost.limits import Limits
 from tests.studies.conftest import environment, needs_optuna
 from tests.studies.test_queue import STAND_IN, orders, queue_of, starts, trials_of
 from tests.support import ROOT
@@ -55,7 +55,7 @@ def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(t
 
 
 def test_workers_that_claim_at_the_same_time_do_not_exceed_the_budget_together(tmp_path):
-    from studies import budget
+    from studies.cost import budget
     from studies.trials import Order
 
     queue = queue_of(tmp_path)
@@ -81,7 +81,7 @@ def test_workers_that_claim_at_the_same_time_do_not_exceed_the_budget_together(t
 
 
 def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path):
-    from studies import budget
+    from studies.cost import budget
 
     queue, (first, second) = queued(tmp_path)
     limits = Limits(budget=2.0, rehearsed={first: 3.0, second: 1.0})
@@ -99,7 +99,7 @@ def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path)
 
 
 def test_what_was_measured_takes_precedence_over_a_rehearsal_and_the_mean_of_others_is_last(tmp_path):
-    from studies import budget
+    from studies.cost import budget
     from studies.trials import Order
 
     queue = queue_of(tmp_path)

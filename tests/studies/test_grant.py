@@ -10,8 +10,9 @@ from configs import topologies
 from rehearsal import estimate, sealed
 from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
 from settings import loading
-from studies import grant, planning, suites
-from studies.planning import Estimate
+from studies import suites
+from studies.cost import grant, planning
+from studies.cost.planning import Estimate
 from tests.studies.conftest import ended, needs_optuna, sweep
 
 STUDY, NAMES = suites.find("exp08-ema")
@@ -77,7 +78,7 @@ def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_pa
     monkeypatch.setattr(estimate, "_estimate", lambda compiled: {"step_seconds": 3.6})
     found = planning.estimates(MEMBERS, "v4-64", price=0.0)[member.digest]
     assert (found.hours, found.cost) == (pytest.approx(8.138), 0.0), "and 0 is a price"
-    from studies import rehearsals
+    from studies.cost import rehearsals
 
     assert rehearsals.checkpoint_bytes(member.values, "v4-64") == 312 * 32 / 2
     measured = planning.estimates(MEMBERS, "v4-64", measured={member.digest: 2.0})[member.digest]

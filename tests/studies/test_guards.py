@@ -47,7 +47,7 @@ def asked(folder) -> tuple:
 
 
 def test_a_trial_that_is_done_is_enough_and_one_that_failed_is_not(tmp_path):
-    from studies import guards
+    from studies.cost import guards
 
     queue = queue_of(tmp_path)
     queue.enqueue(orders(tmp_path))
@@ -60,7 +60,7 @@ def test_a_trial_that_is_done_is_enough_and_one_that_failed_is_not(tmp_path):
 
 
 def test_the_small_run_that_the_line_names_is_enough_when_it_has_finished(tmp_path):
-    from studies import guards
+    from studies.cost import guards
 
     small = tmp_path / "runs" / "small"
     small.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_the_small_run_that_the_line_names_is_enough_when_it_has_finished(tmp_pa
 
 
 def test_a_rehearsal_by_the_user_is_enough(tmp_path, monkeypatch):
-    from studies import guards, rehearsals
+    from studies.cost import guards, rehearsals
 
     monkeypatch.setattr(rehearsals, "cached", lambda values, topology: topology == "v4-64")
     guards.check_small_run(*asked(tmp_path))

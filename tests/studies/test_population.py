@@ -26,11 +26,12 @@ SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "optimizer.name"
 """
 RUN = """
 import json, sys
-from studies import launch, population, searching
+from studies import launch
+from studies.search import population, searching
 asked = searching.Search(**json.loads(sys.argv[1]))
 population.check(asked)
 queue = searching.begin(asked)
-statuses = launch.work("studies.population", json.loads(sys.argv[1]), int(sys.argv[2]))
+statuses = launch.work("studies.search.population", json.loads(sys.argv[1]), int(sys.argv[2]))
 sys.exit(any(statuses))
 """
 
@@ -89,8 +90,8 @@ def test_numbers_change_by_a_fifth_and_stay_in_their_ranges():
     import numpy as np
 
     from configs.space import Choice, Range
-    from studies.population import perturbed
-    from studies.spaces import distributions
+    from studies.search.population import perturbed
+    from studies.search.spaces import distributions
 
     space = distributions(
         {
@@ -119,7 +120,7 @@ def test_numbers_change_by_a_fifth_and_stay_in_their_ranges():
     ],
 )
 def test_mistakes(tmp_path, changes, space, message):
-    from studies.population import check
+    from studies.search.population import check
 
     wrong = search(tmp_path, **changes)
     (tmp_path / "space.py").write_text(space)

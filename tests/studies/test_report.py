@@ -4,7 +4,8 @@
 import math
 import re
 
-from studies import guide, suites
+from studies import suites
+from studies.report import guide
 from tests.studies.conftest import ended, needs_optuna, sweep
 
 GROUP = "exp02b-h-cycles"
@@ -14,7 +15,7 @@ def answer_of(*, seeds: int, bends: bool = False):
     """Return (study, answer) of the group of cycles; each doubling adds 0.1, up to 2 cycles if it `bends`."""
     from optuna.trial import TrialState, create_trial
 
-    from studies import answers
+    from studies.report import answers
 
     study, _ = suites.find("trm")
     members = suites.members(study, [GROUP], seeds=seeds)
@@ -31,7 +32,7 @@ def answer_of(*, seeds: int, bends: bool = False):
 
 @needs_optuna
 def test_the_report_of_a_size_has_its_slope_its_plots_and_its_guide():
-    from studies import page
+    from studies.report import page
 
     study, answer = answer_of(seeds=2)
     assert "Each doubling of model.high_cycles changes the exact accuracy by +0.1000 (95 % interval " in answer.sentence
@@ -47,7 +48,7 @@ def test_the_report_of_a_size_has_its_slope_its_plots_and_its_guide():
 
 @needs_optuna
 def test_points_that_bend_and_sizes_without_repeats_are_said_to_be_so():
-    from studies import page
+    from studies.report import page
 
     study, bent = answer_of(seeds=3, bends=True)
     assert bent.fit.bends and "the points do not follow a line (lack of fit, p = " in bent.sentence

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from checkpointing.folder import CheckpointFolder
-from studies.limits import Limits
+from studies.cost.limits import Limits
 from tests.bucket_server import empty_bucket
 from tests.studies.conftest import needs_optuna
 from tests.studies.test_budget import run
@@ -42,7 +42,7 @@ def finished(folder: pathlib.Path) -> tuple:
     ("none", [[], []], [False, False]),
 ])  # fmt: skip
 def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(tmp_path, keep, names, checkpoints):
-    from studies import retention
+    from studies.cost import retention
 
     queue, digests = finished(tmp_path)
     limits = Limits(keep=keep, groups={"exp08-ema": digests})
@@ -68,7 +68,7 @@ def test_workers_delete_when_a_trial_ends_and_a_failed_trial_keeps_what_it_resum
 
 
 def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(tmp_path, monkeypatch):
-    from studies import retention
+    from studies.cost import retention
 
     queue, digests = finished(tmp_path)
 
@@ -90,7 +90,7 @@ def test_checkpoints_in_a_bucket_are_deleted(tmp_path):
             files.pipe(f"runs/mine/checkpoints/{step}/state/array", b"x")
         files.pipe("runs/mine/checkpoints/3/state/array", b"x")
         files.pipe("runs/mine/checkpoints/3.unfinished", b"")
-        from studies import retention
+        from studies.cost import retention
 
         folder = CheckpointFolder("gs://runs/mine")
         assert folder.steps() == [1, 2]

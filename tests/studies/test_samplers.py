@@ -10,7 +10,7 @@ optuna = pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=s
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution  # noqa: E402
 
-from studies import samplers  # noqa: E402
+from studies.search import samplers  # noqa: E402
 
 GENES, VALUES, TRIALS = 5, 4, 40
 TYPES = {

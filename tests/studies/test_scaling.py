@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from studies import scaling
+from studies.report import scaling
 
 SIZES = [1.0, 2.0, 4.0, 8.0, 16.0]  # log2: 0, 1, 2, 3, 4
 

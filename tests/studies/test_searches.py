@@ -29,7 +29,8 @@ def filled(folder, *, also: str = "", prune: str = "none"):
     from optuna.trial import TrialState
 
     from settings import loading
-    from studies import searches, searching, spaces, suites, trials
+    from studies import suites, trials
+    from studies.search import searches, searching, spaces
 
     search = dataclasses.replace(asked(folder), also=also, prune=prune, method="random")
     (folder / "space.py").write_text(SPACE)
@@ -54,7 +55,7 @@ def filled(folder, *, also: str = "", prune: str = "none"):
 
 
 def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path):
-    from studies import searches
+    from studies.search import searches
 
     found = filled(tmp_path, prune="asha")
     best, second, *_ = sorted(found.done, key=lambda one: one.value)
@@ -66,7 +67,7 @@ def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path)
 
 
 def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_path):
-    from studies import search_page
+    from studies.search import page as search_page
 
     found = filled(tmp_path, prune="asha")
     shown = search_page.document(found)
@@ -98,7 +99,7 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
 
 
 def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
-    from studies import searches
+    from studies.search import searches
 
     url = f"sqlite:///{tmp_path}/studies.db"
     with pytest.raises(ConfigError, match=r"t is no group; searches cannot be read: .* there is no such file"):
@@ -109,7 +110,8 @@ def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
 
 
 def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp_path):
-    from studies import searching, sizes
+    from studies.report import sizes
+    from studies.search import searching
 
     search = asked(tmp_path, also="parameters", count=4)
     (tmp_path / "space.py").write_text(SPACE)
@@ -126,7 +128,7 @@ def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp
 
 
 def test_a_configuration_without_a_second_objective_has_failed_with_the_reason(tmp_path, monkeypatch):
-    from studies import searching, second_objective
+    from studies.search import searching, second_objective
 
     searching.begin(search := asked(tmp_path, also="step_seconds", topology="v4-8", overrides={}, count=1))
     (tmp_path / "space.py").write_text(SPACE)
@@ -142,12 +144,14 @@ def test_a_configuration_without_a_second_objective_has_failed_with_the_reason(t
 def test_step_seconds_are_those_of_the_recorded_rehearsal():
     from configs.group import Base
     from settings import loading
-    from studies import planning, second_objective, suites
+    from studies import suites
+    from studies.cost import rehearsals
+    from studies.search import second_objective
 
     recipe = loading.run_recipe("configs/tiny.py")
     member = suites.member_of(Base("configs/tiny.py"), recipe, "s", "0", {}, "v4-8", {})
     seconds = second_objective.value_of("step_seconds", member, "v4-8", lambda _: None)
-    assert seconds == planning.step_seconds(member, "v4-8") and 1e-4 < seconds < 1
+    assert seconds == rehearsals.step_seconds(member.values, "v4-8") and 1e-4 < seconds < 1
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_step_seconds_are_those_of_the_recorded_rehearsal():
     ],
 )
 def test_what_cannot_have_a_second_objective_is_refused(given, message):
-    from studies import second_objective
+    from studies.search import second_objective
 
     with pytest.raises(ConfigError, match=message):
         second_objective.check(*given)

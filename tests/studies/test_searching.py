@@ -26,10 +26,11 @@ SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "model.num_heads
 """
 RUN = """
 import json, sys
-from studies import launch, searching
+from studies import launch
+from studies.search import searching
 asked = searching.Search(**json.loads(sys.argv[1]))
 queue = searching.begin(asked)
-statuses = launch.work("studies.searching", json.loads(sys.argv[1]), 2)
+statuses = launch.work("studies.search.searching", json.loads(sys.argv[1]), 2)
 try:
     searching.judge(queue, asked.count, statuses)
 except launch.Unfinished as end:
@@ -39,7 +40,7 @@ except launch.Unfinished as end:
 
 def asked(folder: pathlib.Path, **changes):
     """Return a search whose best learning rate is 0.01; 3 heads do not divide the width, so they are never trained."""
-    from studies.searching import Search
+    from studies.search.searching import Search
 
     (folder / "space.py").write_text(SPACE)
     search = Search(
@@ -99,7 +100,7 @@ def test_pruned_trials_save_end_early_and_keep_their_last_value(tmp_path):
 
 
 def test_a_search_that_differs_from_the_one_of_its_name_is_refused(tmp_path):
-    from studies.searching import begin
+    from studies.search.searching import begin
 
     begin(asked(tmp_path))
     with pytest.raises(ConfigError, match="the search s has method=evolution, not tpe; give this one another --name"):

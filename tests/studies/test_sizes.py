@@ -8,7 +8,8 @@ import pytest
 from configs.base import KEYS
 from settings import loading
 from settings.keys import flat
-from studies import pareto, sizes, suites
+from studies import suites
+from studies.report import pareto, sizes
 
 STUDY, _ = suites.find("trm")
 
@@ -57,7 +58,7 @@ def test_the_front_has_what_nothing_beats_in_order_of_the_first_objective():
 
 def test_costs_are_chip_hours_or_else_operations_and_are_left_out_if_they_are_equal():
     pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=studies`")
-    from studies import answers, costs
+    from studies.report import answers, costs
 
     def row(name: str, value: float, hours: float, steps: int) -> answers.Row:
         config = flat(loading.load("configs/tiny.py", "", {"train.steps": str(steps)}).config)

@@ -10,7 +10,7 @@ pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=studies`")
 from configs.errors import ConfigError
 from configs.space import Choice, Range
 from settings import loading, validation
-from studies import spaces
+from studies.search import spaces
 
 
 def written(tmp_path, text: str) -> str:

@@ -16,7 +16,8 @@ from core.start import prepare_corpus
 from settings import cycles
 from settings.keys import from_flat
 from settings.validation import validate
-from studies import planning, suites
+from studies import suites
+from studies.cost import planning
 from training import optimizers, schedules
 from training.step_transform import StepChange
 from training.transforms import average

@@ -71,7 +71,7 @@ def finished(folder: pathlib.Path, *, seeds: int) -> tuple:
 
 @needs_optuna
 def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
-    from studies import answers, page, summary
+    from studies.report import answers, page, summary
 
     study, members, queue = finished(tmp_path, seeds=3)
     (answer,) = answers.of_study(study, members, queue.latest())
@@ -99,7 +99,7 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
 
 @needs_optuna
 def test_one_seed_concludes_nothing(tmp_path):
-    from studies import answers
+    from studies.report import answers
 
     study, members, queue = finished(tmp_path, seeds=0)
     (answer,) = answers.of_study(study, members, queue.latest())

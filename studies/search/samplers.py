@@ -13,7 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from studies import pareto
+from studies.report import pareto
 
 Space = dict[str, BaseDistribution]
 POPULATION, SAMPLE = 10, 8  # of evolution: the last trials that may be parents, and how many compete to be one

@@ -4,8 +4,8 @@
 import dataclasses
 import statistics
 
-from studies import pareto, sizes
-from studies.answers import Row
+from studies.report import pareto, sizes
+from studies.report.answers import Row
 
 CHIP_HOURS, FLOPS = "chip-hours of a run", "floating-point operations of a run"
 

@@ -10,8 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
 from reporting.display import aligned
-from studies import pareto, trials
-from studies.answers import words
+from studies import trials
+from studies.report import pareto
+from studies.report.answers import words
 from studies.storage import open_storage
 
 ALSO = {"parameters": "number of parameters", "step_seconds": "seconds of a step"}

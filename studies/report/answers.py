@@ -7,7 +7,8 @@ import statistics
 
 from optuna.trial import FrozenTrial, TrialState
 
-from studies import planning, scaling, sizes
+from studies.cost import planning
+from studies.report import scaling, sizes
 from studies.suites import Member, Study
 
 ONE_SEED = "no conclusion from one seed"

@@ -8,7 +8,7 @@ import importlib
 
 from configs.base import MESH_AXES
 from settings.keys import from_flat
-from studies import planning
+from studies.cost import planning
 
 PARAMETERS = "parameters"  # a size that is no key
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from reporting.display import aligned
-from studies import rehearsals
+from studies.cost import rehearsals
 from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
 

@@ -7,8 +7,8 @@ Each `draw_` function is an argument of reporting/page_parts.py: figure_of.
 import numpy as np
 
 from reporting.page_parts import GRID, INK
-from studies.answers import Answer, Row, figure
-from studies.costs import FLOPS, Costs
+from studies.report.answers import Answer, Row, figure
+from studies.report.costs import FLOPS, Costs
 
 COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
 HEIGHT = 3.2  # inches of a plot

@@ -15,8 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 from configs.base import KEYS
 from configs.errors import ConfigError
 from configs.key import EXECUTION, TRANSFER
-from studies import samplers, spaces, suites, trials
-from studies.searching import TRIES, Search, Searcher
+from studies import suites, trials
+from studies.search import samplers, spaces
+from studies.search.searching import TRIES, Search, Searcher
 from studies.worker import main
 
 FRACTION = 4  # a quarter is replaced by a quarter

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from optuna.trial import FrozenTrial, TrialState
 
 from studies import trials
-from studies.limits import Limits
+from studies.cost.limits import Limits
 from studies.outcome import HOUR, chips_of
 from studies.suites import SEED
 

@@ -10,7 +10,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from checkpointing.folder import CheckpointFolder
-from studies.limits import Limits
+from studies.cost.limits import Limits
 from studies.trials import Queue, title
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from configs import topologies
 from reporting.display import aligned
-from studies.planning import Estimate, steps_of
+from studies.cost.planning import Estimate, steps_of
 from studies.suites import Member
 
 HOURS_OF_DAY, DAYS_OF_MONTH, GB = 24, 30, 1e9

@@ -9,7 +9,8 @@ from input_pipeline.cache import cache_folder
 from rehearsal.compiler import CompileError, Compiler, check_compiler
 from rehearsal.estimate import estimate
 from settings.keys import from_flat
-from studies import rehearsals, sizes
+from studies.cost import rehearsals
+from studies.report import sizes
 from studies.suites import Member
 
 STEP_SECONDS = "step_seconds"

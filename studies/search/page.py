@@ -7,8 +7,10 @@ from optuna.trial import TrialState
 
 from reporting import html_page, page_parts
 from reporting.page_parts import figure_of, paragraphs, table_of
-from studies import page, plots, search_plots, searches
-from studies.searches import Searched
+from studies.report import page, plots
+from studies.search import plots as search_plots
+from studies.search import searches
+from studies.search.searches import Searched
 
 
 def document(found: Searched) -> str:

@@ -15,9 +15,11 @@ from configs.errors import ConfigError
 from configs.group import Base
 from rehearsal.compiler import CompileError
 from settings import loading
-from studies import outcome, planning, samplers, second_objective, spaces, suites, trials
+from studies import outcome, suites, trials
 from studies.claims import BEAT_SECONDS
+from studies.cost import planning
 from studies.launch import Unfinished
+from studies.search import samplers, second_objective, spaces
 from studies.storage import open_storage
 from studies.worker import Task, Worker, main
 
@@ -37,7 +39,7 @@ class Search:
     Attributes:
       storage, study: where the trials are.
       recipe, space: files.
-      method: key of samplers.METHODS, or pbt (studies/population.py).
+      method: key of samplers.METHODS, or pbt (studies/search/population.py).
       prune: key of samplers.PRUNERS.
       count: trials in all.
       seed: of the sampler.

@@ -8,8 +8,8 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from reporting.page_parts import INK
-from studies.plots import COLOURS, PLACE, log_ticks
-from studies.searches import Searched, point
+from studies.report.plots import COLOURS, PLACE, log_ticks
+from studies.search.searches import Searched, point
 
 COLUMNS = 3  # of small multiples
 ROW = 2.5  # inches of a row of them

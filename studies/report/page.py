@@ -7,8 +7,8 @@ from collections.abc import Callable
 from configs.group import Group, Suite
 from reporting import html_page, page_parts
 from reporting.page_parts import figure_of, paragraphs, table_of
-from studies import costs, guide, plots
-from studies.answers import Answer, Row, figure, words
+from studies.report import costs, guide, plots
+from studies.report.answers import Answer, Row, figure, words
 from studies.suites import Study
 
 CURVES = "Learning curves: a thin line is one seed."

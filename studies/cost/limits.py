@@ -14,7 +14,7 @@ class Limits:
       budget: most chip-hours that all trials of the study may take; None: no budget.
       rehearsed: chip-hours of a trial by the digest of its configuration, where a rehearsal says so.
       price: dollars per chip-hour; None: the preset's.
-      keep: which checkpoints of ended trials stay, of KEEP; see studies/retention.py.
+      keep: which checkpoints of ended trials stay, of KEEP; see studies/cost/retention.py.
       groups: the digests of each group's configurations, of the whole study.
     """
 

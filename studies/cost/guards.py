@@ -8,7 +8,7 @@ from checkpointing.bucket import path_of
 from configs import topologies
 from configs.errors import ConfigError
 from settings import stored_config
-from studies import rehearsals
+from studies.cost import rehearsals
 from studies.storage import open_storage
 from studies.suites import Member
 
