@@ -44,6 +44,7 @@ flags.DEFINE_bool("dry_run", False, "print what would run, and change nothing")
 flags.DEFINE_float("price", None, "dollars per chip-hour, also 0; default: the list price of --topology")
 flags.DEFINE_float("grant_days", None, "plan, status: days of --topology that are granted; prints what fits")
 flags.DEFINE_float("storage_price", None, "plan: dollars per GB and month, for the checkpoints that --keep keeps")
+flags.DEFINE_bool("rehearse", False, "plan: compile the steps whose time is not known; takes a minute each or more")
 flags.DEFINE_float("budget", None, "run, status: most chip-hours of all trials of the study")
 flags.DEFINE_enum("keep", "all", limits.KEEP, "run, plan: checkpoints of trials that are done; best: of each group")
 flags.DEFINE_bool("allow_local", False, "run: let trials on a pod write to a local folder")
@@ -62,6 +63,7 @@ flags.DEFINE_string("html", "studies.html", "file of the report")
 READ_BY = {  # subcommands by flag; those that all read are not listed
     "html": ("report",), "dry_run": ("run",), "workers": ("run", "search"),
     "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
+    "rehearse": ("plan",),
     "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
 } | dict.fromkeys(
     ("space", "method", "prune", "also", "trials", "population", "search_seed", "name", "config"), ("search",)
@@ -120,8 +122,9 @@ def check_amounts() -> None:
     for flag, unit in (("grant_days", "days"), ("budget", "chip-hours")):
         if parsed[flag].value is not None and not 0 < parsed[flag].value < math.inf:
             raise ConfigError(f"--{flag}={parsed[flag].value} must be greater than 0: {unit}")
-    if parsed.grant_days is not None and not parsed.topology:
-        raise ConfigError("--grant_days needs the slice that is granted; add it, as --topology=v4-64")
+    for flag in ("grant_days", "rehearse"):
+        if parsed[flag].value and not parsed.topology:
+            raise ConfigError(f"--{flag} needs the slice; add it, as --topology=v4-64")
     if parsed.storage_price is not None and parsed.grant_days is None:
         raise ConfigError("--storage_price needs the time that checkpoints are kept; add it, as --grant_days=30")
 
@@ -160,6 +163,10 @@ def plan(asked: Asked) -> int:
     from studies.cost import grant, planning, rehearsals
 
     parsed = command_line.FLAGS
+    if parsed.rehearse:
+        different = {member.digest: member for member in asked.runnable}
+        for line in rehearsals.fill_cache(list(different.values()), asked.topology):
+            print(line, flush=True)
     found, trials = estimates(asked)
     print("\n".join(planning.table(asked.study, asked.members, asked.topology, found)))
     if parsed.grant_days is not None:

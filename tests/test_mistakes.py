@@ -115,7 +115,7 @@ MISTAKES = [
     ("sweep.py run trm --wrokers=2", {}, "--wrokers is not a flag; did you mean --workers"),
     ("sweep.py plan trm --price=-1", {}, "--price=-1.0 must be 0 or greater: dollars per chip-hour"),
     ("sweep.py plan trm --grant_days=0 --topology=v4-64", {}, "--grant_days=0.0 must be greater than 0: days"),
-    ("sweep.py plan trm --grant_days=3", {}, "--grant_days needs the slice that is granted; add it, as --topology="),
+    ("sweep.py plan trm --grant_days=3", {}, "--grant_days needs the slice; add it, as --topology="),
     ("sweep.py plan trm --budget=3", {}, "--budget is not read by plan, but by run and status; omit it"),
     ("sweep.py run trm --keep=some", {}, "flag --keep=some: value should be one of <all|best|last|none>"),
     ("sweep.py run trm --workdir=x", {}, "--workdir is not read here: a study has its recipe"),

@@ -95,7 +95,6 @@ def lines(
         *_named("does not fit", [titles[digest] for digest in share.too_long]),
         *_named("not known, and not counted", [titles[digest] for digest in share.unknown]),
         _storage(grant, {digest: first[digest] for digest in share.fits}, sizes),
-        *_rehearsal(grant, [first[digest] for digest in share.unknown]),
     ]
 
 
@@ -150,12 +149,3 @@ def checkpoints_of(member: Member, keep: str) -> int:
     values = member.values
     every, steps = values["checkpoint.keep_every"], steps_of(values) or 0
     return values["checkpoint.keep"] + values["checkpoint.keep_best"] + (steps // every if every else 0)
-
-
-def _rehearsal(grant: Grant, unknown: list[Member]) -> list[str]:
-    """Return the command that makes the hours of a trial known."""
-    if not unknown:
-        return []
-    keys = " ".join(f"--config.{key}={value}" for key, value in unknown[0].changes.items())
-    command = f"rehearse.py --config={unknown[0].recipe} --topology={grant.topology} {keys}".rstrip()
-    return [f"to know {unknown[0].title}: .venv/bin/python {command}"]

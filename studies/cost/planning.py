@@ -11,7 +11,7 @@ from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
 
 PUZZLES = ("sudoku", "maze")  # sources whose number of examples in a pass is data.puzzle_count
-UNKNOWN = "not known: rehearse first"
+UNKNOWN = "not known: rehearse them first, by --rehearse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _sums(topology: str, found: list[Estimate]) -> list[str]:
     note = f"; {measured} of them are done, with their measured hours" if measured else ""
     return [
         f"training of {len(known)} trials on {topology}, one after the other: {hours:,.2f} h{cost}{note}",
-        *([f"{unknown} trials: {UNKNOWN}, with rehearse.py --topology={topology}"] if unknown else []),
+        *([f"{unknown} trials: {UNKNOWN}"] if unknown else []),
     ]
 
 

@@ -3,16 +3,20 @@
 
 import functools
 import json
+import time
+from collections.abc import Iterator
 
 from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import MACHINE, UNCOMPILED
-from input_pipeline.cache import cache_path
+from input_pipeline.cache import cache_folder, cache_path
 from rehearsal import record
-from rehearsal.compiler import Compiled, CompileError, Compiler
+from rehearsal.compiler import Compiled, CompileError, Compiler, check_compiler
 from rehearsal.estimate import estimate
+from reporting.display import duration
 from settings.keys import flat, from_flat
+from studies.suites import Member
 
 # Numbers that a compiled step reads and whose value does not change what it computes with.
 FREE = {
@@ -32,9 +36,35 @@ def step_seconds(values: dict[str, object], topology: str) -> float | None:
       values: of every key, resolved.
     """
     if compiled := cached(values, topology):
-        return estimate(compiled)["step_seconds"]
+        return estimate(compiled)["step_seconds"] if compiled.fits else None
     wanted = _compiled_keys(values)
     return next((seconds for case, seconds in _recorded(topology) if case == wanted), None)
+
+
+def fill_cache(members: list[Member], topology: str) -> Iterator[str]:
+    """Compile the step of each configuration whose seconds are not known; yield a line for each, with the time left.
+
+    Raises ConfigError if this machine has no compiler for the slice.
+    """
+    preset = topologies.get(topology)
+    unknown = [member for member in members if step_seconds(member.values, topology) is None]
+    if not unknown:
+        return
+    check_compiler(preset)
+    compiler, began = Compiler(cache_folder(unknown[0].values["data.cache_dir"]) / "rehearsals"), time.monotonic()
+    wanted = [(from_flat(member.values), preset) for member in unknown]
+    for done, (index, result) in enumerate(compiler.compile_all(wanted), 1):
+        left = (time.monotonic() - began) / done * (len(unknown) - done)
+        yield f"{done} of {len(unknown)}: {unknown[index].title}, {_said(result, topology)}; {duration(left)} left"
+
+
+def _said(result: Compiled | Exception, topology: str) -> str:
+    """Return what a rehearsal found, in words."""
+    if isinstance(result, Exception):
+        return f"refused: {result}"
+    if not result.fits:
+        return f"does not fit in the memory of a chip of {topology}"
+    return f"{estimate(result)['step_seconds']:.4f} s a step"
 
 
 def checkpoint_bytes(values: dict[str, object], topology: str) -> int | None:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import gzip
+import types
 
 import pytest
 
@@ -11,7 +12,7 @@ from rehearsal import estimate, sealed
 from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
 from settings import loading
 from studies import suites
-from studies.cost import grant, planning
+from studies.cost import grant, planning, rehearsals
 from studies.cost.planning import Estimate
 from tests.studies.conftest import ended, needs_optuna, sweep
 
@@ -45,8 +46,6 @@ def test_the_lines_say_what_fits_at_what_cost_and_what_is_not_known():
         "does not fit: 2 trials, exp08-ema/c-0.995, exp08-ema/e-0.9995",
         "not known, and not counted: 1 trials, exp08-ema/b-0.99",
         "storage with --keep=last: 2 checkpoints, at most 2.00 GB, $0.01 for 1 days",
-        "to know exp08-ema/b-0.99: .venv/bin/python rehearse.py --config=configs/trm/sudoku.py --topology=v4-64 "
-        "--config.model.dtype=bfloat16 --config.optimizer.ema_decay=0.99",
     ]
     unknown = grant.lines(GRANT, MEMBERS, hours(*[None] * 5), dict.fromkeys(sizes))
     assert unknown[2].split() == ["exp08-ema", "5", "0", "0", "5", "not", "known", "-", "-"]
@@ -107,3 +106,22 @@ def test_a_plan_uses_what_was_measured_and_status_says_what_is_left(tmp_path):
         "grant of 3 days: 2,304.00 chip-hours, 64.00 spent, 2,240.00 left ($0.00)",
     ]
     assert "64.00       $0.00" in stands
+
+
+def test_only_steps_of_unknown_time_are_compiled_and_each_result_is_a_line(monkeypatch, tmp_path):
+    """The baseline's time is recorded; the compiler's answers stand for minutes of compilation."""
+    study, names = suites.find("exp09-optimizer")
+    found = suites.members(study, names, topology="v4-64", overrides={"data.cache_dir": str(tmp_path)})
+    asked = []
+
+    def answers(compiler, wanted):
+        asked.extend(config.optimizer.name for config, _ in wanted)
+        yield 1, rehearsals.CompileError("the compiler says no")
+        yield 0, types.SimpleNamespace(fits=False)
+
+    monkeypatch.setattr(rehearsals.Compiler, "compile_all", answers)
+    monkeypatch.setattr(rehearsals, "check_compiler", lambda preset: None)
+    lines = list(rehearsals.fill_cache(found, "v4-64"))
+    assert asked == ["adamw", "adamw", "adamw", "lion"], "adam_atan2 is the recorded baseline"
+    assert lines[0].startswith("1 of 4: exp09-optimizer/c-adamw-0.99, refused: the compiler says no; ")
+    assert lines[1].startswith("2 of 4: exp09-optimizer/b-adamw-0.95, does not fit in the memory of a chip of v4-64; ")

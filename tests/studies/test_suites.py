@@ -74,7 +74,7 @@ def test_the_study_fits_a_v4_64_and_known_hours_come_from_records():
     wide = next(member for member in on_slice if member.title == "exp01-model-scaling/f-1536")
     assert planning.estimate_of(wide, "v4-64").hours is None, "it is not recorded, and nothing is invented"
     lines = planning.table(STUDY, on_slice, "v4-64", planning.estimates(on_slice, "v4-64"))
-    assert any("not known: rehearse first" in line for line in lines)
+    assert any("not known: rehearse them first, by --rehearse" in line for line in lines)
 
 
 def test_updates_are_those_of_the_study():
