@@ -72,13 +72,17 @@ def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_pa
     folder.mkdir(parents=True)
     (folder / PROGRAM).write_bytes(gzip.compress(b"program"))
     state = {"parameters": 100, "optimizer": 200, "extra": 0, "carry": 12, "batch": 999}
-    facts = {"state": state, "on_host": 0, "mesh": {"data": 2, "dcn_data": 1}, "out_of_memory": False}
+    facts = {
+        "state": state,
+        "on_host": 0,
+        "mesh": {"data": 2, "dcn_data": 1},
+        "out_of_memory": False,
+        "total_bytes": 1e9,
+    }
     sealed.write(folder / FACTS, facts | {"program_sha256": digest(folder / PROGRAM)})
     monkeypatch.setattr(estimate, "_estimate", lambda compiled: {"step_seconds": 3.6})
     found = planning.estimates(MEMBERS, "v4-64", price=0.0)[member.digest]
     assert (found.hours, found.cost) == (pytest.approx(8.138), 0.0), "and 0 is a price"
-    from studies.cost import rehearsals
-
     assert rehearsals.checkpoint_bytes(member.values, "v4-64") == 312 * 32 / 2
     measured = planning.estimates(MEMBERS, "v4-64", measured={member.digest: 2.0})[member.digest]
     assert (measured.hours, measured.is_measured) == (2.0, True)
