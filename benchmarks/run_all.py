@@ -14,7 +14,9 @@ RESULTS, HEADING = (
     FOLDER / "RESULTS.md",
     "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
 )
-NOT_BENCHMARKS = ("run_all", "same_programs", "support", "trm_reference_torch", "updates")
+NOT_BENCHMARKS = (
+    "run_all", "same_programs", "search_grid", "support", "tiny_studies", "trm_reference_torch", "updates",
+)  # fmt: skip
 
 
 def main() -> None:

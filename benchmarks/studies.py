@@ -6,7 +6,6 @@ losses and arrays must equal those of an undisturbed study bit for bit. Also mea
 trials.
 """
 
-import json
 import os
 import pathlib
 import random
@@ -17,19 +16,13 @@ import tempfile
 import time
 
 import support
+import tiny_studies
 
 KILLS = 2 if support.QUICK else 10
 SEED = 0
 TRIALS = 1000
-TINY = {
-    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
-    "model.high_cycles": 1, "model.low_cycles": 1, "supervision.max_steps": 3, "train.global_batch": 16,
-    "train.steps": 400, "train.eval_every": 100, "train.save_every": 100, "data.puzzle_count": 4,
-    "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20, "optimizer.warmup_steps": 5,
-    "logging.tensorboard": False,
-}  # fmt: skip
-STUDY = ["exp08-ema", "--base=mini", "--seeds=2", *[f"--config.{key}={value}" for key, value in TINY.items()]]
-FIGURES = ("loss", "gradient_norm", "exact_accuracy", "eval_loss", "eval_exact_accuracy")
+STEPS = 400
+STUDY = ["exp08-ema", "--base=mini", "--seeds=2", *tiny_studies.flags(steps=STEPS, eval_every=100, save_every=100)]
 
 
 def start(folder: pathlib.Path, *arguments: str) -> subprocess.Popen:
@@ -60,18 +53,8 @@ def kill_workers(folder: pathlib.Path, rng: random.Random, longest: float) -> in
 
 
 def results(folder: pathlib.Path) -> dict[str, object]:
-    """Return the figures of every step and the digests of the last checkpoint's arrays, by trial."""
-    found = {}
-    for metrics in sorted(folder.glob("runs/*/*/*/metrics.jsonl")):
-        lines = {}
-        for line in map(json.loads, metrics.read_text().splitlines()):
-            if line["kind"] in ("train", "eval"):
-                lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
-        manifest = metrics.parent / "checkpoints" / str(TINY["train.steps"]) / "manifest.json"
-        files = json.loads(manifest.read_text())["files"]
-        arrays = {name: digest for name, digest in files.items() if name.startswith("state/") and name.endswith("/0")}
-        found[metrics.parent.name] = {"lines": lines, "arrays": arrays}
-    return found
+    """Return the results of the study in a folder by trial."""
+    return tiny_studies.results(sorted(folder.glob("runs/*/*/*")), STEPS)
 
 
 def survival(folder: pathlib.Path) -> dict[str, float]:
@@ -83,7 +66,7 @@ def survival(folder: pathlib.Path) -> dict[str, float]:
     seconds = run(calm, "run", *STUDY, "--workers=2")
     rng, killed = random.Random(SEED), 0
     for _ in range(KILLS):
-        killed += kill_workers(hit, rng, 0.6 * seconds)
+        killed += kill_workers(hit, rng, 0.3 * seconds)  # so that a study outlives ten of them
     run(hit, "run", *STUDY, "--workers=2")
     trials = optuna.load_study(study_name="trm-mini", storage=f"sqlite:///{hit}/studies.db").trials
     expected, found = results(calm), results(hit)

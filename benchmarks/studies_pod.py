@@ -5,7 +5,6 @@ At random moments the sweep.py of a random host gets kill -9 or SIGTERM, and `po
 Every trial must end exactly once, and its losses and arrays must equal those of an undisturbed study bit for bit.
 """
 
-import json
 import os
 import pathlib
 import random
@@ -16,18 +15,12 @@ import tempfile
 import time
 
 import support
+import tiny_studies
 
 BLOWS = 2 if support.QUICK else 8
 SEED, HOSTS, STEPS = 0, 4, 120
-TINY = {
-    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
-    "model.high_cycles": 1, "model.low_cycles": 1, "supervision.max_steps": 3, "train.global_batch": 16,
-    "train.steps": STEPS, "train.eval_every": 40, "train.save_every": 20, "data.puzzle_count": 4,
-    "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20, "optimizer.warmup_steps": 5,
-    "logging.tensorboard": False,
-}  # fmt: skip
-STUDY = ["exp08-ema", "--base=mini", "--root=study", *[f"--config.{key}={value}" for key, value in TINY.items()]]
-FIGURES = ("loss", "gradient_norm", "exact_accuracy", "eval_loss", "eval_exact_accuracy")
+TYPED = tiny_studies.flags(steps=STEPS, eval_every=40, save_every=20)
+STUDY = ["exp08-ema", "--base=mini", "--root=study", "--skip_small", *TYPED]
 
 
 class Pod:
@@ -75,18 +68,8 @@ def run(folder: pathlib.Path, longest: float) -> tuple[float, int]:
 
 
 def results(folder: pathlib.Path) -> dict[str, object]:
-    """Return the figures of every step and the digests of the last checkpoint's arrays, by trial."""
-    found = {}
-    for metrics in sorted(folder.glob("bench/shared/study/*/*/metrics.jsonl")):
-        lines = {}
-        for line in map(json.loads, metrics.read_text().splitlines()):
-            if line["kind"] in ("train", "eval"):
-                lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
-        files = json.loads((metrics.parent / "checkpoints" / str(STEPS) / "manifest.json").read_text())["files"]
-        arrays = {name: digest for name, digest in files.items() if name.count("/") == 2 and name.startswith("state/")}
-        assert arrays, "a checkpoint has arrays"
-        found[metrics.parent.name] = {"lines": lines, "arrays": arrays}
-    return found
+    """Return the results of the study of a pod by trial."""
+    return tiny_studies.results(sorted(folder.glob("bench/shared/study/*/*")), STEPS)
 
 
 def main() -> None:

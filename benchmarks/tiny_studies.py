@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trials of seconds, and what two studies of the same trials must have in common bit for bit."""
+
+import json
+import pathlib
+from collections.abc import Iterable
+
+TINY = {
+    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
+    "model.high_cycles": 1, "model.low_cycles": 1, "supervision.max_steps": 3, "train.global_batch": 16,
+    "data.puzzle_count": 4, "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20, "optimizer.warmup_steps": 5,
+    "logging.tensorboard": False,
+}  # fmt: skip
+FIGURES = ("loss", "gradient_norm", "exact_accuracy", "eval_loss", "eval_exact_accuracy")
+
+
+def flags(**steps: int) -> list[str]:
+    """Return the flags of a tiny trial; `steps` are keys of train, as steps=120."""
+    keys = TINY | {f"train.{name}": count for name, count in steps.items()}
+    return [f"--config.{key}={value}" for key, value in keys.items()]
+
+
+def results(trials: Iterable[pathlib.Path], steps: int) -> dict[str, object]:
+    """Return the figures of every step and the digests of the last checkpoint's arrays, by the folder's name.
+
+    Args:
+      trials: folders.
+      steps: of a finished trial.
+    """
+    found = {}
+    for folder in trials:
+        lines = {}
+        for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+            if line["kind"] in ("train", "eval"):
+                lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
+        files = json.loads((folder / "checkpoints" / str(steps) / "manifest.json").read_text())["files"]
+        arrays = {name: digest for name, digest in files.items() if name.count("/") == 2 and name.startswith("state/")}
+        assert arrays, "a checkpoint has arrays"
+        found[folder.name] = {"lines": lines, "arrays": arrays}
+    return found
