@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import pathlib
+import select
 import signal
 import sys
 import threading
@@ -335,6 +336,8 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     match error:
         case KeyboardInterrupt():
             line, status = "interrupted; run the same command to continue", INTERRUPTED
+        case BrokenPipeError() if _stdout_has_no_reader():
+            line, status = "error: the program that read the output has ended", 1
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
         case _:
@@ -349,6 +352,13 @@ def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackT
     else:
         processes.fail(line, status)
     _end(line, status)
+
+
+def _stdout_has_no_reader() -> bool:
+    """Return whether the other end of the pipe is closed, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, 0)  # errors are reported without being asked for
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _end_if_interrupted(usual: Callable, unraisable) -> None:

@@ -260,3 +260,13 @@ def test_help_lists_the_flags_and_points_to_the_keys():
     ended = run("from core import command_line\ncommand_line.parse('What it does.')", "--help")
     assert ended.returncode == 0
     assert all(words in ended.stdout for words in ("What it does.", "--topology", "--workdir", "configs/base.py"))
+
+
+def test_output_that_nobody_reads_any_more_ends_the_command_in_one_line():
+    """As in `sweep.py plan trm | head`."""
+    command = [sys.executable, "-u", "sweep.py", "plan", "trm"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == "error: the program that read the output has ended\n"
+    assert process.wait() == 1
+    process.stderr.close()
