@@ -264,16 +264,18 @@ def search(overrides: dict[str, str]) -> int:
     from studies import launch
     from studies.search import population, searches, searching, second_objective
     from studies.search.spaces import read
-    from studies.suites import runs_of
+    from studies.suites import is_known, recipe_of, runs_of
 
     read(parsed.space)  # reports mistakes before anything is stored
     if parsed.also:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
+    if is_known(name):
+        raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"
     asked = searching.Search(
-        parsed.storage, name, parsed.config, parsed.space, parsed.method, parsed.prune, parsed.trials,
+        parsed.storage, name, recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
         parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
         list(launch.TRAIN), parsed.population if is_population else 0, parsed.also or "",
     )  # fmt: skip

@@ -42,10 +42,10 @@ class Asked:
         """Return an order for each different configuration; the first member of the whole study names its folder."""
         from studies.trials import Order
 
-        owners = suites.owners(self.study, **self.how)
+        wanted = self.digests
         return [
             Order(owner, suites.folder(self.root, owner), self.topology)
-            for digest, owner in owners.items() if digest in self.digests
+            for digest, owner in suites.owners(self.study, **self.how).items() if digest in wanted
         ]  # fmt: skip
 
     def queue(self, *, create: bool):

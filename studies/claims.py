@@ -16,6 +16,8 @@ from typing import NamedTuple
 import sqlalchemy
 from sqlalchemy import exc
 
+from studies.storage import made
+
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 120.0  # more than storage.WAIT_SECONDS, during which a living worker may not reach the database
 TABLE = sqlalchemy.Table(
@@ -43,7 +45,7 @@ class Claims:
     def __init__(self, engine: sqlalchemy.Engine):
         self.engine, self.worker = engine, this_process()
         self._seen: dict[str, tuple[Holder, float]] = {}  # of others' claims: the row, and since when it is so
-        TABLE.create(engine, checkfirst=True)
+        made(lambda: TABLE.create(engine, checkfirst=True))
 
     def take(self, name: str) -> bool:
         """Return whether this worker holds a claim now; it takes a free one, and one whose holder is gone."""

@@ -82,7 +82,8 @@ def work(module: str, content: dict, count: int) -> list[int]:
         for process in processes:
             process.wait()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end the trials before they have saved
+            signal.signal(number, signal.SIG_IGN)
         for process in processes:
             process.terminate()
         print("asked to stop: running trials save", file=sys.stderr, flush=True)

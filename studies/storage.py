@@ -2,6 +2,9 @@
 """Opens the database of studies: SQLite in a file, or PostgreSQL by its address."""
 
 import pathlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from configs.errors import ConfigError
 
@@ -15,6 +18,8 @@ except ModuleNotFoundError as missing:
 WAIT_SECONDS = 30  # for another process that writes
 EXAMPLES = "use sqlite:///studies.db or postgresql://USER@HOST/DATABASE"
 KINDS = ("sqlite", "postgresql")
+TRIES, TRY_SECONDS = 20, 0.5  # to make tables that another process makes at the same moment
+Made = TypeVar("Made")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -36,12 +41,24 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
         address = address.set(drivername="postgresql+psycopg")
     said = address.render_as_string()  # without the password
     try:
-        return optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options)
+        return made(lambda: optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options))
     except ImportError:
         raise ConfigError(f"--storage={said} needs the package psycopg: run `make setup EXTRAS=studies`") from None
     except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
         raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
+
+
+def made(make: Callable[[], Made]) -> Made:
+    """Return what `make` returns, which makes tables; it is called again if another process made them meanwhile."""
+    for _ in range(TRIES - 1):
+        try:
+            return make()
+        except exc.SQLAlchemyError as error:
+            if not isinstance(error, exc.IntegrityError) and "already exists" not in str(error):
+                raise
+        time.sleep(TRY_SECONDS)
+    return make()
 
 
 def _address(url: str) -> sqlalchemy.URL:

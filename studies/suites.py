@@ -102,6 +102,20 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
     raise ConfigError(f"{shown(asked)} is no group or suite of configs/experiments/{near} (all: {', '.join(known)})")
 
 
+def is_known(name: str) -> bool:
+    """Return whether a name is that of a group or a suite, which a search may not have."""
+    try:
+        return bool(find(name))
+    except ConfigError:
+        return False
+
+
+def recipe_of(path: str) -> str:
+    """Return a recipe as trials on any machine use it: relative to the workspace, or absolute if it is not there."""
+    here = pathlib.Path(path).expanduser().absolute()
+    return str(here) if here.exists() and here != loading.ROOT / path else path
+
+
 def members(
     study: Study, names: Iterable[str], *, seeds: int = 0, topology: str = "", overrides: dict[str, str] | None = None
 ) -> list[Member]:
@@ -115,6 +129,8 @@ def members(
     Raises:
       ConfigError: the base itself cannot run with this topology and these overrides.
     """
+    if seeds and SEED in (overrides or {}):
+        raise ConfigError(f"--config.{SEED} and --seeds={seeds} both set the seed; omit one")
     found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
     _values(recipe, _typed(study.base, {}, overrides or {}), topology)
     for name in names:

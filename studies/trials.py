@@ -21,6 +21,8 @@ from studies.claims import Claims
 
 RETRIES = 2  # of a trial whose process failed, before its reason is shown
 ENQUEUE_SECONDS = 0.2  # between two looks at another process that enqueues
+RAN_SECONDS = "ran_seconds"  # user attribute: time in which processes of the trial ran
+RAN_BEFORE = "ran_before"  # user attribute of a trial of `retry`: that time of the trials before it, in the same folder
 SECOND = "second_objective"  # user attribute of a trial: its value, in a search that has one
 CANCELLED = "cancelled by sweep.py cancel"
 ATTRIBUTES = sqlalchemy.table(  # of Optuna, which does not change those of a trial that has ended
@@ -68,10 +70,15 @@ class Queue:
             raise ConfigError(f"the storage has no study {name}; `sweep.py run {name}` begins it") from None
 
     def enqueue(self, orders: Iterable[Order]) -> int:
-        """Add a trial for each order whose configuration has none yet; return the number of added trials."""
+        """Add a trial for each order whose configuration has none yet; return the number of added trials.
+
+        Raises:
+          ConfigError: the folder of an order has the run of another configuration.
+        """
         with self.locked():
             known = self.latest()
             new = [order for order in orders if order.member.digest not in known]
+            check_folders(new, known.values())
             for order in new:
                 self._add(order.attributes())
             return len(new)
@@ -180,7 +187,10 @@ class Queue:
         for digest, trial in self.latest().items():
             if digest not in digests or trial.state.is_finished():
                 continue
-            self.storage.set_trial_user_attr(self.id_of(trial), "cancelled", True)
+            try:
+                self.storage.set_trial_user_attr(self.id_of(trial), "cancelled", True)
+            except optuna.exceptions.UpdateFinishedTrialError:  # it has ended meanwhile
+                continue
             if self.claims.take(self._claim(trial)):
                 if not self._fresh(trial).state.is_finished():
                     self.finish(trial, None, {"reason": CANCELLED}, {})
@@ -194,8 +204,10 @@ class Queue:
         """Add a new trial, in the same folder, for each failed one; return their number."""
         failed = [t for d, t in self.latest().items() if d in digests and t.state == TrialState.FAIL]
         for trial in failed:
-            kept = {name: trial.user_attrs[name] for name in KEPT_BY_RETRY}
-            self._add(kept | {"failures": [], "cancelled": False})
+            about = trial.user_attrs
+            kept = {name: about[name] for name in KEPT_BY_RETRY}
+            ran = about.get(RAN_BEFORE, 0.0) + about.get(RAN_SECONDS, 0.0)
+            self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran})
         return len(failed)
 
     def running(self) -> set[int]:
@@ -224,6 +236,22 @@ class Queue:
 KEPT_BY_RETRY = (
     "digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config",
 )  # fmt: skip
+
+
+def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None:
+    """Raise ConfigError if the folder of an order has, or will have, the run of an earlier trial with other keys."""
+    taken = {
+        trial.user_attrs["workdir"]: trial for trial in known
+        if trial.state != TrialState.FAIL or trial.user_attrs.get("checkpoint")
+    }  # fmt: skip
+    for order in orders:
+        if earlier := taken.get(order.workdir):
+            was, now = earlier.user_attrs["config"], order.member.values
+            key = next(key for key in {**was, **now} if was.get(key) != now.get(key))
+            raise ConfigError(
+                f"{order.workdir} is the folder of an earlier trial with {key}={was.get(key)}, not {now.get(key)}; "
+                "type the keys of that trial, or give another --root"
+            )
 
 
 def title(trial: FrozenTrial) -> str:

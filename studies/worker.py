@@ -69,7 +69,7 @@ class Worker:
     beat_seconds = BEAT_SECONDS
 
     def __init__(self, task: Task):
-        self.task, self._asked_to_stop, self._began = task, False, 0.0
+        self.task, self._asked_to_stop, self._began = task, False, None
         self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
 
     def run(self) -> None:
@@ -105,7 +105,7 @@ class Worker:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
         cancelled, limits = self.queue.keep(trial), self.task.limits
         if limits.budget is not None:
-            self.queue.set_attribute(trial, budget.RAN_SECONDS, self._ran_seconds(trial))
+            self.queue.set_attribute(trial, trials.RAN_SECONDS, self._ran_seconds(trial))
             if not self.asked_to_stop and budget.is_spent(self.queue, limits):
                 say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
                 self.stop()
@@ -131,11 +131,12 @@ class Worker:
             status, ended_for = self.attempt(trial, output)
             output.seek(began)
             reason = last_line(output.read())
+        stopped = self.asked_to_stop and status in (INTERRUPTED, -signal.SIGTERM)  # by the signal if it only began
         if status == DONE:  # also if it was to end early, and had no step left
             self._complete(trial)
         elif ended_for:
             self.end_early(trial, {"status": status, "reason": ended_for})
-        elif status == INTERRUPTED and (self.asked_to_stop or self._step(trial) != before):
+        elif stopped or (status == INTERRUPTED and self._step(trial) != before):
             self._give_back(trial)
         else:
             self._fail(trial, {"status": status, "reason": reason or f"ended by signal {-status}"})
@@ -165,12 +166,13 @@ class Worker:
 
     def _ran_seconds(self, trial: FrozenTrial) -> float:
         """Return how long processes of the present trial have run, over all attempts."""
-        return trial.user_attrs.get(budget.RAN_SECONDS, 0.0) + time.monotonic() - self._began
+        now = 0.0 if self._began is None else time.monotonic() - self._began
+        return trial.user_attrs.get(trials.RAN_SECONDS, 0.0) + now
 
     def _give_back(self, trial: FrozenTrial, failure: dict | None = None) -> None:
         """Return a trial to the queue; see `Queue.give_back`."""
         self.queue.keep(trial)
-        self.queue.set_attribute(trial, budget.RAN_SECONDS, self._ran_seconds(trial))
+        self.queue.set_attribute(trial, trials.RAN_SECONDS, self._ran_seconds(trial))
         self.queue.give_back(trial, failure)
 
     def _beat(self, trial: FrozenTrial, beaten: float) -> str:
@@ -209,7 +211,7 @@ class Worker:
         about, ran = trial.user_attrs, self._ran_seconds(trial)
         found = outcome.read(about["workdir"], about["topology"], ran, self.task.limits.price)
         results = found.attributes() | how | {
-            "code": identity.code_digest(), "worker": self.queue.claims.worker, budget.RAN_SECONDS: ran,
+            "code": identity.code_digest(), "worker": self.queue.claims.worker, trials.RAN_SECONDS: ran,
         }  # fmt: skip
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]

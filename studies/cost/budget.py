@@ -17,15 +17,19 @@ from studies.cost.limits import Limits
 from studies.outcome import HOUR, chips_of
 from studies.suites import SEED
 
-RAN_SECONDS = "ran_seconds"  # user attribute: time in which processes of the trial ran
-
 
 def spent_on(trial: FrozenTrial) -> float:
     """Return the chip-hours that a trial has taken so far."""
     about = trial.user_attrs
-    if RAN_SECONDS in about:
-        return about[RAN_SECONDS] * chips_of(about["topology"]) / HOUR
+    if trials.RAN_SECONDS in about:
+        return about[trials.RAN_SECONDS] * chips_of(about["topology"]) / HOUR
     return about.get("chip_hours", 0.0)  # of a trial that ended before workers counted
+
+
+def taken_by(trial: FrozenTrial) -> float:
+    """Return the chip-hours of a trial and of those that `retry` continued with it."""
+    about = trial.user_attrs
+    return spent_on(trial) + about.get(trials.RAN_BEFORE, 0.0) * chips_of(about["topology"]) / HOUR
 
 
 def spent(queue: trials.Queue) -> float:
@@ -47,8 +51,8 @@ class Expectation:
         self._by_configuration: dict[tuple, list[float]] = defaultdict(list)
         for trial in known:
             if trial.state == TrialState.COMPLETE:
-                self._by_topology[trial.user_attrs["topology"]].append(spent_on(trial))
-                self._by_configuration[_configuration(trial)].append(spent_on(trial))
+                self._by_topology[trial.user_attrs["topology"]].append(taken_by(trial))
+                self._by_configuration[_configuration(trial)].append(taken_by(trial))
 
     def of(self, trial: FrozenTrial) -> float | None:
         """Return the chip-hours of a trial; None if nothing is known."""
@@ -90,7 +94,7 @@ class Account:
 def still_needed(trial: FrozenTrial, expectation: Expectation) -> float | None:
     """Return the chip-hours that a trial is expected to take from now on; None if nothing is known."""
     in_all = expectation.of(trial)
-    return None if in_all is None else max(0.0, in_all - spent_on(trial))
+    return None if in_all is None else max(0.0, in_all - taken_by(trial))
 
 
 def account(queue: trials.Queue, limits: Limits) -> Account:
@@ -158,7 +162,7 @@ def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | No
 def measured_hours(known: Iterable[FrozenTrial], topology: str) -> dict[str, float]:
     """Return the hours of the whole slice that trials of a topology took which are done, by digest."""
     return {
-        trial.user_attrs["digest"]: spent_on(trial) / chips_of(topology)
+        trial.user_attrs["digest"]: taken_by(trial) / chips_of(topology)
         for trial in known if trial.state == TrialState.COMPLETE and trial.user_attrs["topology"] == topology
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ from studies.report import scaling, sizes
 from studies.suites import Member, Study
 
 ONE_SEED = "no conclusion from one seed"
+CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Row:
       changes: keys that differ from the base, in words.
       values: the metric of each seed whose trial is done.
       curves: the metric by step, of each of these.
+      seeds: of these.
       chip_hours: of all its trials.
       cost: in dollars; None if no price is known.
       failures: why trials failed, or why the configuration is refused.
@@ -40,6 +42,7 @@ class Row:
     left: int
     hours: list[float] = dataclasses.field(default_factory=list)
     config: dict[str, object] = dataclasses.field(default_factory=dict)
+    seeds: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -107,8 +110,12 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     """Return the answer that the rows carry, with its figures; without at least two seeds it concludes nothing."""
     done = [row for row in rows if row.values]
     left, failed = sum(row.left for row in rows), sum(bool(row.failures) for row in rows)
+    if len(done) == len(rows) == 1:
+        return _of_one(done[0], metric, left)
     if len(done) < 2:
-        return f"No answer yet: {len(done)} of {len(rows)} configurations are done, {left} trials are left."
+        yet = "No answer yet" if left else "No answer"
+        why = f", {failed} failed or are refused" if failed else ""
+        return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {left} trials are left."
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]
     most = f"{best.name} has the best {words(metric)}, {figure(best)}, and {worst.name} the worst, {figure(worst)}"
@@ -116,12 +123,34 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     rest += f"; {failed} configurations failed or are refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
-    gap, error = abs(best.mean - worst.mean), math.hypot(best.error, worst.error)
-    if gap <= 2 * error:
-        return f"No difference beyond the spread over seeds: {most}, {gap:.4f} ± {error:.4f} apart{rest}."
-    close = abs(best.mean - second.mean) <= 2 * math.hypot(best.error, second.error)
+    gap, needed = abs(best.mean - worst.mean), least_difference(done, best, worst)
+    apart = f"{gap:.4f} apart, where seeds alone give up to {needed:.4f}"
+    if gap <= needed:
+        return f"No difference beyond the spread over seeds: {most}, {apart}{rest}."
+    close = abs(best.mean - second.mean) <= least_difference(done, best, second)
     beside = f"; {second.name}, {figure(second)}, is within the error of the best" if close and len(done) > 2 else ""
-    return f"{most}, {gap:.4f} ± {error:.4f} apart{beside}{rest}."
+    return f"{most}, {apart}{beside}{rest}."
+
+
+def least_difference(rows: list[Row], one: Row, other: Row) -> float:
+    """Return the difference of two means that seeds alone exceed in less than 5 % of all groups without an effect.
+
+    It is that of the Tukey-Kramer test, because the best and the worst are picked from all rows: the more rows, the
+    larger the difference by chance. The spread over seeds is pooled over the rows.
+    """
+    from scipy.stats import studentized_range
+
+    freedom = sum(len(row.values) - 1 for row in rows)
+    variance = sum((len(row.values) - 1) * (row.deviation or 0.0) ** 2 for row in rows) / freedom
+    error = math.sqrt(variance * (1 / len(one.values) + 1 / len(other.values)) / 2)
+    return float(studentized_range.ppf(CONFIDENCE, len(rows), freedom)) * error
+
+
+def _of_one(row: Row, metric: str, left: int) -> str:
+    """Return the sentence of a group of one configuration, which compares nothing."""
+    rest = f"; {left} trials are left" if left else ""
+    said = f"{row.name} has the {words(metric)} {figure(row)}"
+    return f"{said}: {ONE_SEED}{rest}." if row.error is None else f"{said}, mean of {len(row.values)} seeds{rest}."
 
 
 def figure(row: Row) -> str:
@@ -156,4 +185,5 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
         left=len(found) - len(ended),
         hours=[trial.user_attrs.get("chip_hours", 0.0) for trial in done],
         config=seeds[0].values,
+        seeds=[member.seed for member in seeds if trials.get(member.digest) in done],
     )

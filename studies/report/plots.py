@@ -21,11 +21,11 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
     rows, metric = drawn
     axes = figure_.add_axes(PLACE)
     for number, row in enumerate(rows):
-        for seed, curve in enumerate(row.curves):
+        for which, (seed, curve) in enumerate(zip(row.seeds, row.curves, strict=True)):
             steps = sorted(curve)
             line = axes.plot(
                 steps, [curve[step] for step in steps], color=COLOURS[number % len(COLOURS)], linewidth=1.3,
-                marker="." if len(steps) < 3 else "", label="_" if seed else row.name, gid=f"line{number}-{seed}",
+                marker="." if len(steps) < 3 else "", label="_" if which else row.name, gid=f"line{number}-{seed}",
             )  # fmt: skip
             tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {curve[steps[-1]]:.4f}" if steps else row.name
     axes.set(xlabel="step", ylabel=metric)

@@ -112,4 +112,4 @@ def sentence(found: Fit | None, num_sizes: int, axis: str, metric: str) -> str:
     said += f" (95 % interval {low:+.4f} to {high:+.4f}{none})"
     if found.bends:
         return f"{said}, but the points do not follow a line (lack of fit, p = {found.bend:.2g})."
-    return f"{said}."
+    return f"{said}." if found.bend is not None else f"{said}, if it follows a line, which one seed cannot show."

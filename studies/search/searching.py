@@ -18,7 +18,7 @@ from settings import loading
 from studies import outcome, suites, trials
 from studies.claims import BEAT_SECONDS
 from studies.cost import planning
-from studies.launch import Unfinished
+from studies.launch import Failed, Unfinished
 from studies.search import samplers, second_objective, spaces
 from studies.storage import open_storage
 from studies.worker import Task, Worker, main
@@ -93,6 +93,7 @@ class Searcher(Worker):
     def run_trial(self, trial: FrozenTrial) -> None:
         """Find the second objective of a trial, if the search has one, and run it. Raises LostClaim."""
         if self.search.also and trials.SECOND not in trial.user_attrs:
+            self._began = None  # no process runs yet
             member = self.search.member(self.recipe, trial.user_attrs["configuration"], trial.user_attrs["changes"])
             waiting = self._keeping(trial)
             try:
@@ -196,6 +197,12 @@ def begin(search: Search) -> trials.Queue:
             f"the search {search.study} has {name}={kept[name]}, not {search.definition()[name]}; "
             "give this one another --name"
         )
+    distributions = spaces.distributions(spaces.read(search.space))
+    if any(one.distributions != distributions for one in queue.everything()):
+        raise ConfigError(
+            f"--space={search.space} is not what it was when the search {search.study} began; "
+            "restore the file, or give this search another --name"
+        )
     study.set_user_attr("search", kept)
     return queue
 
@@ -205,13 +212,17 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
 
     Raises:
       Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
+      Failed: all have failed.
     """
-    states = [trial.state for trial in queue.latest().values()]
+    found = list(queue.latest().values())
+    states = [trial.state for trial in found]
     words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     ended = sum(state.is_finished() for state in states)
     print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
     if any(statuses) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
+    if found and set(states) == {TrialState.FAIL}:
+        raise Failed(f"all {ended} trials failed, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
     if ended < count:
         print(f"the search cannot go on: {ended} trials of {count} have ended, and no point is left", flush=True)
 

@@ -114,6 +114,20 @@ def test_what_was_measured_takes_precedence_over_a_rehearsal_and_the_mean_of_oth
     assert of == [2.0, 5.0, 2.0], "measured with another seed; rehearsed; the mean of the study"
 
 
+def test_hours_of_a_trial_that_was_retried_include_those_before(tmp_path):
+    from studies.cost import budget
+
+    queue, (first, second) = queued(tmp_path)
+    queue.finish(queue.claim_next({first}), None, {"reason": "killed", "ran_seconds": 7200.0}, {})
+    queue.retry({first})
+    limits = Limits(budget=1000.0, rehearsed={first: 100.0, second: 100.0})
+    again = queue.claim_next({first})
+    assert budget.account(queue, limits).reserved == pytest.approx(100.0 - 2 * CHIPS)
+    queue.finish(again, 0.5, {"ran_seconds": 3600.0}, {})
+    assert budget.measured_hours(queue.latest().values(), "v4-64") == {first: pytest.approx(3.0)}
+    assert budget.spent(queue) == pytest.approx(3.0 * CHIPS), "no hour counts twice"
+
+
 WORK = """
 import json, sys
 from studies.worker import Worker, task_of

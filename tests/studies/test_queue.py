@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from configs.errors import ConfigError
 from studies import suites
 from tests.studies.conftest import ended, environment, needs_optuna
 from tests.support import ROOT
@@ -15,7 +18,7 @@ from tests.support import ROOT
 pytestmark = needs_optuna
 STAND_IN = (sys.executable, str(ROOT / "tests" / "studies" / "stand_in.py"))
 RUN = """
-import json, sys
+import json, signal, sys
 from configs.errors import ConfigError
 from studies import launch, suites, trials
 from studies.storage import open_storage
@@ -23,6 +26,7 @@ folder, seeds = sys.argv[1], int(sys.argv[2])
 study, names = suites.find("exp08-ema", "mini")
 queue = trials.Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
 members = suites.members(study, names, seeds=seeds)
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 queue.enqueue([trials.Order(m, suites.folder(folder + "/runs", m), "") for m in members])
 try:
     launch.run(queue, {m.digest for m in members}, "eval_exact_accuracy", f"sqlite:///{folder}/studies.db", 2,
@@ -112,7 +116,9 @@ def test_a_study_that_is_interrupted_saves_and_gives_its_trials_back(tmp_path):
     process = run(tmp_path)
     while not list(tmp_path.glob("runs/*/*/starts")):
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)  # one that is repeated does not end what saves
     status, _, err = ended(process)
     assert status == 1 and "interrupted; " in err and "run the same command to continue" in err
     assert {trial.state.name for trial in trials_of(tmp_path)} <= {"WAITING", "COMPLETE"}
@@ -140,6 +146,56 @@ def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
     assert {trial.state.name for trial in queue.latest().values()} == {"FAIL"}
     assert queue.claim_next(digests) is None
     assert queue.retry(digests) == 2 and queue.claim_next(digests)
+
+
+def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_path, monkeypatch):
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path))
+    before = queue.latest()
+    queue.finish(queue.claim_next(set(before)), 1.0, {}, {})
+    monkeypatch.setattr(queue, "latest", lambda: before)
+    assert queue.cancel(set(before)) == (1, 0)
+    assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
+
+
+def test_processes_that_begin_one_database_at_the_same_moment_all_open_it(tmp_path):
+    begin = "import sys; from studies.storage import open_storage; from studies.trials import Queue; "
+    begin += "sys.stdin.read(); Queue(open_storage(sys.argv[1], create=True), 's', 'maximize', create=True)"
+    command = [sys.executable, "-c", begin, f"sqlite:///{tmp_path}/studies.db"]
+    started = [subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) for _ in range(4)]
+    time.sleep(3)  # all have imported
+    for process in started:
+        process.stdin.close()
+    assert [process.wait() for process in started] == [0, 0, 0, 0]
+
+
+def test_a_trial_that_is_interrupted_before_it_can_save_has_not_failed(tmp_path):
+    from studies.worker import Task, Worker
+
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path / "runs")[:1])
+    asleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    worker = Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", asleep))
+    signal.signal(signal.SIGALRM, worker.stop)
+    signal.alarm(2)
+    worker.run()
+    (trial,) = trials_of(tmp_path)
+    assert trial.state.name == "WAITING" and trial.user_attrs["failures"] == []
+
+
+def test_other_keys_in_the_folder_of_an_earlier_trial_are_refused(tmp_path):
+    from studies.trials import Order
+
+    queue = queue_of(tmp_path)
+    study, names = suites.find("exp08-ema", "mini")
+    queue.enqueue(orders(tmp_path))
+    others = suites.members(study, names, overrides={"optimizer.weight_decay": "0.3"})
+    with pytest.raises(
+        ConfigError, match=r"an earlier trial with optimizer\.weight_decay=0\.1, not 0\.3; type the keys"
+    ):
+        queue.enqueue([Order(member, suites.folder(str(tmp_path), member), "") for member in others])
+    queue.cancel(set(queue.latest()))
+    assert queue.enqueue([Order(m, suites.folder(str(tmp_path), m), "") for m in others]) == 2, "nothing was trained"
 
 
 def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, monkeypatch):

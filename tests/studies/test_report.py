@@ -55,7 +55,21 @@ def test_points_that_bend_and_sizes_without_repeats_are_said_to_be_so():
     assert "so that the band is not valid" in page.page(study, [bent])
     study, once = answer_of(seeds=0)
     assert once.fit.bend is None and "no conclusion from one seed" in once.sentence
+    assert "which one seed cannot show" in once.sentence
     assert "nothing says whether a line is the right curve" in page.page(study, [once])
+
+
+@needs_optuna
+def test_a_learning_curve_has_the_seed_of_its_trial_also_if_an_earlier_seed_failed():
+    from optuna.trial import TrialState, create_trial
+
+    from studies.report import answers, page
+
+    study, _ = suites.find("trm")
+    _, second = members = suites.members(study, ["baseline"], seeds=2)
+    done = create_trial(state=TrialState.COMPLETE, value=0.5, intermediate_values={100: 0.25, 200: 0.5})
+    shown = page.page(study, answers.of_study(study, members, {second.digest: done}))
+    assert "baseline, seed 1: 0.5000" in shown and "seed 0" not in shown
 
 
 def test_the_guide_of_every_group_says_how_to_run_analyse_and_mend_it_with_its_base():

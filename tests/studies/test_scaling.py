@@ -56,7 +56,7 @@ def test_the_sentence_has_the_slope_with_its_interval_and_says_what_weakens_it()
     noisy = scaling.sentence(scaling.fit(SIZES, [1.0, 3.0, 2.0, 5.0, 4.0]), 5, "parameters", "exact accuracy")
     assert noisy == (
         "Each doubling of parameters changes the exact accuracy by +0.8000 "
-        "(95 % interval -0.3024 to +1.9024, which includes 0)."
+        "(95 % interval -0.3024 to +1.9024, which includes 0), if it follows a line, which one seed cannot show."
     )
     bent = scaling.fit([1, 1, 2, 2, 4, 4], [0.0, 0.01, 1.0, 1.01, 1.0, 1.01])
     assert "the points do not follow a line (lack of fit, p = " in scaling.sentence(bent, 3, "x", "y")

@@ -139,6 +139,7 @@ def test_a_configuration_without_a_second_objective_has_failed_with_the_reason(t
     assert trial.state.name == "FAIL"
     why = "its step_seconds is not known: the step does not fit in the memory of a chip of v4-8"
     assert trial.user_attrs["reason"] == why
+    assert trial.user_attrs["chip_hours"] == 0.0, "no process ran"
 
 
 def test_step_seconds_are_those_of_the_recorded_rehearsal():

@@ -107,6 +107,29 @@ def test_a_search_that_differs_from_the_one_of_its_name_is_refused(tmp_path):
         begin(asked(tmp_path, method="tpe"))
 
 
+def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
+    from studies.search import searching
+
+    status, _, err = ended(run(asked(tmp_path, count=1)))
+    assert status == 0, err
+    search = asked(tmp_path)
+    (tmp_path / "space.py").write_text(SPACE.replace("8", "8, 16"))
+    with pytest.raises(
+        ConfigError, match=r"space\.py is not what it was when the search s began; restore the file, or"
+    ):
+        searching.begin(search)
+    status, _, err = ended(sweep(tmp_path, "search", "--name=trm-mini"))
+    assert status == 2 and "--name=trm-mini is a group or a suite of configs/experiments/; give the search" in err
+
+
+def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_folder(tmp_path):
+    (tmp_path / "own.py").write_text((ROOT / "configs" / "tiny.py").read_text().replace("4e-3", "4e-4"))
+    command = ["search", "--config=own.py", "--space=spaces/lr.py", "--trials=1", "--config.data.path=none"]
+    status, _, err = ended(sweep(tmp_path, *command))
+    assert status == 1 and "error: all 1 trials failed, first own-lr-evolution/0000: " in err
+    assert "data path 'none': no such file or folder" in err and "is not a Python file" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -235,3 +235,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
         suites.find(asked)
     with pytest.raises(ConfigError, match=r"--base=papr is no base of trm; did you mean paper\?"):
         suites.find("trm", "papr")
+
+
+def test_seeds_and_a_typed_seed_contradict_each_other():
+    study, names = suites.find("exp08-ema", "mini")
+    with pytest.raises(ConfigError, match=r"--config\.train\.seed and --seeds=2 both set the seed; omit one"):
+        suites.members(study, names, seeds=2, overrides={"train.seed": "7"})

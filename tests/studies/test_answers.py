@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentence of a group claims a difference as rarely as it says, and says how one configuration stands."""
+
+import numpy as np
+import pytest
+
+from studies.report import answers
+from tests.studies.conftest import needs_optuna
+
+pytestmark = needs_optuna
+
+
+def row(name: str, values: list[float], *, failures: tuple[str, ...] = (), left: int = 0) -> answers.Row:
+    """Return a row of a table with the values of its seeds."""
+    return answers.Row(name, "nothing", values, [{} for _ in values], 0.0, None, list(failures), left)
+
+
+def said(*rows: answers.Row) -> str:
+    """Return the answer of a group."""
+    return answers.sentence(list(rows), "eval_exact_accuracy", "maximize")
+
+
+def test_the_least_difference_is_that_of_the_tables_of_tukey_s_test():
+    """q(0.95; 3 means, 6 degrees of freedom) = 4.339; the pooled variance of three rows of three is 1."""
+    rows = [row(name, [mean - 1.0, mean, mean + 1.0]) for name, mean in (("a", 0.0), ("b", 2.0), ("c", 4.0))]
+    assert answers.least_difference(rows, *rows[:2]) == pytest.approx(4.339 / 3**0.5, abs=1e-3)
+
+
+def test_six_equal_configurations_rarely_differ():
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(100):
+        rows = [row(f"{number}", list(rng.normal(0.5, 0.02, 3))) for number in range(6)]
+        wrong += not said(*rows).startswith("No difference beyond the spread over seeds: ")
+    assert wrong <= 12, "5 of 100 are expected"
+
+
+def test_a_group_of_one_configuration_states_its_mean():
+    assert said(row("baseline", [0.5, 0.7])) == "baseline has the exact accuracy 0.6000 ± 0.1000, mean of 2 seeds."
+    assert said(row("baseline", [0.5], left=1)) == (
+        "baseline has the exact accuracy 0.5000: no conclusion from one seed; 1 trials are left."
+    )
+
+
+def test_a_group_whose_trials_have_all_ended_does_not_promise_an_answer():
+    ended = said(row("a", [0.5]), row("b", [], failures=("status 3",)))
+    assert ended == "No answer: 1 of 2 configurations are done, 1 failed or are refused, 0 trials are left."
+    assert said(row("a", [], left=1), row("b", [], left=1)).startswith("No answer yet: 0 of 2 ")
