@@ -147,6 +147,8 @@ def find_search(name: str, overrides: dict[str, str]):
         suites.find(name, parsed.base)
         return None
     except ConfigError as unknown:
+        if parsed.base:  # only a suite has one, so the mistake is there
+            raise
         importlib.import_module("studies.storage")  # says so if a package is missing
         from studies.search import searches
 
@@ -189,7 +191,7 @@ def status(asked: Asked) -> int:
     from studies.report import summary
 
     parsed, queue = command_line.FLAGS, asked.queue(create=False)
-    print("\n".join(summary.lines(asked.study, asked.members, queue, parsed.price)))
+    print("\n".join([*summary.lines(asked.study, asked.members, queue, parsed.price), *asked.others(queue)]))
     price, chips = planning.price_of(asked.topology, parsed.price), planning.chips_of(asked.topology)
     if parsed.budget is not None:
         print(budget.left_of("budget", parsed.budget, queue, price))
@@ -203,7 +205,9 @@ def report(asked: Asked) -> int:
     from studies.report import answers, page
 
     command_line.check_file_to_write("html")
-    found = answers.of_study(asked.study, asked.members, asked.queue(create=False).latest())
+    queue = asked.queue(create=False)
+    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
+    found = answers.of_study(asked.study, asked.members, queue.latest())
     return write_page(page.page(asked.study, found))
 
 
@@ -244,15 +248,18 @@ def guide(asked: Asked) -> int:
 
 def cancel(asked: Asked) -> int:
     """Cancel all trials of the groups that have not ended."""
-    ended, told = asked.queue(create=False).cancel(asked.digests)
+    queue = asked.queue(create=False)
+    ended, told = queue.cancel(asked.digests)
     print(f"{ended} waiting trials are cancelled; {told} running ones save and stop within seconds")
+    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
     return 0
 
 
 def retry(asked: Asked) -> int:
     """Queue failed trials again."""
-    count = asked.queue(create=False).retry(asked.digests)
-    print(f"{count} failed trials are queued again; `sweep.py run` starts them")
+    queue = asked.queue(create=False)
+    print(f"{queue.retry(asked.digests)} failed trials are queued again; `sweep.py run` starts them")
+    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
     return 0
 
 
@@ -281,6 +288,9 @@ def search(overrides: dict[str, str]) -> int:
     )  # fmt: skip
     if is_population:
         population.check(asked)
+    asked = searching.evaluated_often(asked)
+    if asked.overrides != overrides:
+        print(f"each trial is evaluated every {asked.overrides['train.eval_every']} steps, for --prune={parsed.prune}")
     queue = searching.begin(asked)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     module = "studies.search.population" if is_population else "studies.search.searching"

@@ -48,6 +48,15 @@ class Asked:
             for digest, owner in suites.owners(self.study, **self.how).items() if digest in wanted
         ]  # fmt: skip
 
+    def others(self, queue) -> list[str]:
+        """Return a line about trials of these groups that this command line does not mean; none if there are none."""
+        meant = set(suites.owners(self.study, **self.how))
+        trials = queue.latest().items()
+        count = sum(one.user_attrs["group"] in self.groups and digest not in meant for digest, one in trials)
+        if not count:
+            return []
+        return [f"{count} more trials were started with other keys or --seeds; give what `run` was given"]
+
     def queue(self, *, create: bool):
         """Return the queue of the study; ConfigError if there is none and it is not to be created."""
         from studies.storage import open_storage

@@ -123,6 +123,8 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     rest += f"; {failed} configurations failed or are refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
+    if best.mean == worst.mean:
+        return f"All {len(done)} configurations have the same {words(metric)}, {figure(best)}{rest}."
     gap, needed = abs(best.mean - worst.mean), least_difference(done, best, worst)
     apart = f"{gap:.4f} apart, where seeds alone give up to {needed:.4f}"
     if gap <= needed:

@@ -177,6 +177,27 @@ class Searcher(Worker):
         return None
 
 
+def evaluated_often(search: Search) -> Search:
+    """Return a search whose trials have a held-out loss where its pruner looks first, after a ninth of the steps.
+
+    Raises ConfigError if `train.eval_every` is typed and larger.
+    """
+    key = "train.eval_every"
+    values = search.member(loading.run_recipe(search.recipe), "0000", {}).values
+    steps = planning.steps_of(values) if values and search.prune != "none" else None
+    if not steps:
+        return search
+    most = max(1, steps // samplers.RUNGS[0])
+    if 0 < values[key] <= most:
+        return search
+    if key in search.overrides:
+        raise ConfigError(
+            f"--config.{key}={values[key]} is no number from 1 to {most}: --prune={search.prune} looks after a ninth "
+            f"of {steps:,} steps"
+        )
+    return dataclasses.replace(search, overrides=search.overrides | {key: str(most)})
+
+
 def begin(search: Search) -> trials.Queue:
     """Create the study of a search, or open it to go on.
 

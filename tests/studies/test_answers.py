@@ -45,3 +45,9 @@ def test_a_group_whose_trials_have_all_ended_does_not_promise_an_answer():
     ended = said(row("a", [0.5]), row("b", [], failures=("status 3",)))
     assert ended == "No answer: 1 of 2 configurations are done, 1 failed or are refused, 0 trials are left."
     assert said(row("a", [], left=1), row("b", [], left=1)).startswith("No answer yet: 0 of 2 ")
+
+
+def test_equal_values_have_no_best_and_no_worst():
+    assert said(row("a", [1.0, 1.0]), row("b", [1.0, 1.0])) == (
+        "All 2 configurations have the same exact accuracy, 1.0000 ± 0.0000."
+    )

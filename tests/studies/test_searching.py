@@ -143,3 +143,17 @@ def test_mistakes_are_one_line(tmp_path, arguments, message):
     words = [word for word in arguments if not word.startswith("-")]
     status, _, err = ended(sweep(tmp_path, "search", *words, *[word for word in arguments if word not in words]))
     assert status == 2 and message in err and not (tmp_path / "studies.db").exists()
+
+
+def test_a_search_that_prunes_evaluates_its_trials_where_the_pruner_looks(tmp_path):
+    from studies.search.searching import evaluated_often
+
+    search = asked(tmp_path, prune="asha", overrides={"train.steps": "90", "train.eval_every": "30"})
+    with pytest.raises(ConfigError, match=r"train.eval_every=30 is no number from 1 to 10: --prune=asha"):
+        evaluated_often(search)
+    default = dataclasses.replace(search, overrides={"train.steps": "90"})
+    assert evaluated_often(default).overrides == {"train.steps": "90", "train.eval_every": "10"}
+    often = dataclasses.replace(search, overrides={"train.steps": "90", "train.eval_every": "5"})
+    assert evaluated_often(often) is often
+    never = dataclasses.replace(search, prune="none")
+    assert evaluated_often(never) is never

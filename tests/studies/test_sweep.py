@@ -142,3 +142,12 @@ def test_a_plan_and_a_dry_run_need_no_database_and_write_nothing(tmp_path):
     assert status == 0, err
     assert "exp08-ema/b-0.99    8,138  0.26       $26.43" in out and "dry run: nothing was queued" in out
     assert not list(tmp_path.iterdir())
+
+
+@needs_optuna
+def test_trials_with_other_seeds_are_mentioned_by_commands_that_do_not_mean_them(tmp_path):
+    finished(tmp_path, seeds=2)
+    plain = sweep(tmp_path, "status", "exp08-ema")
+    same = sweep(tmp_path, "status", "exp08-ema", "--seeds=2")
+    line = "5 more trials were started with other keys or --seeds; give what `run` was given"
+    assert line in ended(plain)[1] and "more trials" not in ended(same)[1]
