@@ -4,10 +4,9 @@
 import numpy as np
 import pytest
 
-from studies.report import answers
-from tests.studies.conftest import needs_optuna
+pytest.importorskip("optuna", reason="studies need `make setup EXTRAS=studies`")
 
-pytestmark = needs_optuna
+from studies.report import answers
 
 
 def row(name: str, values: list[float], *, failures: tuple[str, ...] = (), left: int = 0) -> answers.Row:
