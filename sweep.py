@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
-from reporting.display import aligned
+from reporting.display import aligned, counted
 from studies.cost import limits
 from studies import running, suites
 from studies.asked import Asked, estimates
@@ -250,7 +250,7 @@ def cancel(asked: Asked) -> int:
     """Cancel all trials of the groups that have not ended."""
     queue = asked.queue(create=False)
     ended, told = queue.cancel(asked.digests)
-    print(f"{ended} waiting trials are cancelled; {told} running ones save and stop within seconds")
+    print(f"cancelled: {counted(ended, 'waiting trial')}; told to save and stop: {counted(told, 'running trial')}")
     print("".join(f"{line}\n" for line in asked.others(queue)), end="")
     return 0
 
@@ -258,7 +258,7 @@ def cancel(asked: Asked) -> int:
 def retry(asked: Asked) -> int:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
-    print(f"{queue.retry(asked.digests)} failed trials are queued again; `sweep.py run` starts them")
+    print(f"queued again: {counted(queue.retry(asked.digests), 'failed trial')}; `sweep.py run` starts them")
     print("".join(f"{line}\n" for line in asked.others(queue)), end="")
     return 0
 

@@ -9,7 +9,6 @@ is not repeated, so the command can be interrupted. It takes about an hour on tw
 """
 
 import argparse
-import concurrent.futures
 import contextlib
 import functools
 import io
@@ -105,16 +104,14 @@ def main() -> None:
     left = [point for point in points() if name_of(point) not in kept][: arguments.at_most]
     start, spawn = time.monotonic(), multiprocessing.get_context("spawn")
     # A process keeps what it compiled, and has about 65,000 places for it in its address space.
-    with (
-        tempfile.TemporaryDirectory() as name,
-        concurrent.futures.ProcessPoolExecutor(arguments.processes, spawn, max_tasks_per_child=50) as pool,
-    ):
+    # multiprocessing.Pool, because a ProcessPoolExecutor of Python 3.11 hangs once it has replaced its processes.
+    with tempfile.TemporaryDirectory() as name, spawn.Pool(arguments.processes, maxtasksperchild=50) as pool:
         folder = pathlib.Path(name)
         data = {
             "data.path": write_sums(folder / "train.txt", 0, 20_000),
             "data.validation_path": write_sums(folder / "heldout.txt", 1, 200),
         }
-        found = pool.map(functools.partial(losses, data), left)
+        found = pool.imap(functools.partial(losses, data), left)
         for done, (point, values) in enumerate(zip(left, found, strict=True), 1):
             kept[name_of(point)] = values
             write_atomically(FILE, json.dumps(kept, indent=0).encode())

@@ -95,3 +95,13 @@ class Display:
             self.progress.update(self.task, completed=step, description=text)
         else:
             self.line(text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 trial" or "2 trials"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def left(number: int, noun: str) -> str:
+    """Return the clause that so many are left, such as "1 trial is left"."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'} left"

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 
 from configs.errors import ConfigError
+from reporting.display import counted
 from studies import suites
 from studies.cost import planning
 from studies.cost.limits import Limits
@@ -55,7 +56,8 @@ class Asked:
         count = sum(one.user_attrs["group"] in self.groups and digest not in meant for digest, one in trials)
         if not count:
             return []
-        return [f"{count} more trials were started with other keys or --seeds; give what `run` was given"]
+        started = f"{counted(count, 'more trial')} {'was' if count == 1 else 'were'} started"
+        return [f"{started} with other keys or --seeds; give what `run` was given"]
 
     def queue(self, *, create: bool):
         """Return the queue of the study; ConfigError if there is none and it is not to be created."""

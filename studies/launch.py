@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 from optuna.trial import TrialState
 
+from reporting import display
+from reporting.display import counted
 from settings.loading import ROOT
 from studies import trials
 from studies.cost import budget, retention
@@ -108,16 +110,17 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: 
     done = len(found) - len(left) - len(failed)
     print(f"{queue.name}: {done} done, {len(failed)} failed, {len(left)} left", flush=True)
     if left:
+        still_left = display.left(len(left), "trial")
         died = [
             status for status in statuses if status not in (0, -signal.SIGTERM)
         ]  # one that only began is asked to end
         if not died and (reason := budget.reason_to_end(queue, digests, limits)):
-            raise OutOfBudget(f"{len(left)} trials are left: {reason}")
-        why = f"{len(died)} workers died (status {died[0]})" if died else "interrupted"
-        raise Unfinished(f"{why}; {len(left)} trials are left, run the same command to continue")
+            raise OutOfBudget(f"{still_left}: {reason}")
+        why = f"{counted(len(died), 'worker')} died (status {died[0]})" if died else "interrupted"
+        raise Unfinished(f"{why}; {still_left}, run the same command to continue")
     if failed:
         first = failed[0]
         raise Failed(
-            f"{len(failed)} trials failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
+            f"{counted(len(failed), 'trial')} failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
             f"`sweep.py retry` queues them again"
         )

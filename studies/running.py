@@ -11,6 +11,7 @@ from cluster import processes, startup
 from configs import topologies
 from configs.errors import ConfigError
 from core import command_line
+from reporting.display import counted
 from studies import pod
 from studies.asked import Asked, estimates, limits_of
 from studies.cost import planning
@@ -67,7 +68,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
     note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
-    print(f"{asked.study.name}: {all_of_them} trials{note}, {added} of them new; {asked.root}", flush=True)
+    print(f"{asked.study.name}: {counted(all_of_them, 'trial')}{note}, {added} of them new; {asked.root}", flush=True)
     launch.run(
         queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers,
         limits=limits_of(asked), root=asked.root, start=start,

@@ -73,6 +73,7 @@ class Account:
       limit: the budget.
       spent: by all trials of the study so far.
       reserved: what the running trials are expected to take from now on.
+      num_running: number of running trials.
       is_measuring: whether a trial runs of which nothing is known.
       expectation: of all trials.
     """
@@ -80,15 +81,18 @@ class Account:
     limit: float
     spent: float
     reserved: float
+    num_running: int
     is_measuring: bool
     expectation: Expectation
 
     def allows(self, trial: FrozenTrial) -> bool:
-        """Return whether a waiting trial may start; one of which nothing is known runs while no other unknown does."""
+        """Return whether a waiting trial may start; one of which nothing is known runs alone."""
         needs = still_needed(trial, self.expectation)
         if self.spent >= self.limit or self.is_measuring:
             return False
-        return needs is None or self.spent + self.reserved + needs <= self.limit
+        if needs is None:
+            return not self.num_running
+        return self.spent + self.reserved + needs <= self.limit
 
 
 def still_needed(trial: FrozenTrial, expectation: Expectation) -> float | None:
@@ -109,6 +113,7 @@ def account(queue: trials.Queue, limits: Limits) -> Account:
         limit=limits.budget,
         spent=sum(map(spent_on, known)),
         reserved=sum(hours for hours in needs if hours is not None),
+        num_running=len(needs),
         is_measuring=None in needs,
         expectation=expectation,
     )

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from configs import topologies
-from reporting.display import aligned
+from reporting.display import aligned, counted
 from studies.cost.planning import Estimate, steps_of
 from studies.suites import Member
 
@@ -123,7 +123,7 @@ def _named(what: str, titles: list[str]) -> list[str]:
     if not titles:
         return []
     more = f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
-    return [f"{what}: {len(titles)} trials, {', '.join(titles[:NAMED])}{more}"]
+    return [f"{what}: {counted(len(titles), 'trial')}, {', '.join(titles[:NAMED])}{more}"]
 
 
 def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | None]) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from reporting.display import aligned
+from reporting.display import aligned, counted
 from studies.cost import rehearsals
 from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
@@ -84,7 +84,7 @@ def table(study: Study, members: list[Member], topology: str, found: Mapping[str
         else:
             owners[member.digest] = member.title
             rows.append((member.title, *_words(found[member.digest]), changes))
-    lines = [*aligned(rows), f"{len(members)} configurations, {len(owners)} trials"]
+    lines = [*aligned(rows), f"{counted(len(members), 'configuration')}, {counted(len(owners), 'trial')}"]
     if not topology:
         return [*lines, "hours and cost: name a slice with --topology"]
     return [*lines, *_sums(topology, list(found.values()))]
@@ -98,8 +98,8 @@ def _sums(topology: str, found: list[Estimate]) -> list[str]:
     measured = sum(one.is_measured for one in known)
     note = f"; {measured} of them are done, with their measured hours" if measured else ""
     return [
-        f"training of {len(known)} trials on {topology}, one after the other: {hours:,.2f} h{cost}{note}",
-        *([f"{unknown} trials: {UNKNOWN}"] if unknown else []),
+        f"training of {counted(len(known), 'trial')} on {topology}, one after the other: {hours:,.2f} h{cost}{note}",
+        *([f"{counted(unknown, 'trial')}: {UNKNOWN}"] if unknown else []),
     ]
 
 

@@ -7,6 +7,7 @@ import statistics
 
 from optuna.trial import FrozenTrial, TrialState
 
+from reporting import display
 from studies.cost import planning
 from studies.report import scaling, sizes
 from studies.suites import Member, Study
@@ -115,11 +116,11 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if len(done) < 2:
         yet = "No answer yet" if left else "No answer"
         why = f", {failed} failed or are refused" if failed else ""
-        return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {left} trials are left."
+        return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {display.left(left, 'trial')}."
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]
     most = f"{best.name} has the best {words(metric)}, {figure(best)}, and {worst.name} the worst, {figure(worst)}"
-    rest = f"; {left} trials are left" if left else ""
+    rest = f"; {display.left(left, 'trial')}" if left else ""
     rest += f"; {failed} configurations failed or are refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
@@ -150,7 +151,7 @@ def least_difference(rows: list[Row], one: Row, other: Row) -> float:
 
 def _of_one(row: Row, metric: str, left: int) -> str:
     """Return the sentence of a group of one configuration, which compares nothing."""
-    rest = f"; {left} trials are left" if left else ""
+    rest = f"; {display.left(left, 'trial')}" if left else ""
     said = f"{row.name} has the {words(metric)} {figure(row)}"
     return f"{said}: {ONE_SEED}{rest}." if row.error is None else f"{said}, mean of {len(row.values)} seeds{rest}."
 

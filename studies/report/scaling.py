@@ -13,6 +13,7 @@ from scipy import special
 
 CONFIDENCE = 0.95
 FEWEST = 3  # different sizes: two always lie on a line
+ROUNDING = 1e-12  # of sums of squares
 BENDS = 0.05  # a smaller probability of the lack-of-fit test says that the points do not follow a line
 
 
@@ -28,7 +29,7 @@ class Fit:
       spread: sum of the squared deviations of log2(size) from `mean`.
       deviation: standard deviation of the points from the line.
       bend: probability of a lack of fit at least as large as this one, if the metric does follow a line; None if no
-        size has two points that differ.
+        size has two points.
     """
 
     num_points: int
@@ -91,8 +92,10 @@ def _bend(x: np.ndarray, y: np.ndarray, residual: float) -> float | None:
     places, which = np.unique(x, return_inverse=True)
     means = np.bincount(which, y) / np.bincount(which)
     pure, freedom = float(((y - means[which]) ** 2).sum()), len(x) - len(places)
-    if not pure:
+    if not freedom:
         return None
+    if not pure:  # equal points have no error, so that any distance from the line is a bend
+        return float(residual <= ROUNDING * float(((y - y.mean()) ** 2).sum()))
     bent = max(0.0, residual - pure) / (len(places) - 2)
     return float(special.fdtrc(len(places) - 2, freedom, bent / (pure / freedom)))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from optuna.trial import FrozenTrial, TrialState
 
+from reporting import display
 from reporting.display import aligned, duration
 from studies.suites import Member, Study
 from studies.trials import Queue
@@ -54,12 +55,13 @@ def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:
     done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
     if not left:
         return ["every trial has ended"]
+    still_left = display.left(left, "trial")
     if not done:
-        return [f"{left} trials are left; how long one takes is not known before one is done"]
+        return [f"{still_left}; how long one takes is not known before one is done"]
     seconds = sum(_of_ended(done, "wall_seconds")) / len(done)
     workers = len([trial for trial in found if trial and trial.number in running])
     at_once = f"with {workers} workers" if workers else "with one worker"
-    return [f"{left} trials are left, about {duration(left * seconds / max(1, workers))} {at_once}"]
+    return [f"{still_left}, about {duration(left * seconds / max(1, workers))} {at_once}"]
 
 
 def _of_ended(trials: Iterable[FrozenTrial], name: str) -> Iterable[float]:

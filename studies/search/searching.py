@@ -243,7 +243,7 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
     if any(statuses) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
-        raise Failed(f"all {ended} trials failed, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
+        raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
     if ended < count:
         print(f"the search cannot go on: {ended} trials of {count} have ended, and no point is left", flush=True)
 

@@ -36,7 +36,7 @@ def test_six_equal_configurations_rarely_differ():
 def test_a_group_of_one_configuration_states_its_mean():
     assert said(row("baseline", [0.5, 0.7])) == "baseline has the exact accuracy 0.6000 ± 0.1000, mean of 2 seeds."
     assert said(row("baseline", [0.5], left=1)) == (
-        "baseline has the exact accuracy 0.5000: no conclusion from one seed; 1 trials are left."
+        "baseline has the exact accuracy 0.5000: no conclusion from one seed; 1 trial is left."
     )
 
 

@@ -42,7 +42,7 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
 def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(tmp_path, capfd):
     """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
     said = run(tmp_path, Limits(budget=1e-6, price=0.0), workers=2)
-    assert said.startswith("1: 1 trials are left: the budget of 0.00 chip-hours ends the queue: 0.0")
+    assert said.startswith("1: 1 trial is left: the budget of 0.00 chip-hours ends the queue: 0.0")
     assert said.endswith(" in all; raise --budget to continue")
     assert "its chip-hours are not known; it runs alone to measure them" in capfd.readouterr().out
     done, waits = trials_of(tmp_path)
@@ -150,3 +150,17 @@ def test_a_trial_that_reaches_the_budget_saves_and_goes_back_to_the_queue(tmp_pa
     saved = list((tmp_path / "runs").glob("*/*/checkpoints/*"))
     assert 0 < len(saved) < 1000 and not queue.claims.holders()
     assert first.user_attrs["ran_seconds"] > 0.5 and "ran_seconds" not in second.user_attrs
+
+
+def test_a_trial_of_which_nothing_is_known_starts_only_when_no_other_one_runs(tmp_path):
+    from studies.cost import budget
+
+    queue, (known, unknown) = queued(tmp_path)
+    limits = Limits(budget=5.0, rehearsed={known: 1.0})
+    first = budget.claim_next(queue, {known, unknown}, limits)
+    assert first.user_attrs["digest"] == known
+    other = queue_of(tmp_path)
+    other.claims.worker = "machine2 1 1"
+    assert budget.claim_next(other, {known, unknown}, limits) is None
+    queue.finish(first, 0.5, {"chip_hours": 1.0, "ran_seconds": 1.0}, {})
+    assert budget.claim_next(other, {unknown}, limits).user_attrs["digest"] == unknown

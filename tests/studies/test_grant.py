@@ -44,7 +44,7 @@ def test_the_lines_say_what_fits_at_what_cost_and_what_is_not_known():
     assert lines[3:] == [
         "fits: 2 of 5 trials, 768.00 chip-hours (100.0% of the grant), $1,536.00",
         "does not fit: 2 trials, exp08-ema/c-0.995, exp08-ema/e-0.9995",
-        "not known, and not counted: 1 trials, exp08-ema/b-0.99",
+        "not known, and not counted: 1 trial, exp08-ema/b-0.99",
         "storage with --keep=last: 2 checkpoints, at most 2.00 GB, $0.01 for 1 days",
     ]
     unknown = grant.lines(GRANT, MEMBERS, hours(*[None] * 5), dict.fromkeys(sizes))

@@ -60,3 +60,11 @@ def test_the_sentence_has_the_slope_with_its_interval_and_says_what_weakens_it()
     )
     bent = scaling.fit([1, 1, 2, 2, 4, 4], [0.0, 0.01, 1.0, 1.01, 1.0, 1.01])
     assert "the points do not follow a line (lack of fit, p = " in scaling.sentence(bent, 3, "x", "y")
+
+
+def test_seeds_that_agree_exactly_still_show_a_bend():
+    """Without an error of its own, any distance from the line is a bend."""
+    bent = scaling.fit([1, 1, 2, 2, 4, 4], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    line = scaling.fit([1, 1, 2, 2, 4, 4], [0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
+    assert (bent.bend, line.bend) == (0.0, 1.0)
+    assert scaling.fit([1, 2, 4], [0.0, 1.0, 1.0]).bend is None, "one seed tests nothing"
