@@ -11,6 +11,7 @@ trained, over those of all points trained to the end. Both are means of the seed
 """
 
 import json
+import math
 import statistics
 
 import support
@@ -35,7 +36,7 @@ class Grid:
     """
 
     def __init__(self):
-        self.losses = json.loads(search_grid.FILE.read_text())
+        self.losses = json.loads(search_grid.FILE.read_text(), parse_constant=lambda name: math.inf)
         if left := sum(search_grid.name_of(point) not in self.losses for point in search_grid.points()):
             support.usage_error(f"{search_grid.FILE.name} lacks {left} points; run benchmarks/search_grid.py")
         self.best = min(curve[-1] for curve in self.losses.values())
