@@ -19,11 +19,11 @@ V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with anoth
 
 
 def resolved_switches(settings: Settings) -> switches.Resolved:
-    """Return the ENABLE_* switches as flags, environment and OPTIMIZATION_CONFIG set them, in this order."""
-    names = (switches.ALL, *switches.SWITCHES)
-    typed = {name: getattr(settings, name.lower()) for name in names if settings.given(name.lower())}
+    """Return the ENABLE_* switches as flags, environment, OPTIMIZATION_CONFIG and --preset set them, in this order."""
+    values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
+    typed = {name: value for name, value in values.items() if settings.given(name.lower())}
     stored = switches.read_file(settings.optimization_config) if settings.optimization_config else {}
-    return switches.resolve(stored, typed)
+    return switches.resolve(values, stored, typed)
 
 
 def of_pod(settings: Settings, transport: Transport) -> Settings:

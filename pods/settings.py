@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of pod.py's settings: every flag and environment variable with its default and meaning.
 
-A flag wins over the environment, and the environment wins over the default. A flag has the name of a field below
-(--zone). The environment variable has the same name in capitals (ZONE). The names are those of the earlier systems.
+A flag wins over the environment, the environment over the preset, and the preset over the default. A flag has the name
+of a field below (--zone). The environment variable has the same name in capitals (ZONE). The names are those of the
+earlier systems.
 """
 
 import dataclasses
@@ -25,7 +26,12 @@ from settings.loading import ROOT
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # node names that Google accepts
 WORKERS = re.compile(r"all|[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9})*")  # values of --worker, in gcloud's syntax
-CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32")}
+PRESETS = {  # --preset: the values of some fields, in place of their defaults
+    "production": {"model_size": "large", "enable_evolution": False},
+    "development": {"model_size": "small", "enable_evolution": True},
+    "research": {"model_size": "medium", "enable_evolution": True},
+}
+CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32"), "preset": ("", *PRESETS)}
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
 LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
@@ -34,7 +40,7 @@ LARGEST = {  # the largest value of a field; for fields not named here it is LAR
 LARGEST_NUMBER = 1_000_000_000  # as seconds, thirty years
 NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs use
     "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
-    "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert",
+    "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert", "preset",
 }  # fmt: skip
 UNREAD = UNREAD_VARIABLES | {"TPU_NAME": "NAME names the pod", "XLA_USE_BF16": "DTYPE=bf16 or f32 sets the type"}
 
@@ -103,6 +109,7 @@ class Settings:
     ckpt_out: str = variable("", "earlier name of WORKDIR, which wins", "training")
     bucket: str = variable("", "bucket for runs: gs://BUCKET/runs/NAME/RECIPE", "training")
 
+    preset: str = variable("", "production, development or research: MODEL_SIZE and the switches below", "switches")
     enable_optimizations: bool = variable(True, "false: all switches below are off", "switches")
     enable_tpu_opt: bool = variable(True, "bfloat16 and rematerialisation", "switches")
     enable_neuroplasticity: bool = variable(True, "continual learning", "switches")
@@ -132,11 +139,11 @@ class Settings:
     image: str = variable("", "manifest --gke: container image with the code in /torus", "call")
 
     overrides: tuple[str, ...] = ()  # KEY=VALUE of each --config.KEY=VALUE
-    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # flag, environment or default, by field
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of each field, see `read`
 
     def given(self, field: str) -> bool:
         """Return whether the user set a field."""
-        return self.origins.get(field, "default") != "default"
+        return self.origins.get(field) in ("flag", "environment")
 
     @property
     def recipe(self) -> str:
@@ -202,17 +209,20 @@ def environment_name(field: str) -> str:
 
 
 def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> tuple[Settings, list[str]]:
-    """Return the settings from flags, environment and defaults, and the arguments that are not flags.
+    """Return the settings and the arguments that are not flags.
+
+    The origin of a value is "flag", "environment", "preset" or "default".
 
     Raises:
       PodError: a flag is unknown or a value is invalid (status 2); one line says what would work.
     """
     overrides, rest = _split_overrides(arguments)
     typed, positional = _parse_flags(rest)
+    preset = PRESETS.get(typed["preset"], {})
     values, origins = {}, {}
     for name, field in FIELDS.items():
         variable_name = environment_name(name)
-        given, origins[name] = None, "default"
+        given, origins[name] = (preset[name], "preset") if name in preset else (None, "default")
         if typed[name] is not None:
             given, origins[name] = typed[name], "flag"
         elif environment.get(variable_name):

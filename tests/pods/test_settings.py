@@ -136,3 +136,18 @@ def test_commands_of_the_hosts_are_one_line_that_a_posix_shell_reads(name, more)
     command = COMMANDS[name](settings.read(typed, {})[0])
     assert "\n" not in command
     assert subprocess.run(["sh", "-n", "-c", command], capture_output=True, text=True).stderr == ""
+
+
+def test_a_preset_sets_defaults_and_everything_that_is_typed_wins(tmp_path):
+    production, development = read("--preset=production"), read("--preset=development")
+    assert (production.recipe, production.enable_evolution) == ("configs/large.py", False)
+    assert (development.recipe, development.enable_evolution) == ("configs/small.py", True)
+    assert production.origins["model_size"] == "preset" and not production.given("model_size")
+    assert read("--preset=research", MODEL_SIZE="tiny").recipe == "configs/tiny.py"
+    (tmp_path / "switches.json").write_text('{"enable_evolution": false}')
+    file = f"--optimization_config={tmp_path}/switches.json"
+    assert recipes.resolved_switches(development).given["ENABLE_EVOLUTION"]
+    assert not recipes.resolved_switches(read(f"--preset=development {file}")).given["ENABLE_EVOLUTION"]
+    assert recipes.resolved_switches(read(f"--preset=development {file} --enable_evolution")).given["ENABLE_EVOLUTION"]
+    with pytest.raises(PodError, match="PRESET=fast is not production or development or research"):
+        read("--preset=fast")
