@@ -17,11 +17,9 @@ report also a search. Run a command again to continue after any interruption. It
 
 from core import command_line
 
-import dataclasses
 import importlib
 import math
 import pathlib
-import signal
 import sys
 from collections.abc import Callable
 
@@ -47,7 +45,7 @@ flags.DEFINE_float("storage_price", None, "plan: dollars per GB and month, for t
 flags.DEFINE_bool("rehearse", False, "plan: compile the steps whose time is not known; takes a minute each or more")
 flags.DEFINE_float("budget", None, "run, status: most chip-hours of all trials of the study")
 flags.DEFINE_enum("keep", "all", limits.KEEP, "run, plan: checkpoints of trials that are done; best: of each group")
-flags.DEFINE_bool("allow_local", False, "run: let trials on a pod write to a local folder")
+flags.DEFINE_bool("allow_local", False, "run, search: let trials on a pod write to a local folder")
 flags.DEFINE_bool("skip_small", False, "run: launch a recipe on several hosts that has not run on fewer")
 flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
 flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
@@ -64,7 +62,7 @@ READ_BY = {  # subcommands by flag; those that all read are not listed
     "html": ("report",), "dry_run": ("run",), "workers": ("run", "search"),
     "price": ("plan", "run", "status"), "grant_days": ("plan", "status"), "storage_price": ("plan",),
     "rehearse": ("plan",),
-    "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run",), "skip_small": ("run",),
+    "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run", "search"), "skip_small": ("run",),
 } | dict.fromkeys(
     ("space", "method", "prune", "also", "trials", "population", "search_seed", "name", "config"), ("search",)
 ) | dict.fromkeys(("base", "seeds"), ("plan", "run", "status", "report", "guide", "cancel", "retry"))  # fmt: skip
@@ -266,40 +264,18 @@ def retry(asked: Asked) -> int:
 def search(overrides: dict[str, str]) -> int:
     """Train what the method chooses until all trials have ended; print the best."""
     parsed = command_line.FLAGS
-    if group := running.group_of_hosts(parsed.join_seconds):
-        raise ConfigError(f"a search trains on one host, but this is one of {group.count} ({group.source}); use one")
-    from studies import launch
-    from studies.search import population, searches, searching, second_objective
-    from studies.search.spaces import read
-    from studies.suites import is_known, recipe_of, runs_of
+    root = suites.runs_of(parsed.root or "runs/searches")
 
-    read(parsed.space)  # reports mistakes before anything is stored
-    if parsed.also:
-        second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
-    parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
-    name = parsed.name or "-".join([*parts, parsed.method])
-    if is_known(name):
-        raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
-    is_population = parsed.method == "pbt"
-    asked = searching.Search(
-        parsed.storage, name, recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
-        parsed.search_seed, "eval_loss", runs_of(parsed.root or "runs/searches"), parsed.topology, overrides,
-        list(launch.TRAIN), parsed.population if is_population else 0, parsed.also or "",
-    )  # fmt: skip
-    if is_population:
-        population.check(asked)
-    asked = searching.evaluated_often(asked)
-    if asked.overrides != overrides:
-        print(f"each trial is evaluated every {asked.overrides['train.eval_every']} steps, for --prune={parsed.prune}")
-    queue = searching.begin(asked)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    module = "studies.search.population" if is_population else "studies.search.searching"
-    statuses = launch.work(module, dataclasses.asdict(asked), min(parsed.workers, parsed.trials))
-    print("\n".join(searches.best(searches.find(parsed.storage, name, name))))
-    if is_population:
-        print("\n".join(aligned(population.lineage(queue))))
-    searching.judge(queue, asked.count, statuses)
-    return 0
+    def work(on_hosts: bool) -> None:
+        from studies.search import training
+
+        if on_hosts:
+            from studies.leading import search_on_all_hosts as start
+        else:
+            start = training.in_processes
+        training.train(training.asked(parsed, overrides, root), parsed.workers, start)
+
+    return running.on_hosts_or_here(parsed, root, work)
 
 
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study (sweep.py run) as the launched program: where its trials are, and which of them runs."""
+"""A study or search (sweep.py) as the launched program: where its trials are, and which of them runs."""
 
 import dataclasses
 import pathlib
@@ -16,16 +16,18 @@ FILE = "study.json"
 
 
 def with_root(settings: Settings, num_workers: int, words: list[str]) -> tuple[list[str], str | None]:
-    """Return the words of a study with --root and --topology, and its root; other words as they are, and None.
+    """Return the words of a study or search with --root and --topology, and its root; other words, and None.
 
     A relative --root is in the bucket, as a relative WORKDIR is. Raises PodError if the hosts share no folder.
     """
-    if len(words) < 4 or pathlib.PurePath(words[1]).name != "sweep.py" or words[2] != "run":
+    subcommand = words[2] if len(words) > 2 and pathlib.PurePath(words[1]).name == "sweep.py" else ""
+    if subcommand not in ("run", "search"):
         return words, None
-    typed = dict(word.lstrip("-").partition("=")[::2] for word in words[4:])
+    named = [word for word in words[3:4] if not word.startswith("-")] or ["searches"]
+    typed = dict(word.lstrip("-").partition("=")[::2] for word in words[3:])
     if typed.get("root") == "":
         raise usage_error("--root has no value; write --root=FOLDER")
-    name = "-".join(filter(None, [pathlib.PurePath(words[3]).stem, typed.get("base")]))
+    name = "-".join(filter(None, [pathlib.PurePath(named[0]).stem, typed.get("base")]))
     if "root" in typed:
         settings = dataclasses.replace(settings, workdir=typed["root"])
     root, topology = settings.run_folder(num_workers, name), recipes.preset(settings)

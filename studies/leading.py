@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process 0 of a study on several hosts: it claims each trial, shares it with the others, and judges how it ended."""
+"""Process 0 of a study or search on several hosts: it claims each trial, shares it, and judges how it ended."""
 
 import dataclasses
 import signal
@@ -12,11 +12,13 @@ from cluster import processes
 from configs.errors import ConfigError
 from studies import pod
 from studies.launch import Failed, OutOfBudget, Unfinished
+from studies.search.searching import Search
+from studies.search.training import searcher_of
 from studies.worker import DONE, INTERRUPTED, USAGE, Task, Worker
 
 
-class Leader(Worker):
-    """The worker of process 0, whose trials run on all hosts."""
+class OnAllHosts(Worker):
+    """What makes a worker the leader: its trials run on all hosts, and any host can stop it."""
 
     @property
     def asked_to_stop(self) -> bool:
@@ -42,7 +44,14 @@ class Leader(Worker):
 
 def on_all_hosts(task: Task, workers: int) -> list[int]:
     """Run all trials of a task on all hosts, one at a time; for `launch.run`."""
-    Leader(task).run()
+    OnAllHosts(task).run()
+    return []
+
+
+def search_on_all_hosts(search: Search, workers: int) -> list[int]:
+    """Run all trials of a search on all hosts, one at a time; for `studies.search.running.train`."""
+    leader = type("Leader", (OnAllHosts, searcher_of(search)), {})
+    leader(search).run()
     return []
 
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -16,18 +16,19 @@ from studies.trials import title
 FILE = "study.json"  # pods/studies.py reads it
 
 
-def write(root: str, known: Iterable[FrozenTrial], running: FrozenTrial | None) -> None:
+def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, count: int) -> None:
     """Write the progress of a study; a full disk or a bucket out of reach does not end the study.
 
     Args:
-      known: the last trial of each configuration.
+      known: the last trial of each configuration that has one.
       running: the trial that begins now; None if none does.
+      count: number of configurations in all.
     """
     states = [trial.state for trial in known]
     failed, ended = states.count(TrialState.FAIL), sum(state.is_finished() for state in states)
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
-        "time": time.time(), "done": ended - failed, "failed": failed, "left": len(states) - ended,
+        "time": time.time(), "done": ended - failed, "failed": failed, "left": count - ended,
     }  # fmt: skip
     text = json.dumps(content).encode()
     with contextlib.suppress(OSError):

@@ -24,33 +24,44 @@ def run(asked: Asked) -> int:
         print("\n".join(planning.table(asked.study, asked.members, asked.topology, estimates(asked)[0])))
         print("dry run: nothing was queued or started")
         return 0
-    group = group_of_hosts(parsed.join_seconds)
+
+    def work(on_hosts: bool) -> None:
+        if on_hosts:
+            from studies.leading import on_all_hosts as start
+        else:
+            from studies.launch import in_processes as start
+        queue_and_work(asked, start)
+
+    return on_hosts_or_here(parsed, asked.root, work)
+
+
+def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
+    """Work here, or lead or follow the other hosts of this pod; return the exit status.
+
+    Args:
+      root: folder of the trials' folders.
+      work: runs all trials, on all hosts if its argument is true; only process 0 calls it.
+    """
+    group = processes.find(os.environ, startup.attached_accelerator(), parsed.join_seconds)
+    is_pod = group is not None and group.count > 1
     if not parsed.allow_local:
-        check_root(asked.root, asked.topology, group)
-    if group is None:
-        importlib.import_module("studies.storage")  # says so if a package is missing
-        from studies import launch
-
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        queue_and_work(asked, launch.in_processes)
-        return 0
-    check_flags_of_pod(parsed, group)
-    pod.join(group, parsed.join_seconds, command_line.end_with_the_others, asked.root)
-    return (pod.follow() if processes.index() else lead(asked)).tell()
+        check_root(root, parsed.topology, group if is_pod else None)
+    if is_pod:
+        check_flags_of_pod(parsed, group)
+        pod.join(group, parsed.join_seconds, command_line.end_with_the_others, root)
+        return (pod.follow() if processes.index() else lead(work)).tell()
+    importlib.import_module("studies.storage")  # says so if a package is missing
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    work(False)
+    return 0
 
 
-def group_of_hosts(join_seconds: float) -> processes.Group | None:
-    """Return the group of hosts on which this command was started; None for a single host."""
-    group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
-    return group if group and group.count > 1 else None
-
-
-def lead(asked: Asked) -> pod.End:
-    """Queue and run on all hosts; return how the study ended."""
+def lead(work: Callable[[bool], None]) -> pod.End:
+    """Work on all hosts; return how that ended."""
     importlib.import_module("studies.storage")
     from studies import leading
 
-    return leading.lead(functools.partial(queue_and_work, asked, leading.on_all_hosts))
+    return leading.lead(functools.partial(work, True))
 
 
 def queue_and_work(asked: Asked, start: Callable) -> None:

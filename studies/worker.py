@@ -96,10 +96,13 @@ class Worker:
 
     def is_over(self) -> bool:
         """Return whether all trials have ended, or the budget ends the queue."""
-        digests, limits = set(self.task.digests), self.task.limits
-        if all(t.state.is_finished() for d, t in self.queue.latest().items() if d in digests):
+        if all(trial.state.is_finished() for trial in self.own_trials()):
             return True
-        return bool(budget.reason_to_end(self.queue, digests, limits))
+        return bool(budget.reason_to_end(self.queue, set(self.task.digests), self.task.limits))
+
+    def own_trials(self) -> list[FrozenTrial]:
+        """Return the last trial of each configuration of the task."""
+        return [trial for digest, trial in self.queue.latest().items() if digest in self.task.digests]
 
     def reason_to_end(self, trial: FrozenTrial) -> str:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
@@ -110,6 +113,11 @@ class Worker:
                 say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
                 self.stop()
         return trials.CANCELLED if cancelled else ""
+
+    @property
+    def count(self) -> int:
+        """The number of trials in all."""
+        return len(self.task.digests)
 
     @property
     def asked_to_stop(self) -> bool:
@@ -219,8 +227,7 @@ class Worker:
 
     def _write_progress(self, running: FrozenTrial | None) -> None:
         if self.task.root:
-            known = self.queue.latest().items()
-            progress.write(self.task.root, [one for digest, one in known if digest in self.task.digests], running)
+            progress.write(self.task.root, self.own_trials(), running, self.count)
 
     def _step(self, trial: FrozenTrial) -> int | None:
         return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))

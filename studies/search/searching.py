@@ -86,7 +86,7 @@ class Searcher(Worker):
     beat_seconds = LOOK_SECONDS
 
     def __init__(self, search: Search):
-        super().__init__(Task(search.storage, search.study, [], search.metric, search.program))
+        super().__init__(Task(search.storage, search.study, [], search.metric, search.program, root=search.root))
         self.search, self.space, self.recipe = search, spaces.read(search.space), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
 
@@ -109,10 +109,14 @@ class Searcher(Worker):
         """Claim a trial that a dead or interrupted worker left, or begin one; None if all have begun."""
         return self.queue.claim_next(set(self.queue.latest())) or self._begun()
 
-    def is_over(self) -> bool:
-        """Return whether as many trials have ended as the search has, or as it can have."""
-        known = self.queue.latest().values()
-        return all(trial.state.is_finished() for trial in known)
+    @property
+    def count(self) -> int:
+        """The number of trials in all."""
+        return self.search.count
+
+    def own_trials(self) -> list[FrozenTrial]:
+        """Return all trials that have begun."""
+        return list(self.queue.latest().values())
 
     def reason_to_end(self, trial: FrozenTrial) -> str:
         """Report new evaluations; return why the trial should end now, "" if it should go on."""

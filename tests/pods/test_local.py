@@ -220,17 +220,18 @@ def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, ex
 @pytest.mark.parametrize(
     ("typed", "root", "topology"),
     [
-        (["exp08-ema", "--base=mini"], "{shared}/exp08-ema-mini", "v4-32"),
-        (["trm", "--root=mine"], "{shared}/mine", "v4-32"),
-        (["trm", "--root=gs://bucket/trm", "--topology=v4-8"], "gs://bucket/trm", "v4-8"),
+        (["run", "exp08-ema", "--base=mini"], "{shared}/exp08-ema-mini", "v4-32"),
+        (["run", "trm", "--root=mine"], "{shared}/mine", "v4-32"),
+        (["search", "--trials=3"], "{shared}/searches", "v4-32"),
+        (["run", "trm", "--root=gs://bucket/trm", "--topology=v4-8"], "gs://bucket/trm", "v4-8"),
     ],
 )
 def test_a_study_gets_a_folder_that_all_hosts_see_and_the_pods_topology(tmp_path, typed, root, topology):
     pod = LocalPod(tmp_path, ACCEL="v4-32")
-    program = words_of(pod.run("launch", "--dry_run", "--", "python", "sweep.py", "run", *typed))
-    assert program[: 3 + len(typed)] == [".venv/bin/python", "sweep.py", "run", *typed]
+    program = words_of(pod.run("launch", "--dry_run", "--", "python", "sweep.py", *typed))
+    assert program[: 2 + len(typed)] == [".venv/bin/python", "sweep.py", *typed]
     values = dict(
-        word.removeprefix("--").partition("=")[::2] for word in program[4:]
+        word.removeprefix("--").partition("=")[::2] for word in program[3:]
     )  # of equal flags the last one counts
     assert values["root"] == root.format(shared=f"{pod.folder}/shared") and values["topology"] == topology
     assert ("allow_local" in values) is not root.startswith("gs://"), "launch knows that the folder is shared"

@@ -42,12 +42,15 @@ def begun():
             process.kill()
 
 
-def start(begun: list, folder: pathlib.Path, *flags: str, hosts: int = HOSTS) -> list[subprocess.Popen]:
-    """Start the study of two configurations on each host."""
+STUDY = "run", "exp08-ema", "--base=mini"
+
+
+def start(begun: list, folder: pathlib.Path, *flags: str, hosts: int = HOSTS, what=STUDY) -> list[subprocess.Popen]:
+    """Start the study of two configurations, or another subcommand, on each host."""
     group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(hosts)}
     group |= {"TORUS_RUN_SECRET": "a secret of this test"}
     stand_in = str(ROOT / "tests" / "studies" / "pod_stand_in.py")
-    words = ["run", "exp08-ema", "--base=mini", "--allow_local"]
+    words = [*what, "--allow_local"]
     words += [f"--storage=sqlite:///{folder}/studies.db", f"--root={folder}/runs"]
     started = [
         subprocess.Popen(
@@ -84,7 +87,8 @@ def test_what_cannot_be_done_on_several_hosts_is_one_line():
     program = """
 import sweep
 from configs.errors import ConfigError
-for words in ["search"], ["run", "exp08-ema"], ["run", "exp08-ema", "--allow_local", "--workers=2"]:
+two = ["run", "exp08-ema", "--allow_local", "--workers=2"]
+for words in ["run", "exp08-ema"], two, ["search", "--noallow_local"]:
     try:
         sweep.main(words)
     except ConfigError as error:
@@ -95,11 +99,11 @@ for words in ["search"], ["run", "exp08-ema"], ["run", "exp08-ema", "--allow_loc
         [sys.executable, "-c", program], cwd=ROOT, env=os.environ | group, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == [
-        "a search trains on one host, but this is one of 4 "
-        "(JAX_COORDINATOR_ADDRESS=h:9000, JAX_PROCESS_INDEX=1, JAX_PROCESS_COUNT=4); use one",
         f"--root={ROOT}/runs/trm is a local folder, which the hosts of this group do not share and which is lost with "
         "the pod; use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation",
         "--workers=2: the 4 hosts train one trial at a time; omit the flag",
+        f"--root={ROOT}/runs/searches is a local folder, which the hosts of this group do not share and which is lost "
+        "with the pod; use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation",
     ], done.stderr
 
 
@@ -171,3 +175,30 @@ def test_a_study_on_a_pod_survives_a_stop_and_a_kill_of_any_host(begun, tmp_path
         starts = [(folder / f"starts{index}").read_text().split()[-1] for index in range(HOSTS)]
         assert int(starts[0]) >= 4 and len(set(starts)) == 1, "all hosts resume at the same step"
     assert json.loads((tmp_path / "runs" / "study.json").read_text())["trial"] == ""
+
+
+@needs_optuna
+def test_a_search_on_a_pod_goes_on_after_a_stop(begun, tmp_path):
+    import optuna
+
+    what = "search", "--config=configs/tiny.py", "--method=random", "--trials=3", "--name=s"
+    (hold := tmp_path / "runs" / "hold").parent.mkdir()
+    hold.touch()
+    hosts = start(begun, tmp_path, hosts=2, what=what)
+    first = wait_for_step(tmp_path, 5)
+    assert (first["done"], first["left"]) == (0, 3)
+    hosts[1].send_signal(signal.SIGTERM)
+    assert [(status, err.splitlines()[-1]) for status, _, err in ended(hosts)] == [
+        (75, "0 of 3 trials have ended; run the same command to continue")
+    ] * 2
+
+    hold.unlink()
+    left = ended(start(begun, tmp_path, hosts=2, what=what))
+    assert [status for status, _, _ in left] == [0, 0] and "s: 3 done, 0 pruned, 0 failed" in left[0][1], left
+    found = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path}/studies.db").trials
+    assert [trial.state.name for trial in found] == ["COMPLETE"] * 3
+    assert len({trial.user_attrs["digest"] for trial in found}) == 3
+    again = (pathlib.Path(found[0].user_attrs["workdir"]) / "starts1").read_text().split()
+    assert len(again) == 2 and int(again[1]) >= 5, "the trial that was stopped resumed on host 1 too"
+    shown = json.loads((tmp_path / "runs" / "study.json").read_text())
+    assert (shown["done"], shown["failed"], shown["left"]) == (3, 0, 0)

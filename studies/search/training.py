@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sweep.py search`: on one host with several workers, or on all hosts of a pod, of which process 0 leads."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from configs.errors import ConfigError
+from reporting.display import aligned
+from studies import launch
+from studies.search import population, searches, searching, second_objective
+from studies.search.searching import Search
+from studies.search.spaces import read
+from studies.suites import is_known, recipe_of
+
+Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
+
+
+def searcher_of(search: Search) -> type[searching.Searcher]:
+    """Return the kind of worker that runs the trials of a search."""
+    return population.Population if search.population else searching.Searcher
+
+
+def in_processes(search: Search, workers: int) -> list[int]:
+    """Run workers on this host until they end."""
+    return launch.work(searcher_of(search).__module__, dataclasses.asdict(search), workers)
+
+
+def asked(parsed, overrides: dict[str, str], root: str) -> Search:
+    """Return the search of a command line; ConfigError if it cannot be run."""
+    read(parsed.space)  # reports mistakes before anything is stored
+    if parsed.also:
+        second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
+    parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
+    name = parsed.name or "-".join([*parts, parsed.method])
+    if is_known(name):
+        raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
+    is_population = parsed.method == "pbt"
+    search = Search(
+        parsed.storage, name, recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
+        parsed.search_seed, "eval_loss", root, parsed.topology, overrides, list(launch.TRAIN),
+        parsed.population if is_population else 0, parsed.also or "",
+    )  # fmt: skip
+    if is_population:
+        population.check(search)
+    often = searching.evaluated_often(search)
+    if often != search:
+        print(f"each trial is evaluated every {often.overrides['train.eval_every']} steps, for --prune={search.prune}")
+    return often
+
+
+def train(search: Search, workers: int, start: Start) -> None:
+    """Train what the method chooses until all trials have ended; print the best.
+
+    Args:
+      start: runs so many workers until they end.
+
+    Raises:
+      Unfinished: the command was interrupted, or its workers died.
+      Failed: all trials have failed.
+    """
+    queue = searching.begin(search)
+    statuses = start(search, min(workers, search.count))
+    print("\n".join(searches.best(searches.find(search.storage, search.study, search.study))))
+    if search.population:
+        print("\n".join(aligned(population.lineage(queue))))
+    searching.judge(queue, search.count, statuses)
