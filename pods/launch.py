@@ -8,17 +8,19 @@ This machine records each launch (pods/records.py): the words, variables, switch
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from pods import hosts, life, recipes, records, studies, watch
 from pods.calls import note
 from pods.errors import PodError
 from pods.settings import Settings
-from pods.switches import Resolved
+from pods.switches import EVOLUTION, Resolved
 from pods.transports import Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
 PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts
 LOG_TAIL_LINES = 15
+SEARCH_SPACE, SEARCH_TRIALS, SEARCH_STEPS = "spaces/any_decoder.py", 12, 200  # of ENABLE_EVOLUTION
 
 
 def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -45,7 +47,8 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
     settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
     keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
     print_unsupported(settings, switches)
-    return _train(settings, transport, "launch_optimized", keys, rest, log=log, switches=switches.record())
+    program = searching_program if EVOLUTION in switches.on else training_program
+    return _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -97,11 +100,31 @@ def print_unsupported(settings: Settings, switches: Resolved) -> None:
         note(settings, line)
 
 
-def _train(settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], **kept) -> int:
-    """Launch train.py; the last --workdir of the arguments is the folder of the run."""
+def training_program(arguments: list[str], workdir: str) -> list[str]:
+    """Return the words after `python` that train."""
+    return ["train.py", *arguments]
+
+
+def searching_program(arguments: list[str], workdir: str) -> list[str]:
+    """Return the words after `python` that search SEARCH_SPACE with SEARCH_TRIALS short trials, and then train the best.
+
+    The trials have all arguments of the run except its number of steps and its folder.
+    """
+    same = [word for word in arguments if word.startswith(("--config", "--topology="))]
+    shared = [] if "://" in workdir else ["--allow_local"]  # the hosts share the folder of the run
+    flags = ["--name=evolution", f"--root={workdir}-search", f"--space={SEARCH_SPACE}", f"--trials={SEARCH_TRIALS}"]
+    short = [f"--config.train.steps={SEARCH_STEPS}", f"--config.optimizer.warmup_steps={SEARCH_STEPS // 10}"]
+    return ["scripts/search_then_train.py", *flags, *shared, *same, *short, "--", *arguments]
+
+
+def _train(
+    settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str],
+    program: Callable[[list[str], str], list[str]] = training_program, **kept,
+) -> int:  # fmt: skip
+    """Launch a program that trains; the last --workdir of the arguments is the folder of the run."""
     arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
     workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
-    words = [hosts.python(settings), "train.py", *arguments]
+    words = [hosts.python(settings), *program(arguments, workdir)]
     return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 
 

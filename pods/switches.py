@@ -16,12 +16,13 @@ from pods.settings import FIELDS, truth
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off
+EVOLUTION = "ENABLE_EVOLUTION"
 SWITCHES = {  # configuration keys that an enabled switch sets; None: Torus has no such mechanism yet
     # TPU kernels need no switch; the mesh and the compiler's options come from --topology.
     "ENABLE_TPU_OPT": {"model.dtype": "bfloat16", "model.remat": "attention"},
     "ENABLE_NEUROPLASTICITY": None,
     "ENABLE_CAUSAL": None,
-    "ENABLE_EVOLUTION": None,
+    EVOLUTION: {},  # keys come from the search, see pods/launch.py
     "ENABLE_META_LEARNING": None,
 }
 

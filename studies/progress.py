@@ -30,10 +30,15 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
         "time": time.time(), "done": ended - failed, "failed": failed, "left": count - ended,
     }  # fmt: skip
-    text = json.dumps(content).encode()
     with contextlib.suppress(OSError):
-        if "://" in root:
-            path_of(f"{root}/{FILE}").write_bytes(text)  # an object of a bucket is replaced as a whole
-        else:
-            pathlib.Path(root).mkdir(parents=True, exist_ok=True)
-            write_atomically(pathlib.Path(root) / FILE, text)
+        write_json(root, FILE, content)
+
+
+def write_json(folder: str, name: str, content: dict) -> None:
+    """Write a file of a folder, which may be in a bucket, as a whole; OSError if that fails."""
+    text = json.dumps(content).encode()
+    if "://" in folder:
+        path_of(f"{folder}/{name}").write_bytes(text)  # an object of a bucket is replaced as a whole
+    else:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        write_atomically(pathlib.Path(folder) / name, text)

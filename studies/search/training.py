@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from configs.errors import ConfigError
 from reporting.display import aligned
-from studies import launch
+from studies import launch, progress
 from studies.search import population, searches, searching, second_objective
 from studies.search.searching import Search
 from studies.search.spaces import read
 from studies.suites import is_known, recipe_of
 
+BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
 Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
 
 
@@ -50,7 +51,7 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
 
 
 def train(search: Search, workers: int, start: Start) -> None:
-    """Train what the method chooses until all trials have ended; print the best.
+    """Train what the method chooses until all trials have ended; print the best, and write its keys to BEST.
 
     Args:
       start: runs so many workers until they end.
@@ -61,7 +62,12 @@ def train(search: Search, workers: int, start: Start) -> None:
     """
     queue = searching.begin(search)
     statuses = start(search, min(workers, search.count))
-    print("\n".join(searches.best(searches.find(search.storage, search.study, search.study))))
+    found = searches.find(search.storage, search.study, search.study)
+    print("\n".join(searches.best(found)))
     if search.population:
         print("\n".join(aligned(population.lineage(queue))))
     searching.judge(queue, search.count, statuses)
+    if found.done:
+        first = found.done[0]
+        content = {"trial": first.number, "value": first.values[0], "changes": first.user_attrs["changes"]}
+        progress.write_json(f"{search.root}/{search.study}", BEST, content)

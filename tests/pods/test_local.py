@@ -217,6 +217,21 @@ def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, ex
     assert values.items() >= expected.items() and not absent & values.keys()
 
 
+def test_evolution_searches_with_short_trials_and_then_trains(tmp_path):
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    program = words_of(
+        pod.run("launch_optimized", "--dry_run", ENABLE_EVOLUTION="true", STEPS="5000", MODEL_SIZE="small")
+    )
+    assert program[:2] == [".venv/bin/python", "scripts/search_then_train.py"]
+    search, train = program[2 : program.index("--")], program[program.index("--") + 1 :]
+    given = dict(word.removeprefix("--").partition("=")[::2] for word in search)  # of equal flags the last one counts
+    run = dict(word.removeprefix("--").split("=", 1) for word in train)
+    assert given["root"] == f"{run['workdir']}-search" and "workdir" not in given, "trials have their own folders"
+    assert given["config"] == run["config"] == "configs/small.py" and given["topology"] == run["topology"] == "v4-32"
+    assert (given["config.train.steps"], run["config.train.steps"]) == ("200", "5000")
+    assert (given["space"], given["trials"]) == ("spaces/any_decoder.py", "12")
+
+
 @pytest.mark.parametrize(
     ("typed", "root", "topology"),
     [

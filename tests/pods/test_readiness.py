@@ -26,7 +26,8 @@ SWITCHES = {
 def test_a_switch_without_a_mechanism_is_never_on():
     resolved = switches.resolve({})
     assert resolved.given == SWITCHES
-    assert resolved.on == ["ENABLE_TPU_OPT"]
+    assert resolved.on == ["ENABLE_TPU_OPT"], "evolution is off by default"
+    assert switches.resolve({"ENABLE_EVOLUTION": "on"}).on == ["ENABLE_TPU_OPT", "ENABLE_EVOLUTION"]
     assert resolved.not_yet == ["ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"]
     assert resolved.lines()[1] == "ENABLE_CAUSAL=true: not in Torus yet; the run does without it"
     off = switches.resolve({"ENABLE_OPTIMIZATIONS": "no", "ENABLE_EVOLUTION": "on"})

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search for a configuration, then train the best one: what a launch with ENABLE_EVOLUTION=true starts on each host.
+
+    python scripts/search_then_train.py --name=NAME --root=FOLDER --trials=12 ... -- --config=configs/small.py ...
+
+The words before `--` are flags of `sweep.py search`, and those after it are arguments of train.py. Both continue what
+an earlier start left: a search that has ended is not repeated. The keys of the best trial come before the typed ones.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from checkpointing.bucket import path_of
+
+
+def best(flags: list[str]) -> dict[str, object]:
+    """Return the configuration keys of the best trial, which `sweep.py search` wrote."""
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
+    found = json.loads(path_of(f"{given['root']}/{given['name']}/best.json").read_text())
+    print(f"the best of {given['trials']} trials is trial {found['trial']}: {found['changes']}", flush=True)
+    return found["changes"]
+
+
+def main(words: list[str]) -> int:
+    """Search, and continue as train.py; return the status of a search that did not end well."""
+    if "--" not in words:
+        print("error: no `--`; write SEARCH_FLAGS -- TRAIN_ARGUMENTS", file=sys.stderr)
+        return 2
+    flags, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the group of processes gets it: the search saves and ends
+    if status := subprocess.run([sys.executable, "sweep.py", "search", *flags], cwd=ROOT).returncode:
+        return status
+    keys = [f"--config.{key}={value}" for key, value in best(flags).items()]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "train.py", *keys, *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
