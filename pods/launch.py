@@ -106,7 +106,7 @@ def training_program(arguments: list[str], workdir: str) -> list[str]:
 
 
 def searching_program(arguments: list[str], workdir: str) -> list[str]:
-    """Return the words after `python` that search SEARCH_SPACE with SEARCH_TRIALS short trials, and then train the best.
+    """Return the words after `python` that search SEARCH_SPACE with SEARCH_TRIALS trials, and then train the best.
 
     The trials have all arguments of the run except its number of steps and its folder.
     """
