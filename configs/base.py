@@ -292,6 +292,26 @@ batch.learning_rate = Key(
 )  # fmt: skip
 batch.noise_scale = Key(False, "whether to measure the gradient noise scale (arXiv:1812.06162), in sequences")
 
+plasticity = Section(KEYS, "plasticity")  # so that a network that is trained for long, on changing data, still learns
+plasticity.method = Key(
+    "none", "what keeps the network able to learn, see docs/plasticity.md",
+    choices=("none", "continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw"),
+)  # fmt: skip
+plasticity.rate = Key(
+    1e-4, "share of the mature hidden units that continual_backprop and redraw replace in a step", most=1
+)
+plasticity.maturity = Key(100, "steps after which a new hidden unit may be replaced")
+plasticity.decay = Key(0.99, "decay of the running means of activations and utilities", below=1)
+plasticity.dormant_below = Key(0.025, "a hidden unit is dormant up to this fraction of its layer's mean |activation|")
+plasticity.every = Key(1000, "steps between two applications of redo or shrink_perturb", above=0)
+plasticity.strength = Key(1e-3, "weight of |theta - theta_0|^2 in the loss, of l2_init")
+plasticity.shrink = Key(0.1, "fraction by which shrink_perturb shrinks the weights", most=1)
+plasticity.perturb = Key(0.01, "factor of newly drawn initial weights that shrink_perturb adds")
+plasticity.measure = Key(
+    0, "steps between measurements of the effective rank of hidden units; above 0, each step also reports "
+    "dormant_share and weight_norm; 0: off",
+)  # fmt: skip
+
 checkpoint = Section(KEYS, "checkpoint", RESUME | UNCOMPILED)
 checkpoint.resume = Key(True, "whether a workdir with a checkpoint is resumed; false: it is refused")
 checkpoint.keep = Key(2, "number of newest checkpoints that are kept", above=0, scope=READ)

@@ -8,6 +8,7 @@ from settings.resolving import Loaded
 
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
+OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
@@ -49,6 +50,10 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("data.source", ("python", "synthetic", *PUZZLES), "data.mixture", NONE, "which auto and text read"),
     ("data.source", ("python", "synthetic", *PUZZLES), "data.validation_path", NONE, "which auto and text read"),
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
+    ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
+    ("plasticity.method", OF_PLASTICITY, "train.objective", ("language_modeling",), "others run several models"),
+    ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
+    ("plasticity.measure", ANY, "train.objective", ("language_modeling",), "others run several models"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
     ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),
@@ -69,6 +74,10 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
     ("train.objective", "language_modeling", ("preference.beta",)),
     ("lora.rank", 0, ("lora.alpha", "lora.targets")),
+    ("plasticity.method", "none", (
+        "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",
+        "plasticity.perturb",
+    )),
     ("batch.fit", "none", ("batch.memory_gib",)),
     ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
 )  # fmt: skip
