@@ -102,6 +102,7 @@ model.remat = Key(
     "none", "what is kept for the backward pass, from everything (none) to nothing (full); the rest is recomputed",
     choices=("none", "dots", "mlp", "up", "attention", "query", "attended", "full"), scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
+model.levels = Key(256, "of mlp_classifier: inputs are integers below it, of which the largest counts as 1", least=2)
 # Of models/trm.py only:
 model.mixer = Key("attention", "what mixes positions; mlp: a SwiGLU over them", choices=("attention", "mlp"))
 model.positions = Key("rope", "how a position is encoded", choices=("rope", "learned", "sinusoidal", "none"))

@@ -9,7 +9,9 @@ from settings.resolving import Loaded
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
 OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
+OF_ONE_MODEL = ("language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+OF_WINDOWS = ("python", "synthetic", "labeled", *PUZZLES)
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
     ("model.num_experts", ANY, "model.activation", ("silu",), ""),
@@ -23,6 +25,13 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.rope_scaling", ("none", "linear"), "model.rope_original_length", NONE, "which llama3 and yarn read"),
     ("model.rope_scaling", ("llama3", "yarn"), "model.rope_original_length", ANY, "that the weights were trained on"),
     ("model.name", ("trm",), "train.objective", ("recursive",), ""),
+    ("model.name", ("mlp_classifier",), "train.objective", ("classification",), ""),
+    ("model.name", ("mlp_classifier",), "data.source", ("labeled",), ""),
+    ("model.name", ("mlp_classifier",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("mlp_classifier",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("train.objective", ("classification",), "model.name", ("mlp_classifier",), ""),
+    ("train.objective", ("classification",), "evaluation.chunk_tokens", NONE, "that is of language models"),
+    ("train.objective", ("classification",), "evaluation.tasks", NONE, "which are texts"),
     ("model.name", ("trm",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
@@ -47,13 +56,13 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("lora.rank", ANY, "distillation.teacher", NONE, ""),
     ("lora.rank", ANY, "model.quantization", ("none",), ""),
     ("data.source", ("python", "synthetic"), "data.path", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES), "data.mixture", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES), "data.validation_path", NONE, "which auto and text read"),
+    ("data.source", OF_WINDOWS, "data.mixture", NONE, "which auto and text read"),
+    ("data.source", OF_WINDOWS, "data.validation_path", NONE, "which auto and text read"),
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
     ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
-    ("plasticity.method", OF_PLASTICITY, "train.objective", ("language_modeling",), "others run several models"),
+    ("plasticity.method", OF_PLASTICITY, "train.objective", OF_ONE_MODEL, "others run several models"),
     ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
-    ("plasticity.measure", ANY, "train.objective", ("language_modeling",), "others run several models"),
+    ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
     ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),

@@ -5,22 +5,13 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax.traverse_util import flatten_dict
 
-from configs.errors import ConfigError
 from core import assembly
-from layers import units
-from layers.units import Units
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, initial_state, placed, small_config
-from training.optimizers import Weights
-from training.plasticity import replacement
-from training.plasticity.methods import METHODS
-from training.step_transform import StepChange, StepContext
 
 MLP = ("stack", "blocks", "mlp")
 EXPERTS = (("num_experts", 8), ("experts_per_token", 2), ("shared_experts", 1), ("mlp_dim", 28))
