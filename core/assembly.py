@@ -23,6 +23,7 @@ from configs.topologies import COMPILER_OPTIONS
 from core import models
 from core.models import Models, with_sharding
 from layers.axes import declared_axes, declared_stddevs
+from layers.units import Units
 from objectives.objective import Objective
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
@@ -69,6 +70,11 @@ class Run:
     def graph(self) -> nnx.GraphDef:
         """The trained model without its parameters."""
         return self.models.graphs.trained
+
+    @property
+    def hidden_units(self) -> tuple[Units, ...]:
+        """The hidden units of the trained model."""
+        return models.model_module(self.config).hidden_units(self.config.model)
 
     @property
     def abstract_frozen(self) -> dict[str, dict]:

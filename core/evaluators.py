@@ -12,8 +12,9 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from configs.errors import ConfigError
+from core import effective_rank
 from core.assembly import Run, assemble
-from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.evaluation import evaluate_heldout, heldout_batches, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
@@ -139,7 +140,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -196,6 +197,24 @@ class Tasks(Evaluator):
         return scores.lines(figures)
 
 
+class EffectiveRank(Evaluator):
+    """The effective rank of the hidden units of each layer on a held-out batch, see core/effective_rank.py."""
+
+    name = "plasticity"
+
+    def __init__(self, every: int):
+        """Measure every so many steps."""
+        self.every = every
+
+    def evaluate(self, context):
+        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
+        if context.stop():
+            return None
+        batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
+        ranks_L = effective_rank.of_batch(context.run, context.params, batch)
+        return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
+
+
 def task_items(config) -> list[questions.Item]:
     """Return the items of `evaluation.tasks`, which must be equal on all hosts.
 
@@ -222,7 +241,9 @@ def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
         return []
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks]
+    every = config.plasticity.measure
+    of_units = [EffectiveRank(every)] if every else []
+    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks, *of_units]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:

@@ -62,6 +62,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.method", OF_PLASTICITY, "train.objective", OF_ONE_MODEL, "others run several models"),
     ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
+    ("plasticity.measure", ANY, "evaluation.chunk_tokens", NONE, "it measures whole sequences"),
     ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),

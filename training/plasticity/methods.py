@@ -97,7 +97,8 @@ class ReplaceLeastUseful(Method):
         """Return the change with replaced units, and the scalar `units_replaced` since the start of the run."""
         surgeon = Surgeon(change, self.weights.stddevs, key_of_step(self.seed, context.state.step))
         new, count = {"age": [], "mean": [], "utility": [], "due": []}, memory["replaced"]
-        for units in self.weights.units:
+        last_first = self.weights.units[::-1]  # so that a new unit of the next layer reads nothing from replaced units
+        for units in last_first:
             kept = {name: from_memory(memory[name], units) for name in new}
             kept, scores_U = self._judged(kept, units, change.params, context.measured)
             is_mature = kept["age"] > self.keys.maturity
@@ -115,7 +116,7 @@ class ReplaceLeastUseful(Method):
             new["due"].append(due - number)
             for name in ("age", "mean", "utility"):
                 new[name].append(jnp.where(mask_U, jnp.zeros_like(kept[name]), kept[name]))
-        memory = {name: to_memory(arrays, self.weights.units) for name, arrays in new.items()}
+        memory = {name: to_memory(arrays, last_first) for name, arrays in new.items()}
         return surgeon.result(), memory | {"replaced": count}, {"units_replaced": count.astype(jnp.float32)}
 
     def _judged(self, kept: dict, units: Units, params: dict, measured: dict) -> tuple[dict, jax.Array]:
@@ -175,12 +176,12 @@ class ReDo(Method):
 
         def replaced():
             surgeon, kept, count = Surgeon(change, self.weights.stddevs, key), [], memory["replaced"]
-            for units, activity_U in zip(self.weights.units, active, strict=True):
+            for units, activity_U in zip(self.weights.units[::-1], active[::-1], strict=True):
                 mask_U = replacement.dormant(activity_U, self.keys.dormant_below)
                 surgeon.replace(units, mask_U)
                 kept.append(jnp.where(mask_U, activity_U.mean(axis=-1, keepdims=True), activity_U))
                 count = count + mask_U.sum()
-            return surgeon.result(), kept, count
+            return surgeon.result(), kept[::-1], count
 
         is_due = (context.state.step + 1) % self.keys.every == 0
         change, active, count = jax.lax.cond(is_due, replaced, lambda: (change, active, memory["replaced"]))
