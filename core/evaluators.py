@@ -140,7 +140,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name, StreamTasks.name}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -197,6 +197,33 @@ class Tasks(Evaluator):
         return scores.lines(figures)
 
 
+class StreamTasks(Evaluator):
+    """The objective's metrics on the held-out data of each task of `data.stream`, earlier and later ones too."""
+
+    name = "stream"
+
+    def __init__(self, every: int, num_batches: int):
+        """Evaluate on `num_batches` global batches of each task."""
+        self.every, self.num_batches = every, num_batches
+
+    def evaluate(self, context):
+        """Return {path of the task/metric: mean}."""
+        found, corpus = {}, context.corpus
+        for path, heldout in zip(corpus.names, corpus.tasks, strict=True):
+            result = evaluate_heldout(
+                context.run, context.params, dataclasses.replace(corpus, heldout=heldout), context.stop,
+                self.num_batches, context.frozen, context.on_lost,
+            )  # fmt: skip
+            if result is None:
+                return None
+            found |= {f"{path}/{metric}": mean for metric, mean in result[0].items()}
+        return found
+
+    def lines(self, context, figures):
+        """Return a line for each figure."""
+        return [f"task {name}: {figure:.4f}" for name, figure in figures.items()]
+
+
 class EffectiveRank(Evaluator):
     """The effective rank of the hidden units of each layer on a held-out batch, see core/effective_rank.py."""
 
@@ -241,9 +268,10 @@ def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
         return []
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    every = config.plasticity.measure
-    of_units = [EffectiveRank(every)] if every else []
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks, *of_units]
+    of_units = [EffectiveRank(config.plasticity.measure)] if config.plasticity.measure else []
+    every, batches = config.train.eval_every, config.evaluation.batches
+    of_stream = [StreamTasks(every, batches)] if corpus.tasks else []
+    return [HeldOut(every, batches), Votes(), *of_tasks, *of_units, *of_stream]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:
