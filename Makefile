@@ -63,9 +63,9 @@ else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause i
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve studies"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve studies bench"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface interop lm-eval serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve, studies))
+	$(if $(filter-out huggingface interop lm-eval serve studies bench,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve, studies, bench))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -122,6 +122,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock,requirements-lm-eval.lock)
 	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
 	$(call compile,--group studies -c requirements.lock,requirements-studies.lock)
+	$(call compile,--group bench -c requirements.lock,requirements-bench.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -102,6 +102,7 @@ model.remat = Key(
     "none", "what is kept for the backward pass, from everything (none) to nothing (full); the rest is recomputed",
     choices=("none", "dots", "mlp", "up", "attention", "query", "attended", "full"), scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
+model.levels = Key(256, "of mlp_classifier: inputs are integers below it, of which the largest counts as 1", least=2)
 # Of models/trm.py only:
 model.mixer = Key("attention", "what mixes positions; mlp: a SwiGLU over them", choices=("attention", "mlp"))
 model.positions = Key("rope", "how a position is encoded", choices=("rope", "learned", "sinusoidal", "none"))
@@ -172,6 +173,7 @@ data = Section(KEYS, "data", RESUME | READ | UNCOMPILED)  # docs/resume.md says 
 data.source = Key("auto", "a function of input_pipeline/sources.py; auto: by the suffix of path, python without one")
 data.path = Key("", "file, directory or glob; for huggingface a directory or a name on the hub, and :SPLIT (train)")
 data.mixture = Key("", 'instead of data.path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"')
+data.stream = Key("", 'instead of data.path: tasks one after the other, paths with examples, "a.txt:1000,b.txt:1000"')
 data.field = Key("text", "column or key with the document, in jsonl, parquet, tfrecord, csv, huggingface")
 data.subset = Key("", "subset (configuration) of a Hugging Face dataset")
 data.bad_documents = Key(
@@ -291,6 +293,26 @@ batch.learning_rate = Key(
     choices=("none", "sqrt", "linear"),
 )  # fmt: skip
 batch.noise_scale = Key(False, "whether to measure the gradient noise scale (arXiv:1812.06162), in sequences")
+
+plasticity = Section(KEYS, "plasticity")  # so that a network that is trained for long, on changing data, still learns
+plasticity.method = Key(
+    "none", "what keeps the network able to learn, see docs/plasticity.md",
+    choices=("none", "continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw"),
+)  # fmt: skip
+plasticity.rate = Key(
+    1e-4, "share of the mature hidden units that continual_backprop and redraw replace in a step", most=1
+)
+plasticity.maturity = Key(100, "steps after which a new hidden unit may be replaced")
+plasticity.decay = Key(0.99, "decay of the running means of activations and utilities", below=1)
+plasticity.dormant_below = Key(0.025, "a hidden unit is dormant up to this fraction of its layer's mean |activation|")
+plasticity.every = Key(1000, "steps between two applications of redo or shrink_perturb", above=0)
+plasticity.strength = Key(1e-3, "weight of |theta - theta_0|^2 in the loss, of l2_init")
+plasticity.shrink = Key(0.1, "fraction by which shrink_perturb shrinks the weights", most=1)
+plasticity.perturb = Key(0.01, "factor of newly drawn initial weights that shrink_perturb adds")
+plasticity.measure = Key(
+    0, "steps between measurements of the effective rank of hidden units; above 0, each step also reports "
+    "dormant_share and weight_norm; 0: off",
+)  # fmt: skip
 
 checkpoint = Section(KEYS, "checkpoint", RESUME | UNCOMPILED)
 checkpoint.resume = Key(True, "whether a workdir with a checkpoint is resumed; false: it is refused")

@@ -22,7 +22,8 @@ from configs.base import BATCH_AXES, supports_shard_map
 from configs.topologies import COMPILER_OPTIONS
 from core import models
 from core.models import Models, with_sharding
-from layers.axes import declared_axes
+from layers.axes import declared_axes, declared_stddevs
+from layers.units import Units
 from objectives.objective import Objective
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
@@ -69,6 +70,11 @@ class Run:
     def graph(self) -> nnx.GraphDef:
         """The trained model without its parameters."""
         return self.models.graphs.trained
+
+    @property
+    def hidden_units(self) -> tuple[Units, ...]:
+        """The hidden units of the trained model."""
+        return models.model_module(self.config).hidden_units(self.config.model)
 
     @property
     def abstract_frozen(self) -> dict[str, dict]:
@@ -156,7 +162,7 @@ def assemble(
     shardings = _state_shardings(abstract_state, weights, mesh)
     make = functools.partial(
         make_gradient, built.graphs, objective.loss, num_microbatches=num_microbatches,
-        on_microbatch=on_microbatch if slow else None,
+        on_microbatch=on_microbatch if slow else None, measures=step_transform.measures(update.transforms),
     )  # fmt: skip
     gradient, num_parts = _gradient(
         config, make, built, update, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map
@@ -212,7 +218,10 @@ def _update(config, built: Models, rate_factor: float, transforms: Sequence[Step
     schedule = schedules.scaled(schedule, rate_factor)
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(built.trained).items()}
-    weights = optimizers.Weights(axes, config.model.embed_dim / base_dim if base_dim else 1.0)
+    weights = optimizers.Weights(
+        axes, config.model.embed_dim / base_dim if base_dim else 1.0, declared_stddevs(built.trained),
+        models.model_module(config).hidden_units(config.model),
+    )  # fmt: skip
     direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
     optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     transforms = *step_transform.of_config(config, weights, schedule), *transforms
@@ -248,23 +257,24 @@ def _gradient(
       slow: whether microbatches report progress.
       uses_shard_map: whether each device computes its own part in a shard_map.
     """
-    measures = any(transform.measures_parts for transform in update.transforms)
+    measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)
     if not uses_shard_map:
         groups = {} if slow or num_microbatches == 1 else once
         square = functools.partial(noise.part_square, optimizers.norm(update.weights))
-        gradient = make(groups=groups, part_square=square if measures else None)
-        return gradient, measures * num_microbatches * math.prod(groups.values())
+        gradient = make(groups=groups, part_square=square if measures_parts else None)
+        return gradient, measures_parts * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict(update.weights.axes)
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     reduce_once = num_microbatches > 1 and "fsdp" in once and not built.frozen
     square, of_devices = part_square(axes, specs, config.mesh, reduce_once=reduce_once)
     gradient = shard_map_gradient(
-        make(part_square=square if measures else None), axes, specs, reduce_once=reduce_once,
+        make(part_square=square if measures_parts else None), axes, specs, reduce_once=reduce_once,
         reduce_dtype=None if config.train.sum_dtype == "auto" else jnp.dtype(config.train.sum_dtype),
         frozen_specs=jax.tree.map(lambda leaf: leaf.sharding.spec, built.frozen),
+        measures=step_transform.measures(update.transforms),
     )  # fmt: skip
-    return gradient, measures * num_microbatches * of_devices
+    return gradient, measures_parts * num_microbatches * of_devices
 
 
 def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainState:
@@ -280,8 +290,7 @@ def _state_shardings(abstract_state: TrainState, weights: dict, mesh) -> TrainSt
     shapes = {path: leaf.shape for path, leaf in flatten_dict(abstract_state.params).items()}
 
     def of_leaf(path, leaf):
-        keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
-        weight = next((keys[n:] for n in range(len(keys)) if keys[n:] in shapes), None)
+        weight = optimizers.path_of_weight(path, shapes)
         if weight is None or leaf.shape == (1,) * leaf.ndim or leaf.ndim != len(shapes[weight]):
             return replicated
         sizes = list(zip(leaf.shape, shapes[weight], strict=True))

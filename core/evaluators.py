@@ -12,8 +12,9 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from configs.errors import ConfigError
+from core import effective_rank
 from core.assembly import Run, assemble
-from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.evaluation import evaluate_heldout, heldout_batches, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
@@ -139,7 +140,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name, StreamTasks.name}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -196,6 +197,51 @@ class Tasks(Evaluator):
         return scores.lines(figures)
 
 
+class StreamTasks(Evaluator):
+    """The objective's metrics on the held-out data of each task of `data.stream`, earlier and later ones too."""
+
+    name = "stream"
+
+    def __init__(self, every: int, num_batches: int):
+        """Evaluate on `num_batches` global batches of each task."""
+        self.every, self.num_batches = every, num_batches
+
+    def evaluate(self, context):
+        """Return {path of the task/metric: mean}."""
+        found, corpus = {}, context.corpus
+        for path, heldout in zip(corpus.names, corpus.tasks, strict=True):
+            result = evaluate_heldout(
+                context.run, context.params, dataclasses.replace(corpus, heldout=heldout), context.stop,
+                self.num_batches, context.frozen, context.on_lost,
+            )  # fmt: skip
+            if result is None:
+                return None
+            found |= {f"{path}/{metric}": mean for metric, mean in result[0].items()}
+        return found
+
+    def lines(self, context, figures):
+        """Return a line for each figure."""
+        return [f"task {name}: {figure:.4f}" for name, figure in figures.items()]
+
+
+class EffectiveRank(Evaluator):
+    """The effective rank of the hidden units of each layer on a held-out batch, see core/effective_rank.py."""
+
+    name = "plasticity"
+
+    def __init__(self, every: int):
+        """Measure every so many steps."""
+        self.every = every
+
+    def evaluate(self, context):
+        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
+        if context.stop():
+            return None
+        batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
+        ranks_L = effective_rank.of_batch(context.run, context.params, batch)
+        return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
+
+
 def task_items(config) -> list[questions.Item]:
     """Return the items of `evaluation.tasks`, which must be equal on all hosts.
 
@@ -222,7 +268,10 @@ def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
         return []
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks]
+    of_units = [EffectiveRank(config.plasticity.measure)] if config.plasticity.measure else []
+    every, batches = config.train.eval_every, config.evaluation.batches
+    of_stream = [StreamTasks(every, batches)] if corpus.tasks else []
+    return [HeldOut(every, batches), Votes(), *of_tasks, *of_units, *of_stream]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares a corpus: documents are found, split, tokenized once, stored, and opened as window sources."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 
 from input_pipeline.cache import cache_folder, digest_of_json
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.errors import DataError
-from input_pipeline.mixture import Mixture, mixture_of_one, parse
+from input_pipeline.mixture import History, Mixture, parse, parse_stream
 from input_pipeline.reading.documents import Document, Span, hold_out, scan
 from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
@@ -34,6 +35,7 @@ class Corpus:
     names: tuple[str, ...] = ()  # of the parts of .train: their data paths, or the source if it has no path
     documents: tuple[list[Document], ...] | None = None  # of each part of .train, in stored order, if asked for
     stores: tuple[Store, ...] = ()  # of its shards
+    tasks: tuple[Windows, ...] = ()  # held-out data of each part of a stream, which are evaluated apart
 
     @property
     def is_of_conversations(self) -> bool:
@@ -78,11 +80,13 @@ def prepare(
     Raises:
         DataError: an error that the user can correct, in one line.
     """
-    paths, weights = parse(data.mixture) if data.mixture else ([data.path], None)
+    paths, history = _plan(data)
     read = partial(_read, data, paths, vocab_size=vocab_size, seed=seed)
     found = read(announce)
     if isinstance(found[0], tuple):
-        return _of_windows(mixture_of_one(found[0][0]), found[0][1], data)
+        return _of_windows(
+            Mixture(tuple(train for train, _ in found), history), [rest for _, rest in found], paths, data
+        )
 
     def again(announce: Announce) -> list[Splits]:
         return _parts(data, paths, read(announce), announce)
@@ -92,10 +96,15 @@ def prepare(
     stores = _stores(parts, again, tokenizer, data, announce)
     kind = WINDOWS.get(data.source, TokenWindows)
     trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store.manifest["splits"]]
-    train = Mixture(tuple(trained_on), ((0, weights),)) if weights else mixture_of_one(trained_on[0])
+    train = Mixture(tuple(trained_on), history)
     kept = tuple([span.document for span in part["train"]] for part in parts if "train" in part)
     names = tuple(path or "python" for path in paths)  # the source that needs no path
-    return replace(_corpus(tokenizer, train, stores, kind), names=names, documents=kept if with_documents else None)
+    tasks = ()
+    if data.stream and not data.validation_path:
+        tasks = tuple(open_windows([store], "heldout", kind) for store in stores)
+    return replace(
+        _corpus(tokenizer, train, stores, kind), names=names, documents=kept if with_documents else None, tasks=tasks
+    )
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
@@ -106,11 +115,11 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> C
     Raises:
         DataError: as `prepare`.
     """
-    paths = [data.validation_path] if data.validation_path else parse(data.mixture)[0] if data.mixture else [data.path]
+    paths = [data.validation_path] if data.validation_path else _plan(data)[0]
     read = partial(_read, data, paths, vocab_size=vocab_size, seed=0)
     found = read(announce)
     if isinstance(found[0], tuple):
-        return _of_windows(Mixture((), ()), found[0][1], data)
+        return _of_windows(Mixture((), ()), [heldout for _, heldout in found], paths, data)
 
     def again(announce: Announce) -> list[Splits]:
         return _held_out(data, paths, read(announce), announce)
@@ -118,6 +127,16 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> C
     tokenizer = open_tokenizer(data.tokenizer)
     stores = _stores(_held_out(data, paths, found, announce), again, tokenizer, data, announce)
     return _corpus(tokenizer, Mixture((), ()), stores, WINDOWS.get(data.source, TokenWindows))
+
+
+def _plan(data) -> tuple[list[str], History]:
+    """Return the paths of the parts, and the sections of the run."""
+    if data.stream:
+        return parse_stream(data.stream)
+    if data.mixture:
+        paths, weights = parse(data.mixture)
+        return paths, ((0, weights),)
+    return [data.path], ((0, (Fraction(1),)),)
 
 
 def _read(data, paths: list[str], announce: Announce, *, vocab_size: int, seed: int) -> list:
@@ -134,8 +153,13 @@ def _corpus(tokenizer, train: Mixture, stores: list[Store], kind: type[TokenWind
     return replace(corpus, unigram_bits_per_byte=unigram_bits_per_byte(train.parts, heldout, tokenizer.vocab_size))
 
 
-def _of_windows(train: Mixture, heldout: Windows, data) -> Corpus:
-    return Corpus(None, train, heldout, heldout.digest, names=(data.path or data.source,))
+def _of_windows(train: Mixture, heldout: Sequence[Windows], paths: list[str], data) -> Corpus:
+    """Return the corpus of window sources; that of a stream is evaluated on its first task, and on each by name."""
+    names = tuple(path or data.source for path in paths)
+    if len(heldout) == 1:
+        return Corpus(None, train, heldout[0], heldout[0].digest, names=names)
+    digest = digest_of_json([windows.digest for windows in heldout])
+    return Corpus(None, train, heldout[0], digest, names=names, tasks=tuple(heldout))
 
 
 def _parts(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:

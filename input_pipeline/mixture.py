@@ -4,7 +4,7 @@
 With weights w_k, the first n examples contain n * w_k of part k, with an error below one, for every n. The weights are
 fractions, so the choice repeats with the period of their common denominator, and a table of that length locates any
 example in constant time. Each part has its own order of windows in each epoch. New weights begin a new section of the
-run, in which every part continues at its position.
+run, in which every part continues at its position. A stream of tasks is a mixture whose sections have one part each.
 
 An example is a position in the resulting order: 0, 1, ... . A run takes them in order but skips some ranges, such as
 those on which it diverged. So the example that it takes as number t may have a higher position.
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from itertools import accumulate
 from math import lcm
 
 import numpy as np
@@ -25,9 +26,11 @@ from input_pipeline.windows import Windows
 LONGEST_PERIOD = 100_000  # of a schedule; it allows weights of five digits
 FOREVER = 1 << 62  # examples
 EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
+TASKS = "a.txt:1000,b.txt:1000"
 SEVERAL = re.compile(r", *[0-9.]+ ")  # parts with a comma between them
 
 Weights = tuple[Fraction, ...]
+History = tuple[tuple[int, Weights], ...]
 
 
 def parse(text: str) -> tuple[list[str], Weights]:
@@ -64,6 +67,26 @@ def _parse_part(part: str) -> tuple[Fraction, str]:
     if fraction < 0 or not path or SEVERAL.search(path):
         raise DataError(f"data.mixture: {part!r} is not a weight and a path; write, for example, {EXAMPLE!r}")
     return fraction, path.strip()
+
+
+def parse_stream(text: str) -> tuple[list[str], History]:
+    """Return the paths of data.stream, each once, and the sections of the run: one path at a time.
+
+    After the last task's examples its path continues. A path that returns continues at its position.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    tasks = [task.strip().rpartition(":") for task in text.split(",")]
+    for path, _, count in tasks:
+        if not path or not re.fullmatch(r"[1-9]\d{0,17}", count):
+            raise DataError(f"data.stream={text!r} must be paths with a number of examples each, such as {TASKS!r}")
+    paths = list(dict.fromkeys(path for path, *_ in tasks))
+    firsts = [0, *accumulate(int(count) for *_, count in tasks)]
+    alone = {path: tuple(Fraction(path == other) for other in paths) for path in paths}
+    sections = [(first, alone[path]) for first, (path, *_) in zip(firsts, tasks, strict=False)]
+    return paths, tuple(section for last, section in zip([None, *sections], sections, strict=False)
+                        if last is None or last[1] != section[1])  # fmt: skip
 
 
 class Schedule:
@@ -113,7 +136,7 @@ class Mixture:
     """The training data of a run: window sources, the history of their weights, and skipped examples."""
 
     parts: tuple[Windows, ...]  # all parts give the same arrays
-    history: tuple[tuple[int, Weights], ...]  # first example and weights of each section, from example 0 on
+    history: History  # first example and weights of each section, from example 0 on
     skips: tuple[tuple[int, int], ...] = ()  # (examples taken and skipped before it, number skipped)
 
     @property
@@ -170,7 +193,7 @@ class Mixture:
         return parts, indices
 
     def resume(self, stored: list | None, taken: int, skips: Iterable[Iterable[int]] = ()) -> "Mixture":
-        """Return this mixture resumed from an earlier run: with its sections and skips, and with our weights from here.
+        """Return this mixture resumed from an earlier run: with its sections and skips, and with ours from here.
 
         Args:
             stored: result of `record` in the earlier run, which has the same parts; None: it had these weights.
@@ -178,11 +201,12 @@ class Mixture:
             skips: of the earlier run.
         """
         earlier = self.recorded(stored or self.record(), skips)
-        example, weights = int(earlier.examples(taken)), self.history[-1][1]
+        example = int(earlier.examples(taken))
+        weights = [weights for first, weights in self.history if first <= example][-1]
         history = [section for section in earlier.history if section[0] < example]
         if not history or history[-1][1] != weights:
             history.append((example, weights))
-        return replace(earlier, history=tuple(history))
+        return replace(earlier, history=(*history, *(section for section in self.history if section[0] > example)))
 
     def recorded(self, stored: list, skips: Iterable[Iterable[int]]) -> "Mixture":
         """Return the mixture of these parts whose `record` and skips were stored as JSON.

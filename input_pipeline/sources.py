@@ -17,6 +17,7 @@ from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
 from input_pipeline.errors import DataError
+from input_pipeline.labeled import LabeledWindows, split
 from input_pipeline.puzzles import build
 from input_pipeline.reading import formats, hugging_face, remote
 from input_pipeline.reading.documents import Document, TextFile
@@ -127,6 +128,15 @@ def python(data, path: str, **_) -> Iterable[Document]:
 def synthetic(data, path: str, *, vocab_size: int, seed: int, **_) -> tuple[MarkovWindows, MarkovWindows]:
     """Return windows of a random Markov chain over vocab_size tokens, with 1.75 bits per token; it reads no files."""
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
+
+
+@source
+def labeled(data, path: str, **_) -> tuple[LabeledWindows, LabeledWindows]:
+    """Return rows of integers with a label, from one file of comma-separated values."""
+    (file, *others) = find_files(path)
+    if others:
+        raise DataError(f"data path {path!r} names {1 + len(others)} files; data.source=labeled reads one")
+    return split(file, data.holdout_fraction)
 
 
 def format_of(file: Path) -> type[RecordFile] | None:

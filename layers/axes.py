@@ -15,13 +15,14 @@ from flax.core import spmd
 
 def weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
     """Declare a float32 weight, normally distributed around 0, its dimensions named by `axes`."""
-    return nnx.Param(stddev * jax.random.normal(rngs.params(), shape), out_sharding=axes)
+    return nnx.Param(stddev * jax.random.normal(rngs.params(), shape), out_sharding=axes, stddev=stddev)
 
 
 def truncated_weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
     """Declare a float32 weight from a normal distribution truncated at 2 deviations, rescaled to `stddev`."""
     truncated = 0.87962566103423978  # the standard deviation of a unit normal truncated at 2
-    return nnx.Param(stddev / truncated * jax.random.truncated_normal(rngs.params(), -2, 2, shape), out_sharding=axes)
+    draws = jax.random.truncated_normal(rngs.params(), -2, 2, shape)
+    return nnx.Param(stddev / truncated * draws, out_sharding=axes, stddev=stddev)
 
 
 def scale(size: int, axes: tuple) -> nnx.Param:
@@ -40,6 +41,11 @@ def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
     Read the metadata here alone: flax has renamed it more than once.
     """
     return {path: (param.shape, param.get_metadata("out_sharding")) for path, param in nnx.to_flat_state(state)}
+
+
+def declared_stddevs(state: nnx.State) -> dict[tuple, float]:
+    """Return {path: standard deviation of the initial distribution} of the Params of a model; 0 for constant values."""
+    return {path: param.get_metadata("stddev", 0.0) for path, param in nnx.to_flat_state(state)}
 
 
 def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:

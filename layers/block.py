@@ -125,7 +125,7 @@ class Stack(Freezable):
             caches = [cache for cache, *_ in outputs] if caches else None
             others = _stacked([others for _, *others in outputs])
         figures, recorded = others
-        taps.add_layers(recorded)
+        taps.add(recorded)
         return jnp.concatenate(streams), caches, figures
 
     def _apply(self, graph: nnx.GraphDef, axes: dict, context: list[tuple], *, alone: bool) -> Callable:
@@ -144,7 +144,7 @@ class Stack(Freezable):
             weights, cache, keys, number = layer
             weights = gather(weights, axes, streams[0].dtype)  # under remat, the backward pass gathers again
             block, parts, figures = nnx.merge(graph, weights), [], []
-            with taps.layer(number) as recorded:
+            with taps.body(number) as recorded:
                 for n, x_BTD in enumerate(streams):
                     x_BTD, cache, of_part = block(x_BTD, *context[n], cache, None if keys is None else keys[n])
                     parts.append(x_BTD)

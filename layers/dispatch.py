@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from layers import grouped
+from layers import grouped, taps
 from layers.axes import as_axis_tuple, mesh_axes, num_shards
 from layers.products import einsum
 
@@ -53,24 +53,29 @@ def dropless(x_MD: jax.Array, experts: jax.Array, gates: jax.Array, weights: tup
         slots = slots_of_equal_bins(order, capacity, number * capacity)
         received = _all_to_all(permute_rows(jnp.tile(x_MD, (len(experts), 1)), slots.pair, slots.of_pair), axes)
         chosen = _all_to_all(pairs.at[slots.pair].get(mode="fill", fill_value=num_devices * num_local), axes)
-        y = _grouped_mlp(received, chosen - num_local * jax.lax.axis_index(axes), weights)
+        with taps.body() as recorded:
+            y = _grouped_mlp(received, chosen - num_local * jax.lax.axis_index(axes), weights)
         y = permute_rows(_all_to_all(y, axes), slots.of_pair, slots.pair)
-        return _combine(y.reshape(*experts.shape, -1), gates)
+        return _combine(y.reshape(*experts.shape, -1), gates), recorded
 
-    y_MD = exchanged(0, x_MD, gates, weights)
+    first = exchanged(0, x_MD, gates, weights)
     rounds = math.ceil(len(pairs) / capacity)
     if rounds == 1:
+        y_MD, recorded = first
+        taps.add(recorded)
         return y_MD, dropped
     largest = jax.lax.pmax(jnp.diff(order.firsts).max(), jax.sharding.get_abstract_mesh().axis_names)
     again = jax.checkpoint(exchanged)
 
-    def next_round(y_MD, number):
-        more = lambda: y_MD + again(number, x_MD, gates, weights)  # noqa: E731
-        return jax.lax.cond(largest > number * capacity, more, lambda: y_MD), None  # the same branch on all devices
+    def next_round(sums, number):
+        more = lambda: jax.tree.map(jnp.add, sums, again(number, x_MD, gates, weights))  # noqa: E731
+        return jax.lax.cond(largest > number * capacity, more, lambda: sums), None  # the same branch on all devices
 
     with jax.named_scope(SELDOM):
-        more_rounds = lambda: jax.lax.scan(next_round, y_MD, jnp.arange(1, rounds))[0]  # noqa: E731
-        return jax.lax.cond(largest > capacity, more_rounds, lambda: y_MD), dropped
+        more_rounds = lambda: jax.lax.scan(next_round, first, jnp.arange(1, rounds))[0]  # noqa: E731
+        y_MD, recorded = jax.lax.cond(largest > capacity, more_rounds, lambda: first)
+    taps.add(recorded)
+    return y_MD, dropped
 
 
 def with_capacity(
@@ -86,7 +91,9 @@ def with_capacity(
     slots = slots_of_equal_bins(sort(pairs, num_experts), capacity, 0)
     x = _all_to_all(permute_rows(jnp.tile(x_MD, (len(experts), 1)), slots.pair, slots.of_pair), axes)
     x = jnp.swapaxes(x.reshape(num_devices, num_local, capacity, -1), 0, 1).reshape(num_local, -1, x.shape[1])
-    y = _mlp(x, weights, lambda x, weight: einsum("ECD,EDF->ECF", x, weight))
+    is_pair = jnp.any(x != 0, axis=-1)  # a normalised token is not zero; an empty slot is
+    owned = jnp.where(is_pair, jnp.arange(num_local)[:, None], num_local)
+    y = _mlp(x, weights, lambda x, weight: einsum("ECD,EDF->ECF", x, weight), owned)
     y = jnp.swapaxes(y.reshape(num_local, num_devices, capacity, -1), 0, 1).reshape(-1, x_MD.shape[1])
     y = permute_rows(_all_to_all(y, axes), slots.of_pair, slots.pair).reshape(*experts.shape, -1)
     dropped = (slots.of_pair == num_experts * capacity).reshape(experts.shape) & (experts < num_experts)
@@ -170,15 +177,18 @@ def _grouped_mlp(x_SD: jax.Array, experts: jax.Array, weights: tuple) -> jax.Arr
     sizes = grouped.aligned(jnp.diff(order.firsts))
     slots = slots_of_bins(order, jnp.cumsum(sizes) - sizes, sizes, grouped.num_rows(len(experts), num_experts))
     y = _mlp(
-        permute_rows(x_SD, slots.pair, slots.of_pair), weights, lambda x, weight: grouped.grouped(x, weight, sizes)
-    )
+        permute_rows(x_SD, slots.pair, slots.of_pair), weights, lambda x, weight: grouped.grouped(x, weight, sizes),
+        experts.at[slots.pair].get(mode="fill", fill_value=num_experts),
+    )  # fmt: skip
     return permute_rows(y, slots.of_pair, slots.pair)
 
 
-def _mlp(x: jax.Array, weights: tuple, matmul) -> jax.Array:
-    """Return the SwiGLU of layers/mlp.py, with `matmul` for its products."""
+def _mlp(x: jax.Array, weights: tuple, matmul, experts: jax.Array) -> jax.Array:
+    """Return the SwiGLU of layers/mlp.py, with `matmul` for its products; `experts` are those of the rows of `x`."""
     gate, up = (checkpoint_name(matmul(x, w), name) for w, name in zip(weights, ("gate", "up"), strict=False))
-    return matmul(jax.nn.silu(gate) * up, weights[2])
+    hidden = jax.nn.silu(gate) * up
+    taps.tap_groups("expert_hidden", hidden, experts, len(weights[0]))
+    return matmul(hidden, weights[2])
 
 
 def _combine(y: jax.Array, gates: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from layers import dispatch
+from layers import dispatch, taps
 from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes, num_shards, weight, zeros
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
@@ -111,14 +111,21 @@ class Experts(nnx.Module):
         x = jnp.pad(x_BTD.reshape(M, D), ((0, more), (0, 0)))
         experts = jnp.pad(experts_BTK.reshape(M, K), ((0, more), (0, 0)), constant_values=self.num_experts).T
         gates = jnp.pad(gates_BTK.reshape(M, K), ((0, more), (0, 0))).T
-        of_device = self.dispatch
+
+        def of_device(*arguments):
+            with taps.body() as recorded:
+                y, dropped = self.dispatch(*arguments)
+            others = tuple(axis for axis in as_axis_tuple(tokens) if axis not in as_axis_tuple(owners[0]))
+            return y, dropped, jax.lax.psum(recorded, others) if split else recorded
+
         if split:
             choices = PartitionSpec(None, tokens)
             of_device = jax.shard_map(
                 of_device, in_specs=(PartitionSpec(tokens), choices, choices, owners),
-                out_specs=(PartitionSpec(tokens), choices), check_vma=False,
+                out_specs=(PartitionSpec(tokens), choices, owners), check_vma=False,
             )  # fmt: skip
-        y, dropped = of_device(x, experts, gates, (self.gate[...], self.up[...], self.down[...]))
+        y, dropped, recorded = of_device(x, experts, gates, (self.gate[...], self.up[...], self.down[...]))
+        taps.add(recorded)
         return y[:M].reshape(B, T, D), dropped.T[:M].reshape(B, T, K)
 
 

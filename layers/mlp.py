@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from layers import taps
 from layers.adapters import Projections
 from layers.axes import constrain, weight, zeros
 from layers.products import add_bias
@@ -54,5 +55,5 @@ class SwiGLU(Projections):
         x = all_gather_sequence(x)
         gate = checkpoint_name(add_bias(self.einsum(self.INTO, x, "gate"), self.gate_bias), "gate")
         up = checkpoint_name(add_bias(self.einsum(self.INTO, x, "up"), self.up_bias), "up")
-        hidden = constrain(self.activate(gate) * up, *self.HIDDEN)
+        hidden = taps.tap("mlp_hidden", constrain(self.activate(gate) * up, *self.HIDDEN))
         return add_bias(reduce_scatter_sequence(self.einsum(self.OUT, hidden, "down")), self.down_bias)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2).
 
-A model is a module with `make` and `flops_per_token`, and its blocks name their SUBLAYERS (layers/block.py). Loss,
-evaluation and generation need these methods of a language model:
+A model is a module with `make`, `flops_per_token` and `hidden_units`, and its blocks name their SUBLAYERS
+(layers/block.py). Loss, evaluation and generation need these methods of a language model:
 
 - `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
   `__call__` returns the first two;
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers import decode_kernels, gpu_kernels, kernels
+from layers import decode_kernels, gpu_kernels, kernels, units
 from layers.adapters import Freezable
 from layers.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
 from layers.axes import constrain
@@ -39,6 +39,7 @@ from layers.products import einsum_f32, transposed
 from layers.rotary import rotary_angles, rotary_frequencies
 from layers.sequence_parallel import all_gather_sequence
 from layers.taps import tap
+from layers.units import Units
 
 KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
 DECODE_KERNELS = {"tpu": decode_kernels}  # for one token a row with a cache
@@ -99,6 +100,14 @@ def flops_per_token(config, length: int, *, frozen: bool = False) -> float:
     keys = sum(_keys_seen(kinds[layer % len(kinds)], length) for layer in range(config.num_layers))
     weights = config.num_layers * block + config.embed_dim * config.vocab_size
     return (4.0 if frozen else 6.0) * weights + 12.0 * heads_dim * keys
+
+
+def hidden_units(config) -> tuple[Units, ...]:
+    """Return the hidden units of the MLPs or of the experts."""
+    path = ("stack", "blocks", "mlp")
+    if config.num_experts:
+        return units.of_experts(path, shared=config.shared_experts > 0)
+    return (units.of_mlps(path, biased=config.biases == "all"),)
 
 
 def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:

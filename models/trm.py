@@ -24,6 +24,7 @@ from layers.normalization import normalized
 from layers.products import einsum
 from layers.puzzles import PuzzleTable
 from layers.rotary import rotary_angles, rotary_frequencies
+from layers.units import Units
 
 CONSTANT = "constant"  # names the dimension of constants, which are drawn once and never trained
 EPSILON = 1e-5
@@ -61,6 +62,11 @@ def flops_per_token(config, num_cells: int) -> float:
     calls = config.high_cycles * with_gradient
     of_position = 2.0 * config.num_layers * (mixer + mlp) * (calls + 2 * with_gradient)
     return of_position * length / num_cells + 6.0 * config.embed_dim * config.vocab_size
+
+
+def hidden_units(config) -> tuple[Units, ...]:
+    """Return none: the activations of a network that is applied many times in a step are not measured."""
+    return ()
 
 
 class TRM(nnx.Module):

@@ -7,7 +7,7 @@ from configs import base
 from configs.errors import ConfigError, did_you_mean, initials, shown, similar
 
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # editors replace hyphens by these
-DATA_READ = ("data.path", "data.mixture", "data.validation_path")  # keys that name data
+DATA_READ = ("data.path", "data.mixture", "data.stream", "data.validation_path")  # keys that name data
 NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
     "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
@@ -18,7 +18,7 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
-    (("data.path", "data.mixture"), "say what to train on"),
+    (("data.path", "data.mixture", "data.stream"), "say what to train on"),
 )
 
 

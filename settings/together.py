@@ -8,7 +8,10 @@ from settings.resolving import Loaded
 
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
+OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
+OF_ONE_MODEL = ("language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+OF_WINDOWS = ("python", "synthetic", "labeled", *PUZZLES)
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
     ("model.num_experts", ANY, "model.activation", ("silu",), ""),
@@ -22,6 +25,13 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.rope_scaling", ("none", "linear"), "model.rope_original_length", NONE, "which llama3 and yarn read"),
     ("model.rope_scaling", ("llama3", "yarn"), "model.rope_original_length", ANY, "that the weights were trained on"),
     ("model.name", ("trm",), "train.objective", ("recursive",), ""),
+    ("model.name", ("mlp_classifier",), "train.objective", ("classification",), ""),
+    ("model.name", ("mlp_classifier",), "data.source", ("labeled",), ""),
+    ("model.name", ("mlp_classifier",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("mlp_classifier",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("train.objective", ("classification",), "model.name", ("mlp_classifier",), ""),
+    ("train.objective", ("classification",), "evaluation.chunk_tokens", NONE, "that is of language models"),
+    ("train.objective", ("classification",), "evaluation.tasks", NONE, "which are texts"),
     ("model.name", ("trm",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
@@ -46,9 +56,17 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("lora.rank", ANY, "distillation.teacher", NONE, ""),
     ("lora.rank", ANY, "model.quantization", ("none",), ""),
     ("data.source", ("python", "synthetic"), "data.path", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES), "data.mixture", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES), "data.validation_path", NONE, "which auto and text read"),
+    ("data.source", OF_WINDOWS, "data.mixture", NONE, "which auto and text read"),
+    ("data.source", OF_WINDOWS, "data.validation_path", NONE, "which auto and text read"),
+    ("data.source", ("python", "synthetic", *PUZZLES), "data.stream", NONE, "which auto, text and labeled read"),
+    ("data.path", ANY, "data.stream", NONE, "empty one of them, as with --config.data.stream="),
+    ("data.mixture", ANY, "data.stream", NONE, "empty one of them, as with --config.data.stream="),
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
+    ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
+    ("plasticity.method", OF_PLASTICITY, "train.objective", OF_ONE_MODEL, "others run several models"),
+    ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
+    ("plasticity.measure", ANY, "evaluation.chunk_tokens", NONE, "it measures whole sequences"),
+    ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
     ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),
@@ -69,6 +87,10 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
     ("train.objective", "language_modeling", ("preference.beta",)),
     ("lora.rank", 0, ("lora.alpha", "lora.targets")),
+    ("plasticity.method", "none", (
+        "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",
+        "plasticity.perturb",
+    )),
     ("batch.fit", "none", ("batch.memory_gib",)),
     ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
 )  # fmt: skip

@@ -57,6 +57,7 @@ from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import einsum_f32, transposed
 from layers.fsdp import all_gather_reduce_first
+from layers.units import of_mlps
 
 
 def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "LastToken":
@@ -67,6 +68,11 @@ def make(config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs) -> "Las
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one token."""
     return 6.0 * config.embed_dim * (3 * config.num_layers * config.mlp_dim + config.vocab_size)
+
+
+def hidden_units(config) -> tuple:
+    """Return the hidden units of the MLPs."""
+    return (of_mlps(("stack", "blocks", "mlp"), biased=False),)
 
 
 class Block(nnx.Module):

@@ -9,11 +9,13 @@ weights) -> optax.GradientTransformation, and a test.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from layers.units import Path, Units
 
 NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, biases and embeddings
 STACKED, VOCAB = "layers", "vocab"
@@ -30,10 +32,14 @@ class Weights:
     Attributes:
       axes: {path: names of the dimensions}, as layers declare them.
       widening: the model's width over the width at which the learning rate was tuned; 1 without muP.
+      stddevs: {path: standard deviation of the normal distribution that a parameter is drawn from; 0: it is constant}.
+      units: the hidden units of the model.
     """
 
-    axes: dict[tuple[str, ...], tuple[str, ...]]
+    axes: dict[Path, tuple[str, ...]]
     widening: float = 1.0
+    stddevs: dict[Path, float] = dataclasses.field(default_factory=dict)
+    units: tuple[Units, ...] = ()
 
     def map(self, function: Callable, tree):
         """Return the tree of function(names of the dimensions) at each parameter of a nested dictionary."""
@@ -106,6 +112,34 @@ def norm(weights: Weights) -> Callable:
         return optax.tree.norm(jax.tree.map(lambda g, is_slope: g if is_slope else 0.0, gradients, are_slopes))
 
     return of_slopes
+
+
+def path_of_weight(path: tuple, weights: Container[Path]) -> Path | None:
+    """Return the path of the weight that an array of a state belongs to, by the end of its own path; None: no weight's.
+
+    Args:
+      path: as of jax.tree_util.tree_map_with_path.
+      weights: the paths of all weights.
+    """
+    keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+    return next((keys[n:] for n in range(len(keys)) if keys[n:] in weights), None)
+
+
+def reset_moments(state: tuple, masks: Mapping[Path, jax.Array]) -> tuple:
+    """Return the state of any optimizer, with zeros for the moments of entries where the masks of weights are true.
+
+    A moment is an array with the path and the shape of the weight. Second moments by row and column (Adafactor) belong
+    to many entries and stay, as do counts of steps.
+
+    Args:
+      masks: bool, of the shape of the weight.
+    """
+
+    def of_leaf(path, leaf):
+        mask = masks.get(path_of_weight(path, masks))
+        return leaf if mask is None or mask.shape != leaf.shape else jnp.where(mask, jnp.zeros_like(leaf), leaf)
+
+    return jax.tree_util.tree_map_with_path(of_leaf, state)
 
 
 def is_decayed(params: dict) -> dict:

@@ -8,6 +8,7 @@ with explicit ones, reductions overlap with computation.
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,10 @@ from jax.sharding import PartitionSpec
 
 from layers.axes import as_axis_tuple
 from layers.fsdp import all_gather_params, grad_reduce_dtype
+from layers.taps import Measure
 from parallelism.axis_rules import RULES, shard_map_rules
 from training.optimizers import BALANCE
+from training.step import MEASURED
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
 AXES = (*BATCH_AXES, STREAM_AXIS)  # mesh axes along which devices compute different parts
@@ -25,8 +28,9 @@ GATHERED = ("embed", "vocab")  # dimensions that are all-gathered; devices use o
 
 
 def shard_map_gradient(
-    gradient: Callable, axes: dict, specs: dict, *, reduce_once: bool, reduce_dtype=None, frozen_specs: dict
-) -> Callable:
+    gradient: Callable, axes: dict, specs: dict, *, reduce_once: bool, reduce_dtype=None, frozen_specs: dict,
+    measures: Mapping[str, Measure] = MappingProxyType({}),
+) -> Callable:  # fmt: skip
     """Return a gradient function of global arrays that maps a per-device gradient over the mesh.
 
     Args:
@@ -38,9 +42,12 @@ def shard_map_gradient(
         Reductions over other axes, and those of `reduce_once`, are in float32.
       frozen_specs: PartitionSpecs of the frozen weights, which are gathered layer by layer, so they cannot be
         combined with `reduce_once`.
+      measures: those of `gradient`. Each device measures its own tokens and its own units.
     """
     rows, replicated = PartitionSpec(BATCH_AXES), PartitionSpec()
     parts = PartitionSpec(BATCH_AXES, STREAM_AXIS)
+
+    of_measured = {key: _pair_specs(measure.axes) for key, measure in measures.items()}
 
     def reduced_once(params, *arguments):
         params, reduce_scatter = jax.vjp(lambda shards: all_gather_params(shards, axes, jnp.float32), params)
@@ -54,17 +61,21 @@ def shard_map_gradient(
             gradients, weight, carry, scalars = (reduced_once if reduce_once else gradient)(
                 params, carry, batch, key, frozen
             )
+        measured = scalars.pop(MEASURED, {})
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
-        return jax.tree.map(_psum_replicated, gradients, specs), weight, carry, scalars
+        for key, pair in measured.items():
+            measured[key] = tuple(_psum_replicated(x, of_measured[key][0]) for x in pair)  # both over the same devices
+        return jax.tree.map(_psum_replicated, gradients, specs), weight, carry, scalars, measured
 
     def of_mesh(params, carry, batch, key, frozen):
         batch_specs = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
-        return jax.shard_map(
+        *results, scalars, measured = jax.shard_map(
             of_device,
             in_specs=(specs, rows, batch_specs, replicated, frozen_specs),
-            out_specs=(specs, replicated, rows, replicated),
+            out_specs=(specs, replicated, rows, replicated, of_measured),
             check_vma=False,
         )(params, carry, batch, key, frozen)
+        return *results, scalars | ({MEASURED: measured} if measures else {})
 
     return of_mesh
 
@@ -96,6 +107,12 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -
         return sum(jax.tree.leaves(squares)) / jnp.maximum(of_part, 1), weight
 
     return square, math.prod(sizes[axis] for axis in AXES if axis not in together)
+
+
+def _pair_specs(names: tuple[str | None, ...]) -> tuple[PartitionSpec, PartitionSpec]:
+    """Return the PartitionSpecs of a (sum, weight) pair; dimensions of the sum have these names."""
+    spec = [None if name is None else dict(RULES)[name] for name in names]
+    return PartitionSpec(*spec), PartitionSpec(*spec[:-1], None)
 
 
 def _psum_replicated(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:

@@ -3,7 +3,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -11,10 +12,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from layers import taps
 from parallelism.axis_rules import rules_without
 from training.offload import on_device
 from training.state import TrainState
 from training.step_transform import StepChange, StepContext, StepTransform
+
+MEASURED = "measured"  # key of the measured activations among the scalars of a gradient function
 
 
 class Graphs(NamedTuple):
@@ -41,6 +45,7 @@ def make_gradient(
     groups: dict[str, int] | None = None,
     on_microbatch: Callable | None = None,
     part_square: Callable | None = None,
+    measures: Mapping[str, taps.Measure] = MappingProxyType({}),
 ) -> Callable:
     """Return gradient(params, carry, batch, key, frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
@@ -54,12 +59,14 @@ def make_gradient(
         its own sum over the microbatches, a full gradient that these axes do not shard.
       on_microbatch: host function (number of microbatches, index, mean loss), called after each microbatch.
       part_square: (gradients, weight) -> a scalar of that name, see training/transforms/noise.py; None: there is none.
+      measures: activations to measure; their (sum, weight) pairs are in `scalars[MEASURED]`, by the same keys.
     """
 
     def loss_sum(params, carry, batch, key, frozen):
         model, others = graphs.merge(params, frozen)
-        (total, weight), (carry, scalars) = loss(model, carry, batch, key, **others)
-        return total, (weight, carry, scalars)
+        with taps.measure(measures) as measured:
+            (total, weight), (carry, scalars) = loss(model, carry, batch, key, **others)
+        return total, (weight, carry, scalars | ({MEASURED: measured} if measures else {}))
 
     def value_and_gradients(params, carry, batch, key, frozen):
         differentiated = jax.value_and_grad(loss_sum, has_aux=True)
@@ -138,7 +145,7 @@ def make_train_step(
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key, frozen or {})
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         for transform in transforms:
-            gradients = transform.change_gradients(gradients)
+            gradients = transform.change_gradients(gradients, state)
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer, state.params, used_rows=used_rows(carry)
         )  # fmt: skip
@@ -146,7 +153,10 @@ def make_train_step(
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
         scalars |= {"gradient_norm": norm(gradients), "tokens": scalars.get("tokens", weight)}
         part_square = scalars.pop("part_square") if num_parts else None
-        context = StepContext(state, batch, gradients, scalars["gradient_norm"], scalars, part_square, num_parts)
+        measured = scalars.pop(MEASURED, {})
+        context = StepContext(
+            state, batch, gradients, scalars["gradient_norm"], scalars, part_square, num_parts, measured
+        )  # fmt: skip
         memories = {}
         for transform in transforms:
             change, memories[transform.name], more = transform.update(

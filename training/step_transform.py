@@ -9,13 +9,15 @@ import dataclasses
 import importlib
 import pathlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from layers.taps import Measure
 from training.optimizers import Weights
 from training.state import TrainState
 
@@ -33,6 +35,8 @@ class StepContext(NamedTuple):
       scalars: the objective's means, float32, `loss` among them.
       part_square: the mean squared norm of the gradients of the parts of the batch; None if it is not measured.
       num_parts: the number of these parts; 0 if it is not measured.
+      measured: the means over the batch of the activations in `StepTransform.measures` of all transforms, by key. The
+        mean over no token is 0.
     """
 
     state: TrainState
@@ -42,6 +46,7 @@ class StepContext(NamedTuple):
     scalars: dict
     part_square: jax.Array | None
     num_parts: int
+    measured: dict[str, jax.Array]
 
 
 class StepChange(NamedTuple):
@@ -67,9 +72,12 @@ class StepTransform:
       name: of the memory and of its part in checkpoints; an identifier.
       measures_parts: whether the step must measure `StepContext.part_square`.
       remembers_rejected: whether the memory changes even if the step's change is rejected.
+      measures: activations that the step measures for `StepContext.measured`, by a key, see layers/taps.py. Transforms
+        that use one key mean the same measure.
     """
 
     name: str
+    measures: Mapping[str, Measure] = MappingProxyType({})
     measures_parts = False
     remembers_rejected = False
 
@@ -77,13 +85,25 @@ class StepTransform:
         """Return the initial memory; {}: there is none."""
         return {}
 
-    def change_gradients(self, gradients: dict) -> dict:
-        """Return the gradients to use, mean over the batch."""
+    def change_gradients(self, gradients: dict, state: TrainState) -> dict:
+        """Return the gradients to use, mean over the batch; `state` is that before the step."""
         return gradients
 
     def update(self, context: StepContext, change: StepChange, memory: dict) -> tuple[StepChange, dict, dict]:
         """Return (the change of the state, the new memory, float32 scalars to report)."""
         return change, memory, {}
+
+
+def measures(transforms: Sequence[StepTransform]) -> dict[str, Measure]:
+    """Return the measures of all transforms by key; ValueError if a key has two meanings."""
+    found: dict[str, Measure] = {}
+    for transform in transforms:
+        for key, measure in transform.measures.items():
+            if found.setdefault(key, measure) != measure:
+                raise ValueError(
+                    f"step transform {transform.name}: measures[{key!r}] differs from another transform's; rename it"
+                )
+    return found
 
 
 def check(transforms: Sequence[StepTransform]) -> None:

@@ -37,7 +37,14 @@ def section(tmp_path, texts):
 
     def make(**changes):
         defaults = {"source": "text", "path": str(texts), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")}
-        defaults |= {"mixture": "", "field": "text", "subset": "", "bad_documents": "error", "max_document_mib": 256}
+        defaults |= {
+            "mixture": "",
+            "stream": "",
+            "field": "text",
+            "subset": "",
+            "bad_documents": "error",
+            "max_document_mib": 256,
+        }
         return types.SimpleNamespace(**{**defaults, "validation_path": "", "holdout_fraction": 0.2, **changes})
 
     return make

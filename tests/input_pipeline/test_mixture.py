@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from input_pipeline.errors import DataError
-from input_pipeline.mixture import Mixture, Schedule, mixture_of_one, parse
+from input_pipeline.mixture import Mixture, Schedule, mixture_of_one, parse, parse_stream
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.windows import Windows
 
@@ -188,6 +188,28 @@ def test_taking_up_again_and_from_an_older_checkpoint():
     assert before.resume(once.record(), 25).history == ((0, old), (10, new), (25, old))
     assert windows_of(after.resume(at_ten, 10), range(10)) == windows_of(before, range(10))
     assert after.resume(None, 10) == after  # a run that kept no weights had these
+
+
+def test_a_stream_takes_its_tasks_one_after_the_other_and_resumes_in_any_of_them():
+    """A task that returns continues where it was, and the last one does not end."""
+    paths, history = parse_stream("a.txt:6, b.txt:5,a.txt:4,c:1")
+    assert paths == ["a.txt", "b.txt", "c"]
+    stream = Mixture(tuple(Numbered(part, 50) for part in range(3)), history)
+    order = windows_of(stream, range(30))
+    assert [part for part, _ in order] == [0] * 6 + [1] * 5 + [0] * 4 + [2] * 15
+    assert [pair for pair in order if pair[0] == 0] == windows_of(mixture_of_one(Numbered(0, 50)), range(10))
+    for taken in range(0, 20):
+        assert windows_of(stream.resume(json.loads(json.dumps(stream.record())), taken), range(30)) == order
+    longer = Mixture(stream.parts, parse_stream("a.txt:6,b.txt:8,a.txt:4,c:1")[1])
+    assert windows_of(longer.resume(stream.record(), 8), range(8)) == order[:8]
+    parts = [part for part, _ in windows_of(longer.resume(stream.record(), 8), range(20))]
+    assert parts[8:] == [1] * 6 + [0] * 4 + [2] * 2
+
+
+@pytest.mark.parametrize("text", ["a.txt", "a.txt:0", "a.txt:5,:4", "a.txt:x", "a.txt:5,", "a.txt:-1"])
+def test_a_stream_that_cannot_be_read_is_refused(text):
+    with pytest.raises(DataError, match=r"must be paths with a number of examples each, such as 'a.txt:1000,b.txt"):
+        parse_stream(text)
 
 
 def test_a_part_is_read_in_its_own_order_and_a_single_source_in_that_of_the_seed():

@@ -34,7 +34,7 @@ def stopping(*arguments):
 shards._write_shard = stopping
 data = types.SimpleNamespace(
     source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2,
-    max_document_mib=256, mixture="", validation_path="", bad_documents="error")
+    max_document_mib=256, mixture="", stream="", validation_path="", bad_documents="error")
 print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
 """
 

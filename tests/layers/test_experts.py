@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from configs.base import MESH_AXES
-from layers import experts
+from layers import experts, taps
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, random_weights
 
@@ -243,3 +243,23 @@ def test_balancing_brings_a_skewed_router_near_even_load_in_300_steps(monkeypatc
     violations = moe.violations(1024)
     assert len(violations) == 300
     assert violations[0] > 1.5 and violations[-20:].max() < moe.BALANCED, (violations[0], violations[-20:])
+
+
+@pytest.mark.parametrize(("mesh", "capacity"), [({"expert": 1}, ROOMY), ({"expert": 2, "data": 2}, 0.0)])
+def test_hidden_units_are_measured_over_the_tokens_of_their_expert(mesh, capacity):
+    graph, weights = made(capacity=capacity)
+    x_BTD, counted = tokens()
+    sizes = dict.fromkeys(MESH_AXES, 1) | mesh
+    measures = {"size": taps.Measure("expert_hidden", jnp.abs, ("experts", "expert_mlp"))}
+
+    def measured(weights):
+        with taps.measure(measures) as found:
+            nnx.merge(graph, weights)(x_BTD, counted)
+        return found["size"]
+
+    with mesh_context(make_mesh(sizes, jax.devices()[: math.prod(sizes.values())])):
+        sums_EF, counts_E1 = jax.device_get(jax.jit(measured)(weights))
+    chosen = (choice(weights, x_BTD)[..., None] == np.arange(E)).any(axis=-2) & counted[..., None]
+    hidden = [jax.nn.silu(x_BTD @ gate) * (x_BTD @ up) for gate, up in zip(weights["gate"], weights["up"], strict=True)]
+    assert_close(sums_EF, np.stack([np.abs(h)[chosen[..., e]].sum(axis=0) for e, h in enumerate(hidden)]))
+    np.testing.assert_array_equal(counts_E1[:, 0], chosen.sum(axis=(0, 1)))

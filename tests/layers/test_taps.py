@@ -72,6 +72,32 @@ def test_scanned_unrolled_and_rematerialised_layers_record_the_same():
 
 
 @pytest.mark.parametrize("how", HOW)
+def test_a_measure_is_the_sum_over_tokens_of_what_is_recorded(how):
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(graph, params):
+        with taps.record("mlp_hidden") as found:
+            run(graph, params)
+        axes = ("layers", "mlp")
+        measures = {
+            "size": taps.Measure("mlp_hidden", jnp.abs, axes), "mean": taps.Measure("mlp_hidden", lambda h: h, axes)
+        }  # fmt: skip
+        with taps.measure(measures) as measured:
+            run(graph, params)
+        return found["mlp_hidden"], measured
+
+    hidden_LBTF, measured = both(*model(how))
+    assert_close(measured["size"][0], jnp.abs(hidden_LBTF).sum(axis=(1, 2)))
+    assert_close(measured["mean"][0], hidden_LBTF.sum(axis=(1, 2)))
+    np.testing.assert_array_equal(measured["size"][1], np.full((L, 1), B * T))
+
+
+def test_a_measure_of_no_activation_is_refused():
+    opened = taps.measure({"a": taps.Measure("hiden", jnp.abs, ())})
+    with pytest.raises(ValueError, match="the model computed no activation"), opened:
+        pass
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_a_replacement_changes_only_later_layers_and_positions(how):
     @functools.partial(jax.jit, static_argnums=0)
     def replaced(graph, params):

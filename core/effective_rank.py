@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The effective rank of hidden units: the number of directions that their activations use.
+
+It is exp(-sum_i p_i ln p_i) with p_i = s_i / sum_j s_j, for the singular values s of the matrix [tokens, units] (Roy
+and Vetterli, "The effective rank", EUSIPCO 2007).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from core.assembly import Run
+from layers import taps
+
+TOKENS = 512  # of a batch, at most; the rank cannot exceed it
+HIDDEN, OUTPUT = "mlp_hidden", "mlp"  # taps: of hidden units, and where there are only experts, of what they add
+
+
+def of_batch(run: Run, params: dict, batch: dict) -> np.ndarray:
+    """Return the effective rank of the hidden units of each layer, float64 [L], on one batch; padding counts.
+
+    A model whose only units are those of routed experts has the rank of their output instead.
+    """
+    has_mlp = any(units.tap == HIDDEN for units in run.hidden_units)
+
+    def grams(params, batch):
+        with taps.record(HIDDEN if has_mlp else OUTPUT) as recorded:
+            run.objective.evaluate(run.model(params), batch)
+        (x,) = recorded.values()
+        x_LMF = x.reshape(x.shape[0], -1, x.shape[-1]).astype(jnp.float32)
+        x_LMF = x_LMF[:, :: -(-x_LMF.shape[1] // TOKENS)]
+        return jnp.einsum("lmf,lnf->lmn", x_LMF, x_LMF, precision=jax.lax.Precision.HIGHEST)
+
+    replicated = NamedSharding(run.mesh, PartitionSpec())
+    return np.array([of_gram(gram) for gram in np.asarray(jax.jit(grams, out_shardings=replicated)(params, batch))])
+
+
+def of_gram(gram: np.ndarray) -> float:
+    """Return the effective rank of a matrix X from X X^T; 0 if X is zero."""
+    singular = np.sqrt(np.maximum(np.linalg.eigvalsh(gram.astype(np.float64)), 0))
+    if not singular.any():
+        return 0.0
+    shares = singular[singular > 0] / singular.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))

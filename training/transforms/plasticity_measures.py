@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Report in each step how able to learn a network still is, with or without a method of plasticity."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import optax
+
+from configs.errors import ConfigError
+from training.optimizers import Weights
+from training.plasticity import replacement
+from training.plasticity.methods import activities, measures
+from training.plasticity.replacement import to_memory
+from training.step_transform import StepTransform
+
+
+def make(config, weights: Weights, schedule) -> "PlasticityMeasures | None":
+    """Return it if a configuration measures plasticity; ConfigError if the model names no hidden units."""
+    if not config.plasticity.measure:
+        return None
+    if not weights.units:
+        raise ConfigError(
+            f"plasticity.measure={config.plasticity.measure} measures hidden units, and model.name={config.model.name} "
+            "names none; use 0"
+        )
+    return PlasticityMeasures(weights, config.plasticity.decay, config.plasticity.dormant_below)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlasticityMeasures(StepTransform):
+    """Report `dormant_share`, the share of units that are dormant, and `weight_norm`, that of all parameters.
+
+    The effective rank of the units is a figure of an evaluator, core/effective_rank.py, since it needs a singular value
+    decomposition.
+
+    Memory: `activity`, a running mean of the mean absolute activation of each unit, float32.
+    """
+
+    weights: Weights
+    decay: float
+    dormant_below: float
+    name = "plasticity_measures"
+
+    @property
+    def measures(self):
+        """The mean absolute activation of each unit."""
+        return measures(self.weights.units, {"size": jnp.abs})
+
+    def init(self, params):
+        """Return the memory of units that were never active."""
+        shapes = [replacement.shape_of(units, params) for units in self.weights.units]
+        return {"activity": to_memory([jnp.zeros(shape) for shape in shapes], self.weights.units)}
+
+    def update(self, context, change, memory):
+        """Return the scalars of the new parameters."""
+        active = activities(self.weights.units, memory["activity"], context.measured, self.decay)
+        are_dormant = [replacement.dormant(activity_U, self.dormant_below) for activity_U in active]
+        total = sum(mask_U.size for mask_U in are_dormant)
+        return change, {"activity": to_memory(active, self.weights.units)}, {
+            "dormant_share": sum(mask_U.sum() for mask_U in are_dormant) / jnp.float32(total),
+            "weight_norm": optax.tree.norm(change.params),
+        }  # fmt: skip
