@@ -2,11 +2,13 @@
 """Activations by name: record or replace them in a model, without a second model and without other parameters.
 
 A model names an activation by `tap(name, x)`. While a model is traced outside of `record` and `replace`, a tap is `x`,
-so the compiled program is the same as without it. Letters: B batch, T query length, D embed, L layers.
+so the compiled program is the same as without it. Letters: B batch, T query length, D embed, L layers, N query heads,
+H head dim.
 
 | name | activation | shape | where |
 |---|---|---|---|
 | embed | embedded tokens, before dropout | [B, T, D] | models/decoder_lm.py |
+| heads | output of each head of attention, before the output projection | [L, B, T, N, H] | layers/attention.py |
 | attention | output that attention adds to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | mlp | output that the MLP or the experts add to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | block | residual stream after a block | [L, B, T, D] | layers/block.py |
