@@ -13,6 +13,7 @@ from reporting import html_page, page_parts
 CSS = """
 :root { --for: 37, 99, 175; --against: 194, 87, 26; }
 @media (prefers-color-scheme: dark) { :root { --for: 92, 160, 240; --against: 240, 140, 70; } }
+.maps { display: flex; flex-wrap: wrap; gap: 0 32px; } .maps section { max-width: 100%; }
 .heat { overflow-x: auto; margin: 8px 0 24px; } .heat table { width: auto; font-size: 12px; border-collapse: separate;
   border-spacing: 1px; font-variant-numeric: tabular-nums; }
 .heat th { font-weight: 500; color: var(--soft); padding: 2px 8px 2px 0; white-space: pre; border: 0; }
@@ -40,7 +41,8 @@ def page(found: Explanation, title: str) -> str:
     for (name, text), tables in zip(METHODS, (found.restored, found.attributed, found.traced.effects), strict=True):
         largest = 1.0 if name != "Tracing" else max(float(np.nanmax(np.abs(table))) for table in tables.values())
         sections.append(f"<h2>{name}</h2>{page_parts.paragraphs([text])}")
-        sections += [_map_of(found, tables[tap], tap, largest) for tap in NAMES]
+        maps = "".join(_map_of(found, tables[tap], tap, largest) for tap in NAMES)
+        sections.append(f'<div class="maps">{maps}</div>')
     sections.append(f"<h2>Logit lens</h2>{page_parts.paragraphs([LENS])}{_lens(found)}")
     return html_page.document(title, "\n".join(sections), page_parts.CSS + CSS)
 
@@ -48,8 +50,12 @@ def page(found: Explanation, title: str) -> str:
 def _map_of(found: Explanation, table: np.ndarray, tap: str, largest: float) -> str:
     """Return the heat map of one table [L, T] or [L, N], with layers as columns."""
     labels = _positions(found) if tap in STREAMS else [f"head {head}" for head in range(table.shape[1])]
-    cells = [[(f"{value:.2f}", value / largest) for value in row] for row in table.T.tolist()]
-    return f"<h3>{WORDS[tap].capitalize()}</h3>{_heat_map(labels, cells)}"
+    shown = np.round(table.T, 2) + 0.0  # not -0.00
+    cells = [
+        [(f"{text:.2f}", value / largest) for text, value in zip(*rows, strict=True)]
+        for rows in zip(shown.tolist(), table.T.tolist(), strict=True)
+    ]
+    return f"<section><h3>{WORDS[tap].capitalize()}</h3>{_heat_map(labels, cells)}</section>"
 
 
 def _lens(found: Explanation) -> str:
