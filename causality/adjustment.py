@@ -49,9 +49,7 @@ def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) ->
     return float(values[outcome][treated].mean() - values[outcome][~treated].mean())
 
 
-def adjusted_effect(
-    values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]
-) -> float:  # fmt: skip
+def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]) -> float:
     """Return sum over z of P(z) (E[y | x = 1, z] - E[y | x = 0, z]) (Pearl, 2009, theorem 3.3.2).
 
     Args:
