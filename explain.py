@@ -8,7 +8,7 @@ positions and heads. Both prompts need the same number of tokens. docs/causality
 
 from core import command_line
 
-PAGE = "causality.html"
+PAGE = "causes.html"
 command_line.flags.DEFINE_string("prompt", "", "the clean prompt, whose continuation is explained")
 command_line.flags.DEFINE_string("corrupt", "", "a prompt of as many tokens that is continued in another way")
 command_line.flags.DEFINE_string("html", "", f"file for the heat maps; default: WORKDIR/{PAGE}")

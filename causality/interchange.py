@@ -57,14 +57,16 @@ def align(
     """
     begin, order = jax.random.split(key)
     dim = nnx.merge(graph, params).embed_dim
-    free_DR, optimizer = jax.random.normal(begin, (dim, size)), optax.adam(learning_rate)
+    free_DR = jax.random.normal(begin, (dim, size))
     rows = jax.random.randint(order, (steps, batch), 0, len(base_PT))
     pairs = jnp.asarray(base_PT), jnp.asarray(source_PT), jnp.asarray(wanted_P)
-    return _aligned(graph, optimizer, params, free_DR, rows, pairs, layer, position)
+    return _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _aligned(graph, optimizer, params, free_DR, rows, pairs, layer, position) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate) -> jax.Array:
+    optimizer = optax.adam(learning_rate)
+
     def loss(free_DR, base_PT, source_PT, wanted_P):
         logits_PV = _interchanged(graph, params, base_PT, source_PT, layer, position, jnp.linalg.qr(free_DR)[0])
         return optax.softmax_cross_entropy_with_integer_labels(logits_PV, wanted_P).mean()

@@ -208,21 +208,21 @@ class CausalAnalysis(Evaluator):
         self.every, self.prompts = every, prompts
 
     def evaluate(self, context):
-        """Return `explanation.figures`; write the heat maps to `workdir`/causality.html."""
+        """Return `explanation.figures`; write the heat maps to `workdir`/causes.html."""
         if context.stop():
             return None
         run, decode = context.run, context.corpus.tokenizer.decode
         found = explanation.explain(run.graph, context.params, *self.prompts, decode)
         if processes.index() == 0:
             text = page.page(found, f"Causal analysis at step {context.step:,}")
-            write_atomically(context.workdir / "causality.html", text.encode())
+            write_atomically(context.workdir / "causes.html", text.encode())
         return explanation.figures(found)
 
     def lines(self, context, figures):
         """Return the head that restores most."""
         layer, head, effect = (figures[f"heads/{name}"] for name in ("layer", "head", "effect"))
         line = f"causality: head {head} of layer {layer} restores {effect:.3f} of the difference between the prompts"
-        return [f"{line}; {context.workdir}/causality.html"]
+        return [f"{line}; {context.workdir}/causes.html"]
 
 
 def explained_prompts(config, tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
