@@ -63,9 +63,9 @@ else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause i
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="huggingface interop lm-eval serve studies bench"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval serve studies"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out huggingface interop lm-eval serve studies bench,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is huggingface, interop, lm-eval, serve, studies, bench))
+	$(if $(filter-out bench causality huggingface interop lm-eval serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, serve, studies))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -117,6 +117,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,pyproject.toml --group dev,requirements.lock)
 	$(call compile,--group gpu -c requirements.lock,requirements-gpu.lock)
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)
+	$(call compile,--group causality -c requirements.lock,requirements-causality.lock)
 	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
 	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
 	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock,requirements-lm-eval.lock)

@@ -50,7 +50,7 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, check_names, check_tasks, evaluate_newest, of_corpus
+from core.evaluators import Evaluator, check_names, check_tasks, evaluate_newest, explained_prompts, of_corpus
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
@@ -134,6 +134,7 @@ def train(
     check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
+        explained_prompts(config, corpus.tokenizer)  # reports prompts that cannot be compared
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
         workdirs.exclusive(workdir, is_copy=bucket is not None or (store is not None and not store.is_shared)),

@@ -11,7 +11,7 @@ from files.atomic import write_atomically
 GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is the newer one
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
-    "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json",
+    "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
 )  # fmt: skip
 VOTES = "votes"  # one file per step; a repeated evaluation of a step overwrites its file
 

@@ -336,6 +336,11 @@ evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run;
 evaluation.tasks = Key("", 'files of questions that are scored, separated by commas, see docs/scoring.md; "": none')
 evaluation.tasks_every = Key(0, "steps between scorings of evaluation.tasks; 0: only at the end")
 
+causality = Section(KEYS, "causality", RESUME | READ | UNCOMPILED)
+causality.prompt = Key("", 'a text whose continuation is explained during the run, see docs/causality.md; "": none')
+causality.corrupt = Key("", "a text of as many tokens that is continued in another way")
+causality.every = Key(0, "steps between causal analyses; 0: only at the end")
+
 inference = Section(KEYS, "inference", RESUME | READ | UNCOMPILED)
 inference.cache_dtype = Key(
     "model", "type of cached keys and values when a model decodes; int8 has a scale for each token and head",

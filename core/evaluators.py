@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from causality import explanation, page
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
@@ -16,6 +17,7 @@ from core import effective_rank
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_batches, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
+from files.atomic import write_atomically
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
@@ -140,7 +142,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name, StreamTasks.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name, StreamTasks.name, CausalAnalysis.name}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -242,6 +244,40 @@ class EffectiveRank(Evaluator):
         return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
 
 
+class CausalAnalysis(Evaluator):
+    """Which activations carry what distinguishes `causality.prompt` from `causality.corrupt`; see causality/."""
+
+    name = "causality"
+
+    def __init__(self, every: int, prompts: tuple[np.ndarray, np.ndarray]):
+        """Explain these two prompts, int32 [T], every so many steps."""
+        self.every, self.prompts = every, prompts
+
+    def evaluate(self, context):
+        """Return `explanation.figures`; write the heat maps to `workdir`/causes.html."""
+        if context.stop():
+            return None
+        run, decode = context.run, context.corpus.tokenizer.decode
+        found = explanation.explain(run.graph, context.params, *self.prompts, decode)
+        if processes.index() == 0:
+            text = page.page(found, f"Causal analysis at step {context.step:,}")
+            write_atomically(context.workdir / "causes.html", text.encode())
+        return explanation.figures(found)
+
+    def lines(self, context, figures):
+        """Return the head that restores most."""
+        layer, head, effect = (figures[f"heads/{name}"] for name in ("layer", "head", "effect"))
+        line = f"causality: head {head} of layer {layer} restores {effect:.3f} of the difference between the prompts"
+        return [f"{line}; {context.workdir}/causes.html"]
+
+
+def explained_prompts(config, tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the tokens of the prompts of `causality`, None without; ConfigError if they cannot be compared."""
+    names = "causality.prompt", "causality.corrupt"
+    texts = config.causality.prompt, config.causality.corrupt
+    return explanation.prompt_tokens(tokenizer, *texts, config.model.max_length, names) if texts[0] else None
+
+
 def task_items(config) -> list[questions.Item]:
     """Return the items of `evaluation.tasks`, which must be equal on all hosts.
 
@@ -254,10 +290,14 @@ def task_items(config) -> list[questions.Item]:
 
 
 def check_tasks(config, *, has_corpus: bool) -> None:
-    """Raise ConfigError or JsonError if `evaluation.tasks` cannot be scored in this run."""
+    """Raise ConfigError or JsonError if `evaluation.tasks` or `causality.prompt` cannot be evaluated in this run."""
     if config.evaluation.tasks and not has_corpus:
         raise ConfigError(
             f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
+        )
+    if config.causality.prompt and not has_corpus:
+        raise ConfigError(
+            f"causality.prompt={config.causality.prompt}: a run on batches of the caller has no tokenizer; leave it out"
         )
     task_items(config)
 
@@ -268,10 +308,12 @@ def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
         return []
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    of_units = [EffectiveRank(config.plasticity.measure)] if config.plasticity.measure else []
     every, batches = config.train.eval_every, config.evaluation.batches
+    of_units = [EffectiveRank(config.plasticity.measure)] if config.plasticity.measure else []
     of_stream = [StreamTasks(every, batches)] if corpus.tasks else []
-    return [HeldOut(every, batches), Votes(), *of_tasks, *of_units, *of_stream]
+    prompts = explained_prompts(config, corpus.tokenizer)
+    causal = [CausalAnalysis(config.causality.every, prompts)] if prompts else []
+    return [HeldOut(every, batches), Votes(), *of_tasks, *of_units, *of_stream, *causal]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:

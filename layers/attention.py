@@ -19,6 +19,7 @@ from layers.normalization import RMSNorm
 from layers.products import LARGEST, add_bias, einsum, einsum_f32
 from layers.rotary import rotate
 from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
+from layers.taps import tap
 
 MASKED = -1e30  # finite, so that a row with every score masked stays finite
 
@@ -113,6 +114,7 @@ class Attention(Projections):
         v_BTKH = checkpoint_name(v_BTKH, "value")
         q_BTNH = constrain(q_BTNH, "batch", "length", "heads", "head_dim")
         y_BTNH, cache = attend(q_BTNH, k_BTKH, v_BTKH, cache)
+        y_BTNH = tap("heads", y_BTNH)
         return add_bias(reduce_scatter_sequence(self.einsum("BTNH,NHD->BTD", y_BTNH, "out")), self.out_bias), cache
 
 

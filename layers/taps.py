@@ -3,11 +3,12 @@
 
 A model names an activation by `tap(name, x)`. While a model is traced outside of `record`, `measure` and `replace`, a
 tap is `x`, so the compiled program is the same as without it. Letters: B batch, T query length, D embed, F mlp, E
-experts, L layers.
+experts, L layers, N query heads, H head dim.
 
 | name | activation | shape | where |
 |---|---|---|---|
 | embed | embedded tokens, before dropout | [B, T, D] | models/decoder_lm.py |
+| heads | output of each head of attention, before the output projection | [L, B, T, N, H] | layers/attention.py |
 | attention | output that attention adds to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | mlp | output that the MLP or the experts add to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | mlp_hidden | hidden units of the MLP or of the shared experts | [L, B, T, F] | layers/mlp.py |

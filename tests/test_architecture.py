@@ -31,6 +31,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "checkpointing": {"configs", "files", "settings", "layers", "objectives", "reporting", "cluster", "training"},
     "inference": {"configs", "layers", "input_pipeline"},
     "scoring": {"configs", "files", "layers", "input_pipeline", "reporting", "parallelism", "inference"},
+    "causality": {"configs", "layers", "reporting"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
@@ -38,7 +39,7 @@ ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS["studies"] = LOWER | {"core", "rehearsal"}
-COMMANDS = {"train", "generate", "score", "serve", "rehearse", "convert", "sweep", "pod"}
+COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},
     "examples": LOWER | {"train", "core"},
@@ -55,6 +56,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "objectives": {"jax", "flax"},
     "cluster": {"jax", "numpy"},
     "parallelism": {"jax", "flax", "numpy"},
+    "causality": {"jax", "flax", "numpy", "optax", "scipy", "networkx"},
     "pods": {"absl", "rich", "pydantic"},
 }
 
@@ -153,6 +155,12 @@ def test_tensorflow_is_imported_lazily_and_only_where_data_is_read_and_events_ar
     assert {room(path) for path in users} <= {"input_pipeline", "reporting"}
     assert len([path for path in users if room(path) == "reporting"]) <= 1  # the TensorBoard writer
     assert not [path for path in users if "tensorflow" in imports(path, top_level_only=True)]
+
+
+def test_networkx_is_imported_lazily_and_only_where_causes_are_estimated():
+    users = {path for path in sources() if "networkx" in imports(path)}
+    assert {room(path) for path in users} == {"causality"}
+    assert not [path for path in users if "networkx" in imports(path, top_level_only=True)]
 
 
 def test_what_answers_at_once_imports_no_jax():

@@ -17,6 +17,7 @@ from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, make_model, model_config, packed_batch, relative_error
 
 L, B, T, D, V, LAYER, POSITION = 3, 8, 12, 20, 40, 1, 5
+N, H, HEAD = 6, 8, 4
 HOW = {  # whether layers are scanned, and the model's configuration
     "scanned": (True, {}),
     "unrolled": (False, {}),
@@ -43,7 +44,7 @@ def run(graph, params, batch=BATCH):
 
 @functools.partial(jax.jit, static_argnums=0)
 def recorded(graph, params):
-    with taps.record("embed", "attention", "mlp", "block") as found:
+    with taps.record("embed", "heads", "attention", "mlp", "block") as found:
         logits = run(graph, params)
     return logits, found
 
@@ -63,6 +64,34 @@ def test_what_is_recorded_adds_up_to_the_residual_stream_of_each_layer(how):
     np.testing.assert_array_equal(logits, jax.jit(run, static_argnums=0)(*model(how)))
     final = nnx.merge(*model(how))
     assert_close(final.logits(final.norm(found["block"][-1])), logits)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_attention_adds_is_the_sum_of_its_heads_through_the_output_projection(how):
+    graph, params = model(how)
+    found = recorded(graph, params)[1]
+    assert found["heads"].shape == (L, B, T, N, H)
+    out_LNHD = params["stack"]["blocks"]["attention"]["out"]
+    assert_close(np.einsum("LBTNH,LNHD->LBTD", found["heads"], out_LNHD), found["attention"])
+
+
+def test_a_head_that_is_replaced_by_zeros_adds_nothing_and_the_other_heads_stay():
+    graph, params = model("remat")
+
+    def without(x, layer):
+        return jnp.where(layer == LAYER, x.at[..., HEAD, :].set(0), x)
+
+    @jax.jit
+    def ablated(params):
+        with taps.replace("heads", without), taps.record("heads", "attention") as found:
+            run(graph, params)
+        return found
+
+    before, after = recorded(graph, params)[1], ablated(params)
+    others = np.delete(np.asarray(before["heads"])[LAYER], HEAD, axis=-2)
+    assert_close(np.delete(np.asarray(after["heads"])[LAYER], HEAD, axis=-2), others)
+    kept_NHD = np.delete(params["stack"]["blocks"]["attention"]["out"][LAYER], HEAD, axis=0)
+    assert_close(after["attention"][LAYER], np.einsum("BTNH,NHD->BTD", others, kept_NHD))
 
 
 def test_scanned_unrolled_and_rematerialised_layers_record_the_same():
@@ -160,9 +189,10 @@ def test_gradients_flow_through_what_is_recorded():
 
 
 def doubled(graph, params, batch):
-    """Return the recorded activations of a model whose second attention has twice the output."""
+    """Return the recorded activations of a model whose second attention has other heads and twice the output."""
     with (
         taps.replace("attention", lambda x, layer: jnp.where(layer == LAYER, 2 * x, x)),
+        taps.replace("heads", lambda x, layer: jnp.where(layer == LAYER, x - 1, x)),
         taps.record("attention", "block") as found,
     ):
         nnx.merge(graph, params)(batch["tokens"], batch["positions"], batch["segments"])

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decoder loses without an activation: ablation by zeros, by a mean, or by that of another prompt.
+
+Letters as in causality/sites.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from causality.patching import Tables, all_sites, tables_of
+from causality.sites import ROWS, at_each_site, difference, sources_of
+from causality.tracing import NOWHERE
+
+KINDS = ("zero", "mean", "resample")
+
+
+def ablate(
+    graph: nnx.GraphDef, params: dict, tokens_PT: np.ndarray, of_prompts_PK: np.ndarray, kind: str, *,
+    key: jax.Array | None = None, num_rows: int = ROWS,
+) -> Tables:  # fmt: skip
+    """Return what each activation adds to logit(answer) - logit(other): the mean of the prompts with it, minus without.
+
+    Args:
+      tokens_PT: int32, prompts of the same length, whose positions correspond.
+      of_prompts_PK: int32 [P, 2], answer and other token of each prompt.
+      kind: what takes the place of the activation: zeros, the mean of the prompts at the same position, or that of
+        another prompt, drawn with `key` (arXiv:2309.16042, section 2).
+
+    Raises:
+      ValueError: the kind is unknown, or a mean or another prompt is asked of one prompt.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"ablate: kind={kind!r} is unknown; the kinds are {', '.join(KINDS)}")
+    if kind != "zero" and len(tokens_PT) < 2:
+        raise ValueError(f"ablate: kind={kind!r} needs at least two prompts; give more, or use kind='zero'")
+    tokens_PT, of_prompts_PK = np.asarray(tokens_PT, np.int32), np.asarray(of_prompts_PK, np.int32)
+    sources = sources_of(graph, params, tokens_PT)
+    if kind == "zero":
+        sources = jax.tree.map(jnp.zeros_like, sources)
+    elif kind == "mean":
+        sources = jax.tree.map(lambda x: jnp.broadcast_to(x.mean(1, keepdims=True), x.shape), sources)
+    else:
+        sources = jax.tree.map(lambda x: x[:, _others(key, len(tokens_PT))], sources)
+    num_layers, length, num_heads = sources["block"].shape[0], tokens_PT.shape[1], sources["heads"].shape[3]
+    how = dict(read=difference, of_prompts_PK=of_prompts_PK, num_rows=num_rows)
+    intact_SP = at_each_site(graph, params, tokens_PT, sources, NOWHERE, **how)
+    found_SP = at_each_site(graph, params, tokens_PT, sources, all_sites(num_layers, length, num_heads), **how)
+    return tables_of(np.asarray(intact_SP).mean() - np.asarray(found_SP).mean(axis=1), num_layers, length)
+
+
+def _others(key: jax.Array, count: int) -> jax.Array:
+    """Return a number of another prompt for each of `count` prompts: the next one in a random circle."""
+    order = jax.random.permutation(key, count)
+    return jnp.zeros(count, jnp.int32).at[order].set(jnp.roll(order, 1))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects from observations: which variables to adjust for, and the adjusted effect.
+
+Graphs are networkx.DiGraph without cycles; networkx is in the extra `causality`.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+
+def d_separated(graph, first: str, second: str, given: Collection[str] = ()) -> bool:
+    """Return whether the graph implies that two variables are independent given others (Pearl, 2009, 1.2.3)."""
+    import networkx
+
+    return networkx.is_d_separator(graph, {first}, {second}, set(given))
+
+
+def is_backdoor_set(graph, treatment: str, outcome: str, adjust: Collection[str]) -> bool:
+    """Return whether adjusting for these variables gives the effect of a treatment (Pearl, 2009, definition 3.3.1).
+
+    None of them may be a descendant of the treatment, and they must block every path that enters the treatment.
+    """
+    import networkx
+
+    if {treatment, outcome} & set(adjust) or networkx.descendants(graph, treatment) & set(adjust):
+        return False
+    return d_separated(_without_effects(graph, treatment), treatment, outcome, adjust)
+
+
+def backdoor_set(graph, treatment: str, outcome: str) -> set[str] | None:
+    """Return a set that satisfies `is_backdoor_set` and from which nothing can be left out; None if there is none."""
+    import networkx
+
+    allowed = set(graph) - networkx.descendants(graph, treatment) - {treatment, outcome}
+    trimmed = _without_effects(graph, treatment)
+    return networkx.find_minimal_d_separator(trimmed, {treatment}, {outcome}, restricted=allowed)
+
+
+def _without_effects(graph, treatment: str):
+    trimmed = graph.copy()
+    trimmed.remove_edges_from(list(graph.out_edges(treatment)))
+    return trimmed
+
+
+def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) -> float:
+    """Return E[y | x = 1] - E[y | x = 0], which is no effect if something causes both."""
+    treated = values[treatment] == 1
+    return float(values[outcome][treated].mean() - values[outcome][~treated].mean())
+
+
+def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]) -> float:
+    """Return sum over z of P(z) (E[y | x = 1, z] - E[y | x = 0, z]) (Pearl, 2009, theorem 3.3.2).
+
+    Args:
+      values: {variable: [n]}; the treatment is 0 or 1, and the variables to adjust for have few values.
+
+    Raises:
+      ValueError: a stratum has only treated or only untreated units.
+    """
+    strata = np.stack([np.zeros_like(values[treatment]), *(values[name] for name in sorted(adjust))], axis=1)
+    rows, inverse = np.unique(strata, axis=0, return_inverse=True)
+    effect = 0.0
+    for number, row in enumerate(rows):
+        here = inverse == number
+        treated = here & (values[treatment] == 1)
+        untreated = here & (values[treatment] == 0)
+        if not treated.any() or not untreated.any():
+            where = ", ".join(f"{name}={value:g}" for name, value in zip(sorted(adjust), row[1:], strict=True))
+            raise ValueError(f"adjusted_effect: where {where}, {treatment} has one value only; merge strata")
+        difference = values[outcome][treated].mean() - values[outcome][untreated].mean()
+        effect += here.mean() * float(difference)
+    return effect
+
+
+def linear_effect(values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]) -> float:
+    """Return the coefficient of the treatment in the least-squares fit of the outcome by it and what is adjusted for.
+
+    In a linear model it is the total effect, if the set satisfies `is_backdoor_set`.
+    """
+    columns = [values[treatment], *(values[name] for name in sorted(adjust)), np.ones_like(values[treatment])]
+    return float(np.linalg.lstsq(np.stack(columns, axis=1), values[outcome], rcond=None)[0][0])

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show which activations of a trained model carry what distinguishes two prompts:
+python explain.py --workdir=runs/tiny --prompt="the cat sat" --corrupt="the dog sat" --html=heat.html
+
+It prints the strongest activations by patching, attribution and causal tracing, and writes heat maps of all layers,
+positions and heads. Both prompts need the same number of tokens. docs/causality.md explains the figures.
+"""
+
+from core import command_line
+
+PAGE = "causes.html"
+command_line.flags.DEFINE_string("prompt", "", "the clean prompt, whose continuation is explained")
+command_line.flags.DEFINE_string("corrupt", "", "a prompt of as many tokens that is continued in another way")
+command_line.flags.DEFINE_string("html", "", f"file for the heat maps; default: WORKDIR/{PAGE}")
+if __name__ == "__main__":
+    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)
+
+import pathlib
+import sys
+
+import jax
+
+from causality import explanation, page
+from checkpointing.bucket import path_of
+from cluster import processes
+from configs.errors import ConfigError
+from files.atomic import write_atomically
+from parallelism.mesh import mesh_context
+from settings import validation
+from trained_run import TrainedRun, tokenizer_of
+
+
+def main(command: command_line.Command) -> None:
+    """Print the table, and write the heat maps."""
+    flags, config = command_line.FLAGS, command.config
+    check(command)
+    tokenizer = tokenizer_of(command.address, config)  # report errors before the slow restore of the weights
+    clean_T, corrupt_T = explanation.prompt_tokens(
+        tokenizer, flags.prompt, flags.corrupt, config.model.max_length, ("--prompt", "--corrupt")
+    )
+    command_line.join(command)
+    if command.num_devices is None:
+        validation.validate(config, jax.device_count(), command.loaded)
+    trained = TrainedRun(command.address, config, devices=jax.devices())
+    with mesh_context(trained.run.mesh):
+        found = explanation.explain(trained.run.graph, trained.params, clean_T, corrupt_T, tokenizer.decode)
+    if processes.index() == 0:
+        place = write(command, page.page(found, f"{flags.prompt} | {flags.corrupt}"))
+        print("\n".join(explanation.lines(found)))
+        print(f"{trained.describe()}; heat maps: {place}", file=sys.stderr)
+    processes.leave()
+
+
+def check(command: command_line.Command) -> None:
+    """Raise ConfigError for flags that are missing, and for a model that does not continue texts."""
+    flags = command_line.FLAGS
+    if command.config.train.objective == "recursive":
+        raise ConfigError(f"{command.address} is a recursive model, which does not continue prompts; name another run")
+    for name in ("prompt", "corrupt"):
+        if not flags[name].value:
+            raise ConfigError(f"--{name} is not given; --prompt and --corrupt are two texts of as many tokens")
+    command_line.check_file_to_write("html")
+
+
+def write(command: command_line.Command, text: str) -> str:
+    """Write the page; return the file, which by default is in the run's folder or bucket."""
+    given = command_line.FLAGS.html
+    path = pathlib.Path(given).expanduser() if given else command.workdir / PAGE
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"--html={path}: {error.strerror}; name a file that can be written") from None
+    if command.bucket and not given:
+        (path_of(command.bucket.url) / PAGE).write_bytes(text.encode())
+    return given or f"{command.address}/{PAGE}"
+
+
+if __name__ == "__main__":
+    main(COMMAND)

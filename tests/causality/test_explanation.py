@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What explain.py and a run report of two prompts: figures, lines, the page, and mistakes."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import train
+from causality import explanation, page
+from configs import base
+from configs.errors import ConfigError
+from core.evaluators import explained_prompts
+from input_pipeline.tokenization import ByteTokenizer
+from parallelism.mesh import mesh_context
+from tests.causality import circuits
+from tests.scoring.test_during_training import SMALL
+from tests.support import one_device_mesh, write_sums
+from tests.test_train import lines_of
+from trained_run import open_run
+
+NAMES = ("--prompt", "--corrupt")
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The explanation of a planted circuit: head 2 of layer 1."""
+    graph, params = circuits.planted(1, 2)
+    clean, corrupt, _ = circuits.prompts()
+    return explanation.explain(graph, params, clean, corrupt, lambda tokens: f"<{tokens[0]}>")
+
+
+def test_figures_name_the_planted_head_and_the_position_that_asks(found):
+    figures = explanation.figures(found)
+    assert (figures["heads/layer"], figures["heads/head"]) == (1, 2)
+    assert (figures["attention/layer"], figures["attention/position"]) == (1, circuits.LENGTH - 1)
+    assert figures["clean"] > 0 > figures["corrupt"] and abs(figures["heads/effect"] - 1) < 0.3
+    assert json.loads(json.dumps(figures)) == figures
+
+
+def test_lines_have_the_planted_head_first_among_the_heads(found):
+    lines = explanation.lines(found)
+    heads = [line for line in lines if line.startswith("head, at all positions")]
+    assert re.match(r"head, at all positions +1 +head 2 +\+", heads[0]) and len(heads) == explanation.SHOWN
+    assert lines[0] == f"The prompt is continued by {found.answer!r} and the corrupted prompt by {found.other!r}."
+
+
+def test_the_page_is_complete_in_itself_and_the_same_each_time(found):
+    text = page.page(found, "<title> & more")
+    assert text == page.page(found, "<title> & more") and "&lt;title&gt; &amp; more" in text
+    assert text.count('<div class="heat"') == 13  # three methods of four taps, and the lens
+    assert not re.search(r"https?://|<script|<link|src=", text) and "-0.00" not in text and "nan" not in text
+    assert "prefers-color-scheme: dark" in text and "&#x27;&lt;" in text  # the texts of tokens are escaped
+
+
+def test_the_strongest_sites_come_first_and_nan_is_never_one():
+    assert explanation.strongest(np.array([[0.1, np.nan], [0.9, -2.0]]), 3) == [(1, 0), (0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "prompt, corrupt, match",
+    [
+        ("abc", "ab", r"--prompt has 3 tokens \(a\|b\|c\) and --corrupt has 2 \(a\|b\); choose words with as many"),
+        ("abc", "abc", "are the same tokens; change a word"),
+        ("abcdefgh", "abcdefgi", "has 9 tokens, more than model.max_length=8; shorten it"),
+    ],
+)
+def test_prompts_that_cannot_be_compared_are_one_line(prompt, corrupt, match):
+    with pytest.raises(ConfigError, match=match):
+        explanation.prompt_tokens(ByteTokenizer(), prompt, corrupt, 8, NAMES)
+
+
+@pytest.fixture
+def config(single_device, tmp_path):
+    write_sums(tmp_path / "texts", 12)
+    config = base.get_config()
+    changes = {"data.path": f"{tmp_path}/texts/*.txt", "data.cache_dir": f"{tmp_path}/cache"}
+    changes |= {"evaluation.tasks_every": 0, "causality.every": 2}
+    for key, value in (SMALL | changes).items():
+        section, name = key.split(".")
+        config[section][name] = value
+    config.causality.prompt, config.causality.corrupt = "1 is 1", "2 is 1"
+    return config
+
+
+def test_a_run_explains_at_its_steps_and_at_the_end(config, tmp_path, capsys):
+    result = train.train(config, tmp_path / "run")
+    lines = lines_of(tmp_path / "run", "causality")
+    assert list(lines) == [2, 3] and {"clean", "corrupt", "heads/effect", "block/position"} <= lines[3].keys()
+    assert "Causal analysis at step 3" in (tmp_path / "run" / "causes.html").read_text()
+    assert f"restores {lines[3]['heads/effect']:.3f} of the difference" in capsys.readouterr().out
+    run = open_run(tmp_path / "run")
+    prompts = explained_prompts(run.config, run.tokenizer)
+    with mesh_context(run.run.mesh):
+        again = explanation.explain(run.run.graph, run.params, *prompts, run.tokenizer.decode)
+    assert explanation.figures(again) == pytest.approx(result.evaluations["causality"], rel=1e-3, abs=1e-3)
+    with mesh_context(one_device_mesh()):  # the messages of a run name its keys
+        config.causality.corrupt = "22 is 1"
+        with pytest.raises(ConfigError, match=r"causality\.prompt has 6 tokens"):
+            explained_prompts(config, run.tokenizer)
