@@ -22,6 +22,7 @@ from input_pipeline.reading import formats, hugging_face, remote
 from input_pipeline.reading.documents import Document, TextFile
 from input_pipeline.reading.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
+from input_pipeline.task_windows import Glyphs, LinearMaps, Sinusoids
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
 
@@ -127,6 +128,24 @@ def python(data, path: str, **_) -> Iterable[Document]:
 def synthetic(data, path: str, *, vocab_size: int, seed: int, **_) -> tuple[MarkovWindows, MarkovWindows]:
     """Return windows of a random Markov chain over vocab_size tokens, with 1.75 bits per token; it reads no files."""
     return MarkovWindows(vocab_size, seed, 1 << 26, "train"), MarkovWindows(vocab_size, seed, 1 << 18, "heldout")
+
+
+@source
+def sinusoids(data, path: str, *, seed: int, **_) -> tuple[Sinusoids, Sinusoids]:
+    """Return tasks of meta-learning: sinusoids to fit."""
+    return Sinusoids(seed, "train"), Sinusoids(seed, "heldout")
+
+
+@source
+def linear_maps(data, path: str, *, seed: int, **_) -> tuple[LinearMaps, LinearMaps]:
+    """Return tasks of meta-learning: linear functions of data.task_dim numbers to fit."""
+    return LinearMaps(seed, "train", data.task_dim), LinearMaps(seed, "heldout", data.task_dim)
+
+
+@source
+def glyphs(data, path: str, *, seed: int, **_) -> tuple[Glyphs, Glyphs]:
+    """Return tasks of meta-learning: images of data.task_ways classes; held-out tasks have other classes."""
+    return Glyphs(seed, "train", data.task_ways), Glyphs(seed, "heldout", data.task_ways)
 
 
 def format_of(file: Path) -> type[RecordFile] | None:
