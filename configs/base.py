@@ -118,9 +118,7 @@ model.prefix_length = Key(16, "positions before the cells, for puzzle_dim; 0: as
 model.num_puzzles = Key(1, "rows of the table of puzzle embeddings", above=0, most=10**9)
 # Of models/mlp_regressor.py and models/vector_decoder.py only:
 model.input_dim = Key(1, "numbers of an input", above=0, most=1_000_000)
-model.output_dim = Key(
-    1, "numbers of an output of mlp_regressor: classes, or the width of an embedding", above=0, most=1_000_000
-)
+model.output_dim = Key(1, "numbers of an output of mlp_regressor, such as classes", above=0, most=1_000_000)
 
 lora = Section(KEYS, "lora")  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
 lora.rank = Key(0, "rank of the adapters, which are then the only trained weights; 0: no adapters", most=100_000)
@@ -167,15 +165,10 @@ meta.inner_steps = Key(1, "gradient steps on a task in training; 0: none, which 
 meta.eval_steps = Key(5, "gradient steps on a held-out task in evaluation", most=1_000, scope=RESUME | READ)
 meta.inner_rate = Key(0.01, "step size of these gradient steps", above=0)
 meta.learn_rates = Key(False, "whether each entry of a weight has a learned factor on inner_rate (Meta-SGD)")
-meta.support = Key(
-    10, "first examples of a task, which the model learns from; the others are its query", above=0, most=10**6
-)
+meta.support = Key(10, "first examples of a task, to learn from; the others are its query", above=0, most=1_000_000)
 meta.loss = Key("squared_error", "loss of an example", choices=("squared_error", "cross_entropy"))
 meta.share = Key(
-    0.25,
-    "share of the rows of a batch of text that are tasks; the others are plain language modelling",
-    above=0,
-    most=1,
+    0.25, "share of the rows of a batch of text that are tasks; the others are language modelling", above=0, most=1
 )
 
 AXIS_SIZE = dict(least=1, also=-1, most=1_000_000)

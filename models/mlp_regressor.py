@@ -4,6 +4,8 @@
 Finn et al. 2017, arXiv:1703.03400, section 5.1, fit sinusoids with two hidden layers of 40 units.
 """
 
+import itertools
+
 import jax
 from flax import nnx
 
@@ -13,7 +15,7 @@ from layers.axes import weight, zeros
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one example, without an inner loop: 6 per weight of a product."""
     sizes = _sizes(config)
-    return 6.0 * sum(before * after for before, after in zip(sizes, sizes[1:], strict=False))
+    return 6.0 * sum(before * after for before, after in itertools.pairwise(sizes))
 
 
 class MLPRegressor(nnx.Module):
@@ -28,9 +30,7 @@ class MLPRegressor(nnx.Module):
     def __init__(self, config, *, dtype, scan: bool = False, kernel: str = "", rngs: nnx.Rngs):
         sizes = _sizes(config)
         self.dtype, self.num_hidden = dtype, config.num_layers
-        self.layers = nnx.Dict(
-            {str(n): Dense(*pair, rngs=rngs) for n, pair in enumerate(zip(sizes, sizes[1:], strict=False))}
-        )
+        self.layers = nnx.Dict({str(n): Dense(*pair, rngs=rngs) for n, pair in enumerate(itertools.pairwise(sizes))})
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the outputs in the compute type."""

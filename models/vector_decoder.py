@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder of models/decoder_lm.py on vectors instead of tokens, which learns a function from examples it reads.
 
-Garg et al. 2022, arXiv:2208.01066, section 2: a linear map reads (x_1, y_1, x_2, y_2, ...) in, and the prediction of y_i
-is read out at the position of x_i. Here x has a coordinate of its own for y, 0, so that inputs and outputs differ.
+Garg et al. 2022, arXiv:2208.01066, section 2: a linear map reads (x_1, y_1, x_2, y_2, ...) in. The prediction of y_i is
+read out at the position of x_i. A vector has one more coordinate than x, which holds y, so that both kinds differ.
 """
 
 import jax

@@ -39,7 +39,7 @@ class MetaLanguageModeling(LanguageModeling):
     """
 
     share: float = 1.0
-    inner: InnerLoop = InnerLoop()
+    inner: InnerLoop = dataclasses.field(default_factory=InnerLoop)
 
     adapts_params = True
 
@@ -90,9 +90,8 @@ class MetaLanguageModeling(LanguageModeling):
         """Return the rows that are tasks, and the others."""
         rows = batch["tokens"].shape[0]
         count = max(1, round(self.share * rows))
-        return tuple(
-            {name: array[part] for name, array in batch.items()} for part in (slice(count), slice(count, rows))
-        )
+        parts = slice(count), slice(count, rows)
+        return tuple({name: array[part] for name, array in batch.items()} for part in parts)
 
     def _mean_loss(self, build, params: dict, examples: dict) -> jax.Array:
         """Return the mean of -log p(target) over the unmasked tokens of arrays [B, T], 0 if there are none."""

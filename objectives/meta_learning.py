@@ -51,7 +51,7 @@ class MetaLearning(Objective):
       num_support: examples of the support.
       input_dim: numbers of an input.
       loss_name: loss of an example; SQUARED: its target is a number; CROSS_ENTROPY: its target is a class.
-      num_outputs: numbers that the model returns for an example; of random batches the number of classes.
+      num_outputs: numbers that the model returns for an example. They limit the classes of random batches.
     """
 
     rows: int
@@ -60,7 +60,7 @@ class MetaLearning(Objective):
     input_dim: int
     loss_name: str = SQUARED
     num_outputs: int = 1
-    inner: InnerLoop = InnerLoop()
+    inner: InnerLoop = dataclasses.field(default_factory=InnerLoop)
 
     def of_tasks(self, model, inputs, targets, *, trains: bool) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return (what each task minimises, {name: the mean of each task's queries}), all float32 [B].
@@ -84,13 +84,12 @@ class MetaLearning(Objective):
         """Return random tasks; the last row is padding if there are several."""
         of_inputs, of_targets = jax.random.split(key)
         shapes = self.batch()
-        targets = _bits(jax.random.normal(of_targets, shapes["targets"]))
-        if self.loss_name == CROSS_ENTROPY:
-            targets = jnp.broadcast_to(jnp.arange(self.length) % max(2, self.num_outputs), shapes["targets"])
+        classes = jnp.broadcast_to(jnp.arange(self.length), shapes["targets"]) % min(self.num_support, self.num_outputs)
+        numbers = _bits(jax.random.normal(of_targets, shapes["targets"]))
         number = 1 + jnp.arange(self.rows)
         return {
             "inputs": _bits(jax.random.normal(of_inputs, shapes["inputs"])),
-            "targets": targets,
+            "targets": classes if self.loss_name == CROSS_ENTROPY else numbers,
             "tasks": jnp.where((number == self.rows) & (self.rows > 1), 0, number),
         }
 

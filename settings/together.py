@@ -10,6 +10,8 @@ ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
+WITHOUT_FILES = ("python", "synthetic", *TASKS)
+WITHOUT_MIXTURE = (*WITHOUT_FILES, *PUZZLES)
 META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
 BY_GRADIENT = ("maml", "first_order_maml", "reptile")
@@ -71,15 +73,9 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("lora.rank", ANY, "train.init_from", ANY, "the folder of the run whose weights are adapted"),
     ("lora.rank", ANY, "distillation.teacher", NONE, ""),
     ("lora.rank", ANY, "model.quantization", ("none",), ""),
-    ("data.source", ("python", "synthetic", *TASKS), "data.path", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES, *TASKS), "data.mixture", NONE, "which auto and text read"),
-    (
-        "data.source",
-        ("python", "synthetic", *PUZZLES, *TASKS),
-        "data.validation_path",
-        NONE,
-        "which auto and text read",
-    ),
+    ("data.source", WITHOUT_FILES, "data.path", NONE, "which auto and text read"),
+    ("data.source", WITHOUT_MIXTURE, "data.mixture", NONE, "which auto and text read"),
+    ("data.source", WITHOUT_MIXTURE, "data.validation_path", NONE, "which auto and text read"),
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
