@@ -19,7 +19,8 @@ def get_config():
     config.meta.method = "prototypical"
     config.meta.loss = "cross_entropy"
     config.meta.support = 5
-    config.train.steps = 2_000
+    config.train.steps = 1_000
+    config.optimizer.learning_rate = 1e-3
     config.train.global_batch = 32
     config.train.eval_every = 500
     config.train.save_every = 1_000

@@ -22,6 +22,7 @@ def get_config():
     config.model.mlp_dim = 128
     config.data.source = "linear_maps"
     config.meta.method = "in_context"
+    config.optimizer.learning_rate = 1e-3
     config.optimizer.schedule = "cosine"
     config.optimizer.warmup_steps = 100
     config.optimizer.clip_norm = 1.0

@@ -23,17 +23,17 @@ def get_config():
     config.data.tokenizer = ""
     config.meta.method = "maml"
     config.meta.inner_rate = 0.01
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_steps = 0
     config.optimizer.weight_decay = 0.0
     config.optimizer.beta2 = 0.999
     config.optimizer.clip_norm = 0.0
     config.train.objective = "meta_learning"
-    config.train.steps = 20_000
+    config.train.steps = 10_000
     config.train.sequence_length = 20
     config.train.global_batch = 25
-    config.train.eval_every = 5_000
-    config.train.save_every = 10_000
+    config.train.eval_every = 2_500
+    config.train.save_every = 5_000
     config.train.log_every = 500
     return config

@@ -41,10 +41,10 @@ class MLPRegressor(nnx.Module):
 
 
 class Dense(nnx.Module):
-    """An affine map, with weights of variance 2 / inputs (arXiv:1502.01852, equation 10). It is replicated."""
+    """An affine map, with weights of variance 1 / inputs. It is replicated."""
 
     def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
-        self.kernel = weight(rngs, (inputs, outputs), (None, None), (2 / inputs) ** 0.5)
+        self.kernel = weight(rngs, (inputs, outputs), (None, None), inputs**-0.5)
         self.bias = zeros((outputs,), (None,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
