@@ -50,7 +50,7 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, check_names, check_tasks, evaluate_newest, explained_prompts, of_corpus
+from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.stages import Stages, position_of
@@ -127,14 +127,17 @@ def train(
             preflight.check_state_fits(run)
     for model in other_models(run.objective):
         frozen_models.source_of(model, config).check_has_checkpoint()
-    check_tasks(config, has_corpus=batches is None)
+    if batches is None:
+        task_items(config)  # reports mistakes before documents are read
+    else:
+        check_without_corpus(config)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
     check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
-        explained_prompts(config, corpus.tokenizer)  # reports prompts that cannot be compared
+        of_corpus(config, corpus)  # reports mistakes before anything is compiled
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
         workdirs.exclusive(workdir, is_copy=bucket is not None or (store is not None and not store.is_shared)),
@@ -215,7 +218,7 @@ def run_training(
         job = Job(
             config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
             callbacks=[injected, *in_thread, Recheck(), stages, *callbacks],
-            evaluators=[*of_corpus(config, corpus), *evaluators], checkpoints=checkpoints,
+            evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             signals=signals, lost=LostData(signals), context=context,
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),

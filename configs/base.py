@@ -117,6 +117,9 @@ model.networks = Key(1, "number of networks; 2: the high latent is updated by it
 model.puzzle_dim = Key(512, "width of a puzzle's embedding; 0: puzzles have no embeddings", most=1_000_000)
 model.prefix_length = Key(16, "positions before the cells, for puzzle_dim; 0: as many as it fills", most=1_000_000)
 model.num_puzzles = Key(1, "rows of the table of puzzle embeddings", above=0, most=10**9)
+# Of models/mlp_regressor.py and models/vector_decoder.py only:
+model.input_dim = Key(1, "numbers of an input", above=0, most=1_000_000)
+model.output_dim = Key(1, "numbers of an output of mlp_regressor, such as classes", above=0, most=1_000_000)
 
 lora = Section(KEYS, "lora")  # low-rank adapters (arXiv:2106.09685) of the weights of train.init_from
 lora.rank = Key(0, "rank of the adapters, which are then the only trained weights; 0: no adapters", most=100_000)
@@ -153,6 +156,21 @@ distillation.hidden_weight = Key(
 
 preference = Section(KEYS, "preference")  # of the objective "dpo"
 preference.beta = Key(0.1, "strength of the penalty on leaving the reference, the model of train.init_from", above=0)
+
+meta = Section(KEYS, "meta")  # of the objectives "meta_learning" and "meta_language_modeling"
+meta.method = Key(
+    "maml", "how a model learns a task: by gradient steps (the first three), by class means, by reading its examples",
+    choices=("maml", "first_order_maml", "reptile", "prototypical", "in_context"),
+)  # fmt: skip
+meta.inner_steps = Key(1, "gradient steps on a task in training; 0: none, which is plain training", most=1_000)
+meta.eval_steps = Key(5, "gradient steps on a held-out task in evaluation", most=1_000, scope=RESUME | READ)
+meta.inner_rate = Key(0.01, "step size of these gradient steps", above=0)
+meta.learn_rates = Key(False, "whether each entry of a weight has a learned factor on inner_rate (Meta-SGD)")
+meta.support = Key(10, "first examples of a task, to learn from; the others are its query", above=0, most=1_000_000)
+meta.loss = Key("squared_error", "loss of an example", choices=("squared_error", "cross_entropy"))
+meta.share = Key(
+    0.25, "share of the rows of a batch of text that are tasks; the others are language modelling", above=0, most=1
+)
 
 AXIS_SIZE = dict(least=1, also=-1, most=1_000_000)
 mesh = Section(KEYS, "mesh", MACHINE | RESUME | READ)  # devices per axis; at most one -1: all remaining devices
@@ -201,6 +219,8 @@ data.puzzle_min_difficulty = Key(0, "lowest difficulty rating of puzzles, held-o
 data.puzzle_clues = Key(0, "number of clues of Sudokus made at random; 0: as few as leave one solution")
 data.puzzle_heldout = Key(1000, "number of held-out puzzles, if puzzles are made at random", above=0, most=100_000_000)
 data.puzzle_set = Key("arc1", "version of ARC", choices=("arc1", "arc2"))
+data.task_ways = Key(5, "classes of a task, for glyphs", least=2, most=50)
+data.task_dim = Key(5, "numbers of an input, for linear_maps", above=0, most=1_000)
 data.readers = Key(0, "threads that make batches; 0: automatic", most=1_000, scope=MACHINE | PER_HOST)
 data.prefetch = Key(0, "batches made ahead; 0: automatic", most=10_000, scope=MACHINE | PER_HOST)
 

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks."""
+"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks.
+
+A file of core/evaluations/ has `KIND`, the name of its evaluator, and `make(config, corpus)`, which returns the
+evaluator, or None if the configuration does not ask for it. `make` raises ConfigError if it cannot be evaluated, also
+because `corpus` is None, as in a run on batches of the caller.
+"""
 
 import dataclasses
+import importlib
 import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from causality import explanation, page
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from configs.errors import ConfigError
-from core import effective_rank
 from core.assembly import Run, assemble
-from core.evaluation import evaluate_heldout, heldout_batches, heldout_lines, vote_and_keep, vote_lines
+from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
-from files.atomic import write_atomically
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
@@ -142,7 +145,7 @@ class Votes(Evaluator):
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, EffectiveRank.name, StreamTasks.name, CausalAnalysis.name}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in _modules())}
     for evaluator in evaluators:
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
@@ -199,85 +202,6 @@ class Tasks(Evaluator):
         return scores.lines(figures)
 
 
-class StreamTasks(Evaluator):
-    """The objective's metrics on the held-out data of each task of `data.stream`, earlier and later ones too."""
-
-    name = "stream"
-
-    def __init__(self, every: int, num_batches: int):
-        """Evaluate on `num_batches` global batches of each task."""
-        self.every, self.num_batches = every, num_batches
-
-    def evaluate(self, context):
-        """Return {path of the task/metric: mean}."""
-        found, corpus = {}, context.corpus
-        for path, heldout in zip(corpus.names, corpus.tasks, strict=True):
-            result = evaluate_heldout(
-                context.run, context.params, dataclasses.replace(corpus, heldout=heldout), context.stop,
-                self.num_batches, context.frozen, context.on_lost,
-            )  # fmt: skip
-            if result is None:
-                return None
-            found |= {f"{path}/{metric}": mean for metric, mean in result[0].items()}
-        return found
-
-    def lines(self, context, figures):
-        """Return a line for each figure."""
-        return [f"task {name}: {figure:.4f}" for name, figure in figures.items()]
-
-
-class EffectiveRank(Evaluator):
-    """The effective rank of the hidden units of each layer on a held-out batch, see core/effective_rank.py."""
-
-    name = "plasticity"
-
-    def __init__(self, every: int):
-        """Measure every so many steps."""
-        self.every = every
-
-    def evaluate(self, context):
-        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
-        if context.stop():
-            return None
-        batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
-        ranks_L = effective_rank.of_batch(context.run, context.params, batch)
-        return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
-
-
-class CausalAnalysis(Evaluator):
-    """Which activations carry what distinguishes `causality.prompt` from `causality.corrupt`; see causality/."""
-
-    name = "causality"
-
-    def __init__(self, every: int, prompts: tuple[np.ndarray, np.ndarray]):
-        """Explain these two prompts, int32 [T], every so many steps."""
-        self.every, self.prompts = every, prompts
-
-    def evaluate(self, context):
-        """Return `explanation.figures`; write the heat maps to `workdir`/causes.html."""
-        if context.stop():
-            return None
-        run, decode = context.run, context.corpus.tokenizer.decode
-        found = explanation.explain(run.graph, context.params, *self.prompts, decode)
-        if processes.index() == 0:
-            text = page.page(found, f"Causal analysis at step {context.step:,}")
-            write_atomically(context.workdir / "causes.html", text.encode())
-        return explanation.figures(found)
-
-    def lines(self, context, figures):
-        """Return the head that restores most."""
-        layer, head, effect = (figures[f"heads/{name}"] for name in ("layer", "head", "effect"))
-        line = f"causality: head {head} of layer {layer} restores {effect:.3f} of the difference between the prompts"
-        return [f"{line}; {context.workdir}/causes.html"]
-
-
-def explained_prompts(config, tokenizer) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the tokens of the prompts of `causality`, None without; ConfigError if they cannot be compared."""
-    names = "causality.prompt", "causality.corrupt"
-    texts = config.causality.prompt, config.causality.corrupt
-    return explanation.prompt_tokens(tokenizer, *texts, config.model.max_length, names) if texts[0] else None
-
-
 def task_items(config) -> list[questions.Item]:
     """Return the items of `evaluation.tasks`, which must be equal on all hosts.
 
@@ -289,31 +213,27 @@ def task_items(config) -> list[questions.Item]:
     return items
 
 
-def check_tasks(config, *, has_corpus: bool) -> None:
-    """Raise ConfigError or JsonError if `evaluation.tasks` or `causality.prompt` cannot be evaluated in this run."""
-    if config.evaluation.tasks and not has_corpus:
+def check_without_corpus(config) -> None:
+    """Raise ConfigError if the configuration asks for an evaluation that batches of the caller do not permit."""
+    if config.evaluation.tasks:
         raise ConfigError(
             f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
         )
-    if config.causality.prompt and not has_corpus:
-        raise ConfigError(
-            f"causality.prompt={config.causality.prompt}: a run on batches of the caller has no tokenizer; leave it out"
-        )
-    task_items(config)
+    for module in _modules():
+        module.make(config, None)
 
 
-def of_corpus(config, corpus: Corpus | None) -> list[Evaluator]:
-    """Return the evaluators that every run with a corpus has."""
-    if corpus is None:
-        return []
+def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
+    """Return the evaluators of a run; ConfigError or JsonError if one cannot evaluate what it was given."""
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    every, batches = config.train.eval_every, config.evaluation.batches
-    of_units = [EffectiveRank(config.plasticity.measure)] if config.plasticity.measure else []
-    of_stream = [StreamTasks(every, batches)] if corpus.tasks else []
-    prompts = explained_prompts(config, corpus.tokenizer)
-    causal = [CausalAnalysis(config.causality.every, prompts)] if prompts else []
-    return [HeldOut(every, batches), Votes(), *of_tasks, *of_units, *of_stream, *causal]
+    more = [made for module in _modules() if (made := module.make(config, corpus))]
+    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks, *more]
+
+
+def _modules() -> list:
+    folder = pathlib.Path(__file__).parent / "evaluations"
+    return [importlib.import_module(f"core.evaluations.{path.stem}") for path in sorted(folder.glob("*.py"))]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:

@@ -28,7 +28,7 @@ def announce(line: str) -> None:
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     """Return the corpus of `config.data`, tokenised once and cached, and equal on all hosts.
 
-    Raises ConfigError if a host has different data, or if the model's puzzle table is too small.
+    Raises ConfigError if a host has different data, or if the model's puzzle table or its inputs have another size.
     """
     preference.check_source(config)
     corpus = corpora.prepare(
@@ -44,6 +44,12 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(
             f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; use that"
+        )
+    inputs = corpus.heldout.input_dim
+    if inputs not in (0, config.model.input_dim):
+        raise ConfigError(
+            f"model.input_dim={config.model.input_dim} is not the {inputs} numbers of an input of "
+            f"data.source={config.data.source}; use --config.model.input_dim={inputs}"
         )
     return corpus
 

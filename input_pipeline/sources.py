@@ -23,6 +23,7 @@ from input_pipeline.reading import formats, hugging_face, remote
 from input_pipeline.reading.documents import Document, TextFile
 from input_pipeline.reading.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
+from input_pipeline.task_windows import Glyphs, LinearMaps, Sinusoids
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
 
@@ -137,6 +138,24 @@ def labeled(data, path: str, **_) -> tuple[LabeledWindows, LabeledWindows]:
     if others:
         raise DataError(f"data path {path!r} names {1 + len(others)} files; data.source=labeled reads one")
     return split(file, data.holdout_fraction)
+
+
+@source
+def sinusoids(data, path: str, *, seed: int, **_) -> tuple[Sinusoids, Sinusoids]:
+    """Return tasks of meta-learning: sinusoids to fit."""
+    return Sinusoids(seed, "train"), Sinusoids(seed, "heldout")
+
+
+@source
+def linear_maps(data, path: str, *, seed: int, **_) -> tuple[LinearMaps, LinearMaps]:
+    """Return tasks of meta-learning: linear functions of data.task_dim numbers to fit."""
+    return LinearMaps(seed, "train", data.task_dim), LinearMaps(seed, "heldout", data.task_dim)
+
+
+@source
+def glyphs(data, path: str, *, seed: int, **_) -> tuple[Glyphs, Glyphs]:
+    """Return tasks of meta-learning: images of data.task_ways classes; held-out tasks have other classes."""
+    return Glyphs(seed, "train", data.task_ways), Glyphs(seed, "heldout", data.task_ways)
 
 
 def format_of(file: Path) -> type[RecordFile] | None:

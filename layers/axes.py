@@ -6,6 +6,7 @@ parallelism/mesh.py and parallelism/axis_rules.py set. Declaring a weight needs 
 size 1.
 """
 
+import contextlib
 import math
 
 import jax
@@ -52,6 +53,13 @@ def mesh_axes(axes: tuple) -> jax.sharding.PartitionSpec:
     """Return the PartitionSpec that the rules in context give dimensions of these names; None is not sharded."""
     rules = dict(spmd.get_logical_axis_rules())
     return jax.sharding.PartitionSpec(*[None if name is None else rules[name] for name in axes])
+
+
+@contextlib.contextmanager
+def unsharded():
+    """Let no name of a dimension stand for a mesh axis: for code with its own copy of all parameters on each device."""
+    with nnx.logical_axis_rules([(name, None) for name, _ in spmd.get_logical_axis_rules()]):
+        yield
 
 
 def platform() -> str:

@@ -32,9 +32,12 @@ class Objective:
     Attributes:
       trainable: the filter of the trained parameters. The other parameters of the model are frozen. They are restored
         from the run that `train.init_from` names.
+      adapts_params: whether `loss` takes gradient steps of its own. Each device then needs all parameters, not its
+        shards: a gradient of one task must not be reduced over the tasks of other devices.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
+    adapts_params = False
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the other models that the loss needs."""

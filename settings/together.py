@@ -11,7 +11,14 @@ GROWS = ("steps", "noise_scale")
 OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
 OF_ONE_MODEL = ("language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
-OF_WINDOWS = ("python", "synthetic", "labeled", *PUZZLES)
+TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
+WITHOUT_FILES = ("python", "synthetic", *TASKS)
+WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES)
+WITHOUT_MIXTURE = (*WITHOUT_STREAM, "labeled")
+META = ("meta_learning", "meta_language_modeling")
+OF_VECTORS = ("mlp_regressor", "vector_decoder")
+BY_GRADIENT = ("maml", "first_order_maml", "reptile")
+SHARED = "a task's gradient is that of one device; use --config.mesh.data or --config.mesh.fsdp"
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
     ("model.num_experts", ANY, "model.activation", ("silu",), ""),
@@ -56,15 +63,36 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("causality.every", ANY, "causality.prompt", ANY, "the text that is explained"),
     ("evaluation.chunk_tokens", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
     ("causality.prompt", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
+    ("train.objective", META, "mesh.context", (1,), SHARED),
+    ("train.objective", META, "mesh.expert", (1,), SHARED),
+    ("train.objective", META, "mesh.model", (1,), SHARED),
+    ("train.objective", META, "model.num_experts", NONE, "a task has no tokens to balance them"),
+    ("train.objective", META, "model.quantization", ("none",), "rounded products have no second derivative"),
+    ("train.objective", META, "model.attention", ("reference",), "fused kernels have no second derivative"),
+    ("train.objective", ("meta_learning",), "model.name", OF_VECTORS, "its examples are numbers"),
+    ("train.objective", ("meta_learning",), "data.source", TASKS, "which are made of tasks"),
+    ("train.objective", ("meta_learning",), "evaluation.chunk_tokens", NONE, "that is of language models"),
+    ("train.objective", ("meta_learning",), "evaluation.tasks", NONE, "which are texts"),
+    ("train.objective", ("meta_language_modeling",), "model.name", ("decoder_lm",), ""),
+    ("train.objective", ("meta_language_modeling",), "meta.method", BY_GRADIENT, "which adapt any model"),
+    ("train.objective", ("meta_language_modeling",), "lora.rank", NONE, "all weights adapt"),
+    ("model.name", OF_VECTORS, "train.objective", ("meta_learning",), ""),
+    ("model.name", ("vector_decoder",), "meta.method", ("in_context",), "it reads the examples of a task"),
+    ("model.name", ("vector_decoder",), "model.vocab_size", (1,), "the width of its output"),
+    ("data.source", TASKS, "train.objective", ("meta_learning",), ""),
+    ("meta.method", ("in_context",), "model.name", ("vector_decoder",), "which reads the examples of a task"),
+    ("meta.method", ("in_context",), "meta.loss", ("squared_error",), "it predicts numbers"),
+    ("meta.method", ("prototypical",), "meta.loss", ("cross_entropy",), "it compares classes"),
+    ("meta.learn_rates", (True,), "meta.method", BY_GRADIENT[:2], "only their gradient reaches the step sizes"),
     ("train.init_from", ANY, "model.name", ("decoder_lm",), ""),
     ("train.init_from", ANY, "distillation.hidden_weight", NONE, "it has no projection to the teacher's width"),
     ("lora.rank", ANY, "train.init_from", ANY, "the folder of the run whose weights are adapted"),
     ("lora.rank", ANY, "distillation.teacher", NONE, ""),
     ("lora.rank", ANY, "model.quantization", ("none",), ""),
-    ("data.source", ("python", "synthetic"), "data.path", NONE, "which auto and text read"),
-    ("data.source", OF_WINDOWS, "data.mixture", NONE, "which auto and text read"),
-    ("data.source", OF_WINDOWS, "data.validation_path", NONE, "which auto and text read"),
-    ("data.source", ("python", "synthetic", *PUZZLES), "data.stream", NONE, "which auto, text and labeled read"),
+    ("data.source", WITHOUT_FILES, "data.path", NONE, "which auto and text read"),
+    ("data.source", WITHOUT_MIXTURE, "data.mixture", NONE, "which auto and text read"),
+    ("data.source", WITHOUT_MIXTURE, "data.validation_path", NONE, "which auto and text read"),
+    ("data.source", WITHOUT_STREAM, "data.stream", NONE, "which auto, text and labeled read"),
     ("data.path", ANY, "data.stream", NONE, "empty one of them, as with --config.data.stream="),
     ("data.mixture", ANY, "data.stream", NONE, "empty one of them, as with --config.data.stream="),
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
@@ -80,6 +108,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
 )
 
+OF_INNER_LOOP = ("meta.inner_steps", "meta.eval_steps", "meta.inner_rate", "meta.learn_rates")
 OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
     ("model.num_experts", 0, (
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
@@ -91,7 +120,11 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
         "distillation.hidden_weight",
     )),
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
-    ("train.objective", "language_modeling", ("preference.beta",)),
+    ("train.objective", "language_modeling", ("preference.beta", *(key for key in KEYS if key.startswith("meta.")))),
+    ("train.objective", "meta_learning", ("meta.share",)),
+    ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),
+    ("meta.method", "prototypical", OF_INNER_LOOP),
+    ("meta.method", "in_context", OF_INNER_LOOP),
     ("lora.rank", 0, ("lora.alpha", "lora.targets")),
     ("plasticity.method", "none", (
         "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",

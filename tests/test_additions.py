@@ -289,7 +289,7 @@ HOUSE = (  # what knows lists of files, names and shapes
 )  # fmt: skip
 TOYS = ROOT / "tests" / "toys"
 TOY_FILES = {
-    "reset_units": "training/transforms", "meta_learning": "objectives", "second_head": "objectives",
+    "reset_units": "training/transforms", "inner_update": "objectives", "second_head": "objectives",
     "self_training": "objectives",
 }  # fmt: skip
 TOY_KEY = (

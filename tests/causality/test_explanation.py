@@ -3,6 +3,7 @@
 
 import json
 import re
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import train
 from causality import explanation, page
 from configs import base
 from configs.errors import ConfigError
-from core.evaluators import explained_prompts
+from core.evaluations import causes
 from input_pipeline.tokenization import ByteTokenizer
 from parallelism.mesh import mesh_context
 from tests.causality import circuits
@@ -91,11 +92,12 @@ def test_a_run_explains_at_its_steps_and_at_the_end(config, tmp_path, capsys):
     assert "Causal analysis at step 3" in (tmp_path / "run" / "causes.html").read_text()
     assert f"restores {lines[3]['heads/effect']:.3f} of the difference" in capsys.readouterr().out
     run = open_run(tmp_path / "run")
-    prompts = explained_prompts(run.config, run.tokenizer)
+    corpus = types.SimpleNamespace(tokenizer=run.tokenizer)
+    prompts = causes.make(run.config, corpus).prompts
     with mesh_context(run.run.mesh):
         again = explanation.explain(run.run.graph, run.params, *prompts, run.tokenizer.decode)
     assert explanation.figures(again) == pytest.approx(result.evaluations["causality"], rel=1e-3, abs=1e-3)
     with mesh_context(one_device_mesh()):  # the messages of a run name its keys
         config.causality.corrupt = "22 is 1"
         with pytest.raises(ConfigError, match=r"causality\.prompt has 6 tokens"):
-            explained_prompts(config, run.tokenizer)
+            causes.make(config, corpus)

@@ -15,7 +15,7 @@ import train
 from core.callbacks import Callback, Stop
 from core.evaluators import Evaluator
 from layers import taps
-from objectives import meta_learning, self_training
+from objectives import inner_update, self_training
 from parallelism.mesh import mesh_context
 from settings.validation import validate
 from tests.one_step import LENGTH, VOCAB, batch, small_config
@@ -74,10 +74,10 @@ def test_a_step_transform_resets_units_is_sharded_saved_and_resumes_bit_for_bit(
 
 
 def test_an_objective_differentiates_through_inner_updates_of_many_tasks(tmp_path, monkeypatch):
-    config = config_of("meta_learning")
+    config = config_of("inner_update")
     gradients = {}
     for second_order in (True, False):
-        monkeypatch.setattr(meta_learning, "SECOND_ORDER", second_order)
+        monkeypatch.setattr(inner_update, "SECOND_ORDER", second_order)
         run = train.assembly.assemble(config, devices=jax.devices()[:1])
         with mesh_context(run.mesh):
             *_, found = run.train_step_with_grads(run.init(), jax.device_put(batch(), run.mesh.devices.flat[0]))

@@ -18,7 +18,7 @@ import train
 from configs import digits
 from core import assembly
 from core.callbacks import Callback
-from core.effective_rank import of_gram
+from core.evaluations.effective_rank import of_gram
 from layers.axes import declared_axes, declared_stddevs
 from models import mlp_classifier
 from parallelism.mesh import mesh_context

@@ -30,8 +30,8 @@ def make(config, weights: Weights, schedule) -> "PlasticityMeasures | None":
 class PlasticityMeasures(StepTransform):
     """Report `dormant_share`, the share of units that are dormant, and `weight_norm`, that of all parameters.
 
-    The effective rank of the units is a figure of an evaluator, core/effective_rank.py, since it needs a singular value
-    decomposition.
+    The effective rank of the units needs a singular value decomposition, so it is a figure of an evaluator,
+    core/evaluations/effective_rank.py.
 
     Memory: `activity`, a running mean of the mean absolute activation of each unit, float32.
     """

@@ -12,12 +12,12 @@ RATE = 0.5
 SECOND_ORDER = True
 
 
-def make(config) -> "MetaLearning":
+def make(config) -> "InnerUpdate":
     """Return the objective of a configuration."""
-    return MetaLearning(**vars(language_modeling.make(config)))
+    return InnerUpdate(**vars(language_modeling.make(config)))
 
 
-class MetaLearning(LanguageModeling):
+class InnerUpdate(LanguageModeling):
     """Rows 2 i and 2 i + 1 of a batch are a task: a step on the one, and the loss of the other."""
 
     def loss(self, model, carry, batch, key):
@@ -26,7 +26,7 @@ class MetaLearning(LanguageModeling):
 
         def loss_of(params, row):
             rows = {name: array[None] for name, array in row.items()}
-            (total, weight), _ = super(MetaLearning, self).loss(nnx.merge(graph, params), {}, rows, None)
+            (total, weight), _ = super(InnerUpdate, self).loss(nnx.merge(graph, params), {}, rows, None)
             return total / jnp.maximum(weight, 1)
 
         def of_task(task):

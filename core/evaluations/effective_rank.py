@@ -11,10 +11,37 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from core.assembly import Run
+from core.evaluation import heldout_batches
+from core.evaluators import Evaluator
+from input_pipeline.corpus import Corpus
 from layers import taps
 
+KIND = "plasticity"
 TOKENS = 512  # of a batch, at most; the rank cannot exceed it
 HIDDEN, OUTPUT = "mlp_hidden", "mlp"  # taps: of hidden units, and where there are only experts, of what they add
+
+
+def make(config, corpus: Corpus | None) -> Evaluator | None:
+    """Return the evaluator if `plasticity.measure` asks for it; a run without a corpus has no held-out rows."""
+    return EffectiveRank(config.plasticity.measure) if corpus is not None and config.plasticity.measure else None
+
+
+class EffectiveRank(Evaluator):
+    """The effective rank of the hidden units of each layer on a held-out batch."""
+
+    name = KIND
+
+    def __init__(self, every: int):
+        """Measure every so many steps."""
+        self.every = every
+
+    def evaluate(self, context):
+        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
+        if context.stop():
+            return None
+        batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
+        ranks_L = of_batch(context.run, context.params, batch)
+        return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
 
 
 def of_batch(run: Run, params: dict, batch: dict) -> np.ndarray:

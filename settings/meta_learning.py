@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the sizes of a task of meta-learning."""
+
+from ml_collections import ConfigDict
+
+from configs.errors import ConfigError
+from settings.architecture import multiples_text
+
+
+def check(config: ConfigDict) -> None:
+    """Raise ConfigError if a task has no query, or if its classes differ in their number of support examples."""
+    if config.train.objective != "meta_learning":
+        return
+    meta, data, length = config.meta, config.data, config.train.sequence_length
+    if meta.support >= length:
+        raise ConfigError(
+            f"meta.support={meta.support} leaves no query in the train.sequence_length={length} examples of a task; "
+            f"use --config.meta.support={max(1, length // 2)}, or longer tasks"
+        )
+    if data.source == "glyphs" and meta.support % data.task_ways:
+        raise ConfigError(
+            f"meta.support={meta.support} is not a multiple of data.task_ways={data.task_ways}; "
+            f"use {multiples_text(meta.support, data.task_ways)}"
+        )
+    if meta.loss == "cross_entropy" and meta.method != "prototypical" and config.model.output_dim < data.task_ways:
+        raise ConfigError(
+            f"model.output_dim={config.model.output_dim} is less than data.task_ways={data.task_ways}; "
+            f"use --config.model.output_dim={data.task_ways}"
+        )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks in language modelling: which tokens adapt, which count, and the same gradient on every mesh."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from core import assembly
+from layers.inner_loop import InnerLoop
+from objectives.language_modeling import LanguageModeling
+from objectives.meta_language_modeling import MetaLanguageModeling, halves
+from parallelism.mesh import mesh_context
+from tests import one_step
+from tests.support import assert_close, forward, make_model, model_config, packed_batch
+
+INNER = InnerLoop("maml", num_steps=1, eval_steps=1, rate=0.05)
+ROWS = [[9, 3], [4, 6], [6, 6], [5]]  # documents of a window of 12 tokens
+
+
+def test_support_and_query_are_of_the_document_in_the_middle():
+    batch = packed_batch(ROWS, 12, 37)
+    kept = []
+    for row in range(4):
+        support, query = halves({name: array[row] for name, array in batch.items()})
+        assert support["tokens"].shape == query["tokens"].shape == (1, 6)
+        assert (np.concatenate([support["tokens"][0], query["tokens"][0]]) == batch["tokens"][row]).all()
+        kept.append([int((part["segments"] > 0).sum()) for part in (support, query)])
+    assert kept == [[6, 3], [2, 4], [6, 0], [0, 0]]
+
+
+def test_the_loss_is_that_of_plain_rows_and_of_queries_after_a_step_on_the_support():
+    graph, params = make_model(model_config(num_layers=1))
+    batch = packed_batch(ROWS, 12, 37)
+    objective = MetaLanguageModeling(4, 12, vocab_size=37, share=0.5, inner=INNER)
+
+    def mean_loss(params, part):
+        log_p = jax.nn.log_softmax(forward(graph, params, part))
+        of_token = jnp.take_along_axis(log_p, part["targets"][..., None], axis=-1)[..., 0]
+        return -jnp.sum(of_token * (part["segments"] > 0)) / max(1, int((part["segments"] > 0).sum()))
+
+    @jax.jit
+    def expected(params):
+        total = 0.0
+        for row, count in ((0, 3), (1, 4)):
+            support, query = halves({name: array[row] for name, array in batch.items()})
+            adapted = jax.tree.map(lambda p, g: p - 0.05 * g, params, jax.grad(mean_loss)(params, support))
+            total += count * mean_loss(adapted, query)
+        plain = {name: array[2:] for name, array in batch.items()}
+        (of_plain, _), _ = LanguageModeling(2, 12).loss(nnx.merge(graph, params), {}, plain, None)
+        return total, of_plain
+
+    queries, plain = expected(params)
+    loss = jax.jit(lambda params: objective.loss(nnx.merge(graph, params), {}, batch, None))
+    (total, weight), (_, scalars) = loss(params)
+    assert weight == 3 + 4 + 12 + 5
+    assert_close(total, queries + plain)
+    assert_close(scalars, {"loss": (plain, 17.0), "after_adaptation": (queries, 7.0)})
+
+
+def test_evaluation_reports_queries_before_and_after_adaptation():
+    graph, params = make_model(model_config(num_layers=1))
+    objective = MetaLanguageModeling(2, 12, vocab_size=37, share=1.0, inner=dataclasses.replace(INNER, eval_steps=3))
+    row = packed_batch([[12]], 12, 37)
+    batch = {name: np.concatenate([array, array[:, [*range(6), *range(6)]]]) for name, array in row.items()}
+    figures = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), batch))(params)
+    assert figures.keys() == {"loss", "before_adaptation", "after_adaptation"}
+    assert figures["before_adaptation"][1] == figures["after_adaptation"][1] == 12
+    assert figures["after_adaptation"][0] < figures["before_adaptation"][0]  # its second row is the same text twice
+
+
+def gradients(method: str, **mesh) -> tuple:
+    """Return gradients and scalars of a step on tasks alone, always from the same weights and batch."""
+    config = one_step.small_config(**mesh)
+    config.model.update(num_layers=1, attention="reference")
+    config.train.objective = "meta_language_modeling"
+    config.meta.update(method=method, share=1.0, inner_rate=0.1)
+    one_step.simply_updated(config)
+    run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    with mesh_context(run.mesh):
+        batch = one_step.placed(one_step.batch(), run.abstract_batch)
+        _, scalars, found = run.train_step_with_grads(one_step.initial_state(run), batch)
+        figures = run.eval_step(one_step.initial_state(run).params, batch)
+    return jax.device_get((found, scalars, figures))
+
+
+@pytest.mark.parametrize("method", ["maml", "reptile"])
+def test_no_task_adapts_to_the_tasks_of_other_devices(method):
+    """The weights are sharded, but a task's own gradient is never reduced over devices: loss, gradients, evaluation."""
+    assert_close(gradients(method, data=2, fsdp=4), gradients(method))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meta-learning objectives: what a task's loss is, what weighs, and that reading examples is learning."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from core import assembly
+from input_pipeline.task_windows import LinearMaps
+from layers.inner_loop import InnerLoop
+from models import mlp_regressor
+from objectives import meta_learning
+from objectives.meta_learning import CROSS_ENTROPY, SQUARED, GradientBased, Prototypical
+from parallelism.mesh import mesh_context
+from settings import loading
+from tests.support import assert_close, model_config
+
+INNER = InnerLoop("maml", num_steps=1, eval_steps=2, rate=0.1)
+
+
+@functools.cache
+def regressor(output_dim: int):
+    """Return (graph, parameters) of a small network of three inputs."""
+    config = model_config(num_layers=1, mlp_dim=6, input_dim=3, output_dim=output_dim)
+    graph, state = nnx.split(mlp_regressor.make(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    return graph, nnx.to_pure_dict(state)
+
+
+def outputs(params: dict, x: jax.Array) -> jax.Array:
+    layers = params["layers"]
+    return jax.nn.relu(x @ layers["0"]["kernel"] + layers["0"]["bias"]) @ layers["1"]["kernel"] + layers["1"]["bias"]
+
+
+def test_a_query_counts_after_adaptation_and_padding_does_not():
+    graph, params = regressor(1)
+    objective = GradientBased(3, 7, 4, 3, SQUARED, 1, INNER)
+    batch = objective.random_batch(jax.random.key(1))
+    x, y = (jax.lax.bitcast_convert_type(batch[name], jnp.float32) for name in ("inputs", "targets"))
+    assert batch["tasks"].tolist() == [1, 2, 0] and {k: v.shape for k, v in batch.items()} == objective.batch()
+
+    def error(params, x, y):
+        return jnp.mean(jnp.square(outputs(params, x)[:, 0] - y))
+
+    @jax.jit
+    def expected(params):
+        sums = []
+        for steps in (0, 1, 2):
+            total = 0.0
+            for task in (0, 1):
+                adapted = params
+                for _ in range(steps):
+                    slopes = jax.grad(error)(adapted, x[task, :4], y[task, :4])
+                    adapted = jax.tree.map(lambda p, g: p - 0.1 * g, adapted, slopes)
+                total += 3 * error(adapted, x[task, 4:], y[task, 4:])
+            sums.append(total)
+        return sums
+
+    @jax.jit
+    def actual(params):
+        model = nnx.merge(graph, params)
+        return objective.loss(model, {}, batch, None), objective.evaluate(model, batch)
+
+    before, after_one, after_two = expected(params)
+    ((total, weight), (carry, scalars)), figures = actual(params)
+    assert weight == 6 and carry == {}
+    assert_close([total, scalars["loss"][0]], [after_one, after_one])
+    assert_close(
+        figures, {"before_adaptation": (before, 6.0), "after_adaptation": (after_two, 6.0), "loss": (after_two, 6.0)}
+    )
+
+
+def test_prototypes_are_class_means_and_logits_are_distances_from_them():
+    graph, params = regressor(2)
+    objective = Prototypical(1, 9, 6, 3, CROSS_ENTROPY, 2, INNER)
+    classes = np.array([1, 0, 3, 1, 1, 0, 3, 1, 0])  # 2 has no example
+    batch = objective.random_batch(jax.random.key(0)) | {"targets": classes[None].astype(np.int32), "tasks": np.ones(1)}
+    x = np.asarray(jax.lax.bitcast_convert_type(batch["inputs"], jnp.float32))[0]
+    embedded = np.asarray(outputs(params, x), np.float64)
+    means = {c: embedded[:6][classes[:6] == c].mean(0) for c in (0, 1, 3)}
+    logits = np.array([[-((e - means[c]) ** 2).sum() for c in (0, 1, 3)] for e in embedded[6:]])
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    right = [{0: 0, 1: 1, 3: 2}[c] for c in classes[6:]]
+
+    def total(params):
+        (total, weight), (_, scalars) = objective.loss(nnx.merge(graph, params), {}, batch, None)
+        return total, (weight, scalars)
+
+    (value, (weight, scalars)), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+    assert weight == 3
+    assert_close(value, -log_p[range(3), right].sum())
+    assert_close(scalars["accuracy"][0], np.float32((logits.argmax(1) == right).sum()))
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
+
+
+def test_a_method_chooses_its_objective():
+    config = loading.load("configs/meta_sinusoid.py", "", {}).config
+    for method, kind in (("maml", "GradientBased"), ("prototypical", "Prototypical"), ("in_context", "InContext")):
+        config.meta.method = method
+        objective = meta_learning.make(config)
+        assert type(objective).__name__ == kind and objective.adapts_params == (method == "maml")
+
+
+def test_a_decoder_that_reads_examples_approaches_least_squares():
+    """The error of one that ignores them is the variance of y, 2; that of least squares from 4 noiseless ones is 0."""
+    typed = {
+        "model.input_dim": "2", "model.num_layers": "2", "model.embed_dim": "32", "model.num_heads": "2",
+        "model.num_kv_heads": "2", "model.mlp_dim": "64", "train.sequence_length": "8", "meta.support": "4",
+        "train.steps": "600", "optimizer.learning_rate": "0.003", "train.global_batch": "64",
+    }  # fmt: skip
+    run = assembly.assemble(loading.load("configs/meta_in_context.py", "", typed).config, devices=jax.devices()[:1])
+    windows = {stream: LinearMaps(0, stream, 2) for stream in ("train", "heldout")}
+    batches = windows["train"].read(np.arange(600 * 64), 8)
+    with mesh_context(run.mesh):
+        step = functools.partial(jax.lax.scan, lambda state, batch: run.train_step(state, batch, {}))
+        state, _ = jax.jit(step)(run.init(), {k: v.reshape(600, 64, *v.shape[1:]) for k, v in batches.items()})
+        figures = run.eval_step(run.eval_params(state, {}), windows["heldout"].read(np.arange(300), 8))
+    means = {name: float(total / weight) for name, (total, weight) in figures.items()}
+    assert means["before_adaptation"] == pytest.approx(2, rel=0.3)
+    assert means["loss"] == means["after_adaptation"] < 0.25, means
