@@ -170,6 +170,16 @@ FAULTS = (
         '(halt_logits > 0) & (carry["steps"] >= chosen)', "halt_logits > 0", ("tests/objectives/test_recursive.py",),
     ),
     Fault(
+        "replaced units keep their moments", "training/optimizers.py",
+        "jnp.where(mask, jnp.zeros_like(leaf), leaf)", "leaf",
+        ("tests/training/test_plasticity.py::test_continual_backprop_keeps_the_function_and_zeroes_weights_and_moments",),
+    ),
+    Fault(
+        "the most useful unit is replaced", "training/plasticity/replacement.py",
+        "jax.lax.top_k(-scores_U, most)", "jax.lax.top_k(scores_U, most)",
+        ("tests/training/test_plasticity.py::test_the_least_useful_mature_unit_is_replaced_at_the_rate",),
+    ),
+    Fault(
         "all microbatches draw the same dropout", "training/step.py",
         "jax.random.fold_in(key, index)", "key",
         ("tests/training/test_step.py::test_every_step_and_microbatch_draws_its_own_randomness_again_the_same_from_the_same_seed",),

@@ -48,7 +48,7 @@ METHODS = {  # name of the figure: keys of the section `plasticity`
     "continual_backprop": {"method": "continual_backprop", "rate": 3e-4, "maturity": 100},
     "redo": {"method": "redo", "every": 1000, "dormant_below": 0.1},
     "l2_init": {"method": "l2_init", "strength": 1e-3},
-    "shrink_perturb": {"method": "shrink_perturb", "every": 10, "shrink": 1e-3, "perturb": 1e-3},
+    "shrink_perturb": {"method": "shrink_perturb", "every": 100, "shrink": 1e-2, "perturb": 3e-3},
     "redraw": {"method": "redraw", "rate": 3e-4, "maturity": 100},
     "gradual": {},
 }

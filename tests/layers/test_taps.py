@@ -120,6 +120,19 @@ def test_a_measure_is_the_sum_over_tokens_of_what_is_recorded(how):
     np.testing.assert_array_equal(measured["size"][1], np.full((L, 1), B * T))
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_nothing_to_measure_leaves_the_program_as_it_is(how):
+    """The step always opens the context; a run without a transform that measures must not pay for it."""
+
+    def opened(params):
+        with taps.measure({}):
+            return run(graph, params)
+
+    graph, params = model(how)
+    plain = jax.make_jaxpr(lambda params: run(graph, params))(params)
+    assert str(jax.make_jaxpr(opened)(params)) == str(plain)
+
+
 def test_a_measure_of_no_activation_is_refused():
     opened = taps.measure({"a": taps.Measure("hiden", jnp.abs, ())})
     with pytest.raises(ValueError, match="the model computed no activation"), opened:
