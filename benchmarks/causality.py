@@ -70,7 +70,7 @@ def estimation() -> dict[str, float]:
     naive = [adjustment.naive_effect(sample, "x", "y") for sample in samples]
     found = [adjustment.adjusted_effect(sample, "x", "y", ["z"]) for sample in samples] if ON else naive
     wrong = np.mean([effect < 0 for effect in naive])
-    return {"ate_error": max(abs(effect - EFFECT) for effect in found), "naive_sign_wrong": float(wrong)}
+    return {"ate_error": float(max(abs(effect - EFFECT) for effect in found)), "naive_sign_wrong": float(wrong)}
 
 
 def graphs() -> dict[str, float]:

@@ -144,6 +144,20 @@ FAULTS = (
         "jnp.arange(num_layers)", "jnp.arange(1, num_layers + 1)", ("tests/layers/test_taps.py",),
     ),
     Fault(
+        "a patched site is replaced in every layer", "causality/sites.py",
+        "(sites_B.name == number) & _is_at(sites_B.layer, layer)", "sites_B.name == number",
+        ("tests/causality/test_patching.py",),
+    ),
+    Fault(
+        "an edge is removed although its variables depend on each other", "causality/discovery.py",
+        "math.sqrt(n - len(given) - 3)", "math.sqrt(len(given) + 3)", ("tests/causality/test_estimation.py",),
+    ),
+    Fault(
+        "a counterfactual forgets the noise of its units", "causality/structural.py",
+        "noises[name] = mechanism.invert(*parents, observed[name])", "noises[name] = 0 * observed[name]",
+        ("tests/causality/test_estimation.py::test_a_counterfactual_is_that_of_the_closed_form",),
+    ),
+    Fault(
         "the padding of a shorter row counts as tokens", "inference/engine.py",
         "segments_BT.sum(axis=1)", "tokens_BT.shape[1]", ("tests/inference/test_engine.py",),
     ),

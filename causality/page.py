@@ -55,7 +55,7 @@ def _map_of(found: Explanation, table: np.ndarray, tap: str, largest: float) -> 
         [(f"{text:.2f}", value / largest) for text, value in zip(*rows, strict=True)]
         for rows in zip(shown.tolist(), table.T.tolist(), strict=True)
     ]
-    return f"<section><h3>{WORDS[tap].capitalize()}</h3>{_heat_map(labels, cells)}</section>"
+    return f"<section><h3>{WORDS[tap][0].upper()}{WORDS[tap][1:]}</h3>{_heat_map(labels, cells)}</section>"
 
 
 def _lens(found: Explanation) -> str:
