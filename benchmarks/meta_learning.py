@@ -33,7 +33,7 @@ SEEDS = 1 if support.QUICK else 3
 TASKS, STEPS, SHOTS = 400, 5, 10  # held-out tasks; most gradient steps; points of a sinusoid
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)  # of which a network's best is taken
 WAYS, UNSEEN = 5, 1 << 40  # classes of a task; number of the first task that the judge sees
-SINUSOID_STEPS, GLYPH_STEPS, BLOCK = 8_000, 800, 200  # steps of training; those in one call
+SINUSOID_STEPS, GLYPH_STEPS, BLOCK = 5_000, 500, 100  # steps of training; those in one call
 MOST_OF_PRETRAINED, LEAST_OVER_PIXELS = 0.2, 0.25
 Layers = list[tuple[np.ndarray, np.ndarray]]  # weights and biases
 
@@ -56,7 +56,7 @@ def trained(recipe: str, windows: task_windows.TaskWindows, seed: int, steps: in
             number = (seed << 30) + np.arange(first * train.global_batch, (first + BLOCK) * train.global_batch)
             batches = windows.read(number, train.sequence_length)
             state, scalars = block(state, {k: a.reshape(BLOCK, -1, *a.shape[1:]) for k, a in batches.items()})
-            if first % (50 * BLOCK) == 0:
+            if first % (10 * BLOCK) == 0:
                 print(f"{recipe} {keys} seed {seed} step {first}: {float(scalars['loss'][-1]):.4f}", flush=True)
     layers = jax.device_get(state.params["layers"])
     return [(layers[name]["kernel"], layers[name]["bias"]) for name in sorted(layers)]
@@ -142,7 +142,7 @@ def figures_of(seed: int) -> dict[str, float]:
     reptile = {"meta__method": "reptile", "meta__inner_steps": 20, "meta__inner_rate": 0.02}
     reptile = trained("meta_sinusoid", sines, seed, SINUSOID_STEPS, **(joint if OFF else reptile))
     pretrained = trained("meta_sinusoid", sines, seed, SINUSOID_STEPS, **joint)
-    episodes = {"train__sequence_length": 2 * WAYS}
+    episodes = {"train__sequence_length": 2 * WAYS, "train__global_batch": 16}
     of_maml = episodes | {"meta__method": "maml", "model__output_dim": WAYS, "meta__inner_rate": 0.1}
     glyphs_maml = trained("meta_glyphs", glyphs, seed, 0 if OFF else GLYPH_STEPS, **of_maml)
     protonet = trained("meta_glyphs", glyphs, seed, 0 if OFF else GLYPH_STEPS, **episodes)

@@ -116,10 +116,12 @@ def drawn(lines: np.ndarray, jitter: np.ndarray) -> np.ndarray:
     place = (np.arange(GLYPH_SIDE) + 0.5) / GLYPH_SIDE - 0.5
     pixels = np.stack(np.meshgrid(place, place, indexing="ij"), -1).reshape(-1, 2)
     start, along = ends[..., 0, :], ends[..., 1, :] - ends[..., 0, :]
-    offsets = pixels - start[..., None, :]
-    length = np.maximum((along**2).sum(-1), 1e-6)
-    part = np.clip((offsets * along[..., None, :]).sum(-1) / length[..., None], 0, 1)
-    square = ((offsets - part[..., None] * along[..., None, :]) ** 2).sum(-1).min(axis=-2)
+    squared = np.maximum((along**2).sum(-1, keepdims=True), 1e-6)
+    # Of offsets from the start of a line: their projections on it, and their squared lengths.
+    projected = along @ pixels.T - (along * start).sum(-1, keepdims=True)
+    distant = (pixels**2).sum(-1) - 2 * start @ pixels.T + (start**2).sum(-1, keepdims=True)
+    part = np.clip(projected / squared, 0, 1)
+    square = np.maximum(distant - part * (2 * projected - part * squared), 0).min(axis=-2)
     return np.exp(-square / (2 * STROKE_WIDTH**2))
 
 

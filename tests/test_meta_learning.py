@@ -33,7 +33,9 @@ def test_a_run_on_tasks_reports_adaptation_and_resumes_exactly(tmp_path, single_
     lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line for line in lines if line["kind"] == "eval"]
     assert [line["step"] for line in evaluated] == [3, 6]
-    assert all(line["loss"] == line["after_adaptation"] != line["before_adaptation"] for line in evaluated)
+    after = [line["eval_after_adaptation"] for line in evaluated]
+    assert after == [line["eval_loss"] for line in evaluated]
+    assert all(line["eval_before_adaptation"] > line["eval_after_adaptation"] for line in evaluated)
     assert "query loss" in (tmp_path / "whole" / "summary.txt").read_text()
 
 

@@ -16,7 +16,7 @@ from models import mlp_regressor
 from objectives import meta_learning
 from objectives.meta_learning import CROSS_ENTROPY, SQUARED, GradientBased, Prototypical
 from parallelism.mesh import mesh_context
-from settings import loading
+from settings import loading, validation
 from tests.support import assert_close, model_config
 
 INNER = InnerLoop("maml", num_steps=1, eval_steps=2, rate=0.1)
@@ -111,7 +111,9 @@ def test_a_decoder_that_reads_examples_approaches_least_squares():
         "model.num_kv_heads": "2", "model.mlp_dim": "64", "train.sequence_length": "8", "meta.support": "4",
         "train.steps": "600", "optimizer.learning_rate": "0.003", "train.global_batch": "64",
     }  # fmt: skip
-    run = assembly.assemble(loading.load("configs/meta_in_context.py", "", typed).config, devices=jax.devices()[:1])
+    config = loading.load("configs/meta_in_context.py", "", typed).config
+    validation.validate(config, 1)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
     windows = {stream: LinearMaps(0, stream, 2) for stream in ("train", "heldout")}
     batches = windows["train"].read(np.arange(600 * 64), 8)
     with mesh_context(run.mesh):
