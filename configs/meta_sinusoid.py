@@ -32,7 +32,7 @@ def get_config():
     config.train.objective = "meta_learning"
     config.train.steps = 10_000
     config.train.sequence_length = 20
-    config.train.global_batch = 25
+    config.train.global_batch = 24
     config.train.eval_every = 2_500
     config.train.save_every = 5_000
     config.train.log_every = 500

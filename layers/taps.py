@@ -198,6 +198,13 @@ def replace(name: str, function: Replacement) -> Iterator[None]:
         raise ValueError(f"taps.replace: the model computed no activation {name!r}; {NOT_COMPUTED}")
 
 
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the activations of a call alone, such as those of a copy of the model with other parameters."""
+    with _opened(None):
+        yield
+
+
 def layer_numbers(num_layers: int) -> jax.Array | None:
     """Return int32 [L], an argument of the bodies of a stack's layers; None: nothing is recorded or replaced.
 
@@ -233,7 +240,7 @@ def add(recorded: dict) -> None:
 
 
 @contextlib.contextmanager
-def _opened(scope: _Scope) -> Iterator[None]:
+def _opened(scope: _Scope | None) -> Iterator[None]:
     token = _scope.set(scope)
     try:
         yield

@@ -10,12 +10,18 @@ import jax
 from flax import nnx
 
 from layers.axes import weight, zeros
+from layers.units import Units
 
 
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one example, without an inner loop: 6 per weight of a product."""
     sizes = _sizes(config)
     return 6.0 * sum(before * after for before, after in itertools.pairwise(sizes))
+
+
+def hidden_units(config) -> tuple[Units, ...]:
+    """Return none: the units of networks that are adapted to each task are not measured."""
+    return ()
 
 
 class MLPRegressor(nnx.Module):

@@ -12,6 +12,7 @@ from flax import nnx
 from layers.axes import weight
 from layers.fsdp import all_gather_params
 from layers.products import einsum
+from layers.units import Units
 from models import decoder_lm
 from models.decoder_lm import DecoderLM
 
@@ -19,6 +20,11 @@ from models.decoder_lm import DecoderLM
 def flops_per_token(config, length: int) -> float:
     """Return floating-point operations to train on one example, which has two positions."""
     return 2 * decoder_lm.flops_per_token(config, 2 * length)
+
+
+def hidden_units(config) -> tuple[Units, ...]:
+    """Return none: the units of networks that are adapted to each task are not measured."""
+    return ()
 
 
 class VectorDecoder(DecoderLM):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers import inner_loop
+from layers import inner_loop, taps
 from layers.axes import unsharded
 from layers.cross_entropy import log_probabilities
 from layers.inner_loop import InnerLoop
@@ -125,5 +125,5 @@ def _over_tasks(of_task, rows: dict) -> tuple[jax.Array, jax.Array, jax.Array]:
         support, query = halves(window)
         return *of_task(support, query), weights(query).sum()
 
-    with unsharded():
+    with unsharded(), taps.paused():  # the units of adapted copies are not those of the model
         return jax.vmap(of_row)(rows)

@@ -9,7 +9,7 @@ from settings.resolving import Loaded
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
 OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
-OF_ONE_MODEL = ("language_modeling", "classification", "recursive")
+OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
 WITHOUT_FILES = ("python", "synthetic", *TASKS)
