@@ -28,7 +28,7 @@ def hidden_units(config) -> tuple[Units, ...]:
 
 
 class VectorDecoder(DecoderLM):
-    """Predict y of each example from the examples before it; `model.vocab_size` is 1, the width of the output."""
+    """Predict y of each example from the examples before it and its own x; `model.vocab_size` is 1, the width of the output."""
 
     def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         super().__init__(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
@@ -45,8 +45,11 @@ class VectorDecoder(DecoderLM):
         of_targets = jnp.pad(targets_BT[..., None], ((0, 0), (0, 0), (inputs.shape[-1], 0)))
         sequence = jnp.stack([of_inputs, of_targets], axis=2).reshape(rows, 2 * length, -1)
         positions = jnp.broadcast_to(jnp.arange(2 * length), (rows, 2 * length))
-        stream, *_ = self.forward_with_aux(sequence, positions, jnp.ones_like(positions))
-        return self.logits(stream[:, ::2])[..., 0]
+        one_document = jnp.ones_like(positions)
+        contexts, _ = self._contexts(one_document, positions, None)
+        contexts = [(*context, one_document > 0) for context in contexts]
+        stream, *_ = self.stack(self.embed(sequence, self.dtype), contexts, caches=None, key=None)
+        return self.logits(self.norm(stream)[:, ::2])[..., 0]
 
 
 class ReadIn(nnx.Module):
