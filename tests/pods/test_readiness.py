@@ -122,11 +122,11 @@ def pair(tmp_path_factory):
 def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches(pair, tmp_path):
     done = pair.run("setup_optimizations", *small_run(tmp_path))
     assert done.status == 0, done.stderr
-    assert "ENABLE_EVOLUTION=true: not in Torus yet; the run does without it" in done.stdout
+    assert "ENABLE_META_LEARNING=true: not in Torus yet; the run does without it" in done.stdout
     for worker in (0, 1):
         report = json.loads((pair.code_of(worker) / "optimization_deployment_report.json").read_text())
         assert report["switches"]["given"] == SWITCHES | {"ENABLE_CAUSAL": False, "ENABLE_EVOLUTION": True}
-        assert report["switches"]["on"] == ["ENABLE_TPU_OPT"]
+        assert report["switches"]["on"] == ["ENABLE_TPU_OPT", "ENABLE_EVOLUTION"]
         assert (report["process"], report["num_processes"], report["num_devices"]) == (worker, 2, 4)
         assert report["mesh"]["fsdp"] == 4 and report["config"]["model.remat"] == "attention"
         assert report["compile_seconds"] > 0 and report["tokens_per_second"] > 0
