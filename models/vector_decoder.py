@@ -28,7 +28,10 @@ def hidden_units(config) -> tuple[Units, ...]:
 
 
 class VectorDecoder(DecoderLM):
-    """Predict y of each example from the examples before it and its own x; `model.vocab_size` is 1, the width of the output."""
+    """Predict y of each example from its own x and the examples before it.
+
+    `model.vocab_size` is 1, the width of the output.
+    """
 
     def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         super().__init__(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)

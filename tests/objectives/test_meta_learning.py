@@ -109,16 +109,16 @@ def test_a_decoder_that_reads_examples_approaches_least_squares():
     typed = {
         "model.input_dim": "2", "model.num_layers": "2", "model.embed_dim": "32", "model.num_heads": "2",
         "model.num_kv_heads": "2", "model.mlp_dim": "64", "train.sequence_length": "8", "meta.support": "4",
-        "train.steps": "600", "optimizer.learning_rate": "0.003", "train.global_batch": "64",
+        "train.steps": "1000", "optimizer.learning_rate": "0.003", "train.global_batch": "64",
     }  # fmt: skip
     config = loading.load("configs/meta_in_context.py", "", typed).config
     validation.validate(config, 1)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     windows = {stream: LinearMaps(0, stream, 2) for stream in ("train", "heldout")}
-    batches = windows["train"].read(np.arange(600 * 64), 8)
+    batches = windows["train"].read(np.arange(1000 * 64), 8)
     with mesh_context(run.mesh):
         step = functools.partial(jax.lax.scan, lambda state, batch: run.train_step(state, batch, {}))
-        state, _ = jax.jit(step)(run.init(), {k: v.reshape(600, 64, *v.shape[1:]) for k, v in batches.items()})
+        state, _ = jax.jit(step)(run.init(), {k: v.reshape(1000, 64, *v.shape[1:]) for k, v in batches.items()})
         figures = run.eval_step(run.eval_params(state, {}), windows["heldout"].read(np.arange(300), 8))
     means = {name: float(total / weight) for name, (total, weight) in figures.items()}
     assert means["before_adaptation"] == pytest.approx(2, rel=0.3)
