@@ -359,7 +359,7 @@ evaluation.tasks_every = Key(0, "steps between scorings of evaluation.tasks; 0: 
 causality = Section(KEYS, "causality", RESUME | READ | UNCOMPILED)
 causality.prompt = Key("", 'a text whose continuation is explained during the run, see docs/causality.md; "": none')
 causality.corrupt = Key("", "a text of as many tokens that is continued in another way")
-causality.every = Key(0, "steps between causal analyses; 0: only at the end")
+causality.every = Key(0, "steps between causal analyses; 0: those between evaluations, train.eval_every")
 
 inference = Section(KEYS, "inference", RESUME | READ | UNCOMPILED)
 inference.cache_dtype = Key(

@@ -10,7 +10,7 @@ import tempfile
 from absl import flags
 
 from files.json_reader import JsonError, parse_json
-from pods import hosts, recipes, switches, watch
+from pods import hosts, launch, recipes, switches, watch
 from pods.answers import Report
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, with_experts
@@ -36,8 +36,9 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
       PodError: the configuration cannot run (status 2), a run holds the devices, a host fails, or a host reports
         other switches.
     """
-    settings, resolved = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
-    recipes.arguments(settings, resolved.keys)
+    settings = recipes.of_pod(settings, transport)
+    resolved = recipes.resolved_switches(settings)
+    launch.print_left_out(settings, resolved)
     send(settings, transport, resolved)
     if settings.transport != "local" and not settings.dry_run:
         check_devices_free(settings, transport)
@@ -46,13 +47,13 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     words += recipes.arguments(settings, {})
     results = transport.run(hosts.in_environment(settings, shlex.join(words)))
     expect_success(results, "deploy the optimizations")
-    return 0 if settings.dry_run else _check_reports(settings, transport, resolved.given)
+    return 0 if settings.dry_run else _check_reports(settings, transport, resolved.effective)
 
 
 def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:
     """Copy the switches to every host."""
     content = {"model_size": settings.model_size, "sequence_length": settings.seq_len or None}
-    content |= {"switches": resolved.given}
+    content |= {"switches": resolved.effective}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
         file.write_text(json.dumps(content, indent=1))

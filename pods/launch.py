@@ -44,9 +44,10 @@ def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]
 
 def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Train the recipe with the changes of the enabled switches, and log to logs/train_optimized_worker_I.out."""
-    settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
+    settings = recipes.of_pod(settings, transport)
+    switches = recipes.resolved_switches(settings)
     keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
-    print_unsupported(settings, switches)
+    print_left_out(settings, switches)
     program = searching_program if EVOLUTION in switches.on else training_program
     return _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
 
@@ -94,8 +95,8 @@ def start(
     return _check_started(settings, transport, record)
 
 
-def print_unsupported(settings: Settings, switches: Resolved) -> None:
-    """Print a line for each enabled switch that Torus does not support."""
+def print_left_out(settings: Settings, switches: Resolved) -> None:
+    """Print a line for each enabled switch that the configuration cannot have."""
     for line in switches.lines():
         note(settings, line)
 

@@ -73,10 +73,11 @@ class Found:
 
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready."""
-    settings, switches = recipes.of_pod(settings, transport), recipes.resolved_switches(settings)
+    settings = recipes.of_pod(settings, transport)
+    switches = recipes.resolved_switches(settings)
     keys = recipes.chosen_data_keys(settings) | switches.keys
     recipes.arguments(settings, keys)
-    launch.print_unsupported(settings, switches)
+    launch.print_left_out(settings, switches)
     if not settings.dry_run:
         pod = transport.found()
         if settings.transport != "local":

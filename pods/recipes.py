@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from configs import topologies
 from configs.errors import ConfigError
 from pods import switches
-from pods.errors import usage_error
+from pods.errors import PodError, usage_error
 from pods.settings import Settings
 from pods.transports import Transport
 from settings import loading, simulation, validation
@@ -19,11 +19,25 @@ V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with anoth
 
 
 def resolved_switches(settings: Settings) -> switches.Resolved:
-    """Return the ENABLE_* switches as flags, environment, OPTIMIZATION_CONFIG and --preset set them, in this order."""
+    """Return the ENABLE_* switches as flags, environment, OPTIMIZATION_CONFIG and --preset set them, in this order.
+
+    Those that the configuration cannot have are left out.
+
+    Raises:
+      PodError: the configuration cannot run, whatever the switches are (status 2).
+    """
     values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
     typed = {name: value for name, value in values.items() if settings.given(name.lower())}
     stored = switches.read_file(settings.optimization_config) if settings.optimization_config else {}
-    return switches.resolve(values, stored, typed)
+    found, keys = switches.resolve(values, stored, typed), chosen_data_keys(settings)
+    arguments(settings, keys)
+    for name in found.on:
+        try:
+            arguments(settings, keys := keys | switches.SWITCHES[name])
+        except PodError as error:
+            found = found.without(name, str(error))
+            keys = chosen_data_keys(settings) | found.keys
+    return found
 
 
 def of_pod(settings: Settings, transport: Transport) -> Settings:

@@ -26,7 +26,7 @@ class Switches(Object):
 
     given: NotRequired[dict[str, bool]]
     on: list[str]
-    not_yet: list[str]
+    left_out: NotRequired[dict[str, str]]
 
 
 class Launch(Object):

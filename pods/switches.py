@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ENABLE_* switches of the earlier systems, and the configuration keys that each switch sets.
-
-Torus lacks the mechanisms of some switches. These never count as on, and a line reports them.
-"""
+"""The ENABLE_* switches of the earlier systems, and the configuration keys that each switch sets."""
 
 import pathlib
 from collections.abc import Mapping
@@ -16,15 +13,20 @@ from pods.settings import FIELDS, truth
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off
-EVOLUTION = "ENABLE_EVOLUTION"
-SWITCHES = {  # configuration keys that an enabled switch sets; None: Torus has no such mechanism yet
+CAUSAL, EVOLUTION = "ENABLE_CAUSAL", "ENABLE_EVOLUTION"
+SWITCHES = {  # configuration keys that an enabled switch sets
     # TPU kernels need no switch; the mesh and the compiler's options come from --topology.
     "ENABLE_TPU_OPT": {"model.dtype": "bfloat16", "model.remat": "attention"},
-    "ENABLE_NEUROPLASTICITY": None,
-    "ENABLE_CAUSAL": None,
+    "ENABLE_NEUROPLASTICITY": {"plasticity.method": "continual_backprop"},
+    CAUSAL: {  # the same words in another order, which are as many tokens; at each evaluation
+        "causality.prompt": "red blue green red blue", "causality.corrupt": "red green blue red blue",
+    },
     EVOLUTION: {},  # keys come from the search, see pods/launch.py
-    "ENABLE_META_LEARNING": None,
-}
+    "ENABLE_META_LEARNING": {
+        "train.objective": "meta_language_modeling", "meta.method": "reptile", "meta.share": 0.1,
+        "model.attention": "reference",  # fused kernels have no second derivative
+    },
+}  # fmt: skip
 
 
 class File(Object, total=False):
@@ -37,35 +39,37 @@ class File(Object, total=False):
 
 
 class Resolved(NamedTuple):
-    """The requested value of every switch and of ALL, and the switches that take effect."""
+    """The requested value of every switch and of ALL, and why the configuration cannot have some of them."""
 
     given: dict[str, bool]
+    left_out: dict[str, str] = {}  # noqa: RUF012  it is never changed
 
     @property
     def on(self) -> list[str]:
-        """Enabled switches that change the configuration."""
-        return [name for name, keys in SWITCHES.items() if self._wanted(name) and keys is not None]
-
-    @property
-    def not_yet(self) -> list[str]:
-        """Enabled switches that Torus does not support."""
-        return [name for name, keys in SWITCHES.items() if self._wanted(name) and keys is None]
+        """Enabled switches that take effect."""
+        return [name for name in SWITCHES if self.given[name] and self.given[ALL] and name not in self.left_out]
 
     @property
     def keys(self) -> dict[str, object]:
-        """Dotted configuration keys that the enabled switches set."""
+        """Dotted configuration keys that the switches set."""
         return {key: value for name in self.on for key, value in SWITCHES[name].items()}
+
+    @property
+    def effective(self) -> dict[str, bool]:
+        """Every switch and ALL; those that are left out are off."""
+        return {name: value and name not in self.left_out for name, value in self.given.items()}
+
+    def without(self, name: str, reason: str) -> "Resolved":
+        """Leave out a switch."""
+        return self._replace(left_out=self.left_out | {name: reason})
 
     def record(self) -> dict:
         """Return the entry for reports."""
-        return {"given": self.given, "on": self.on, "not_yet": self.not_yet}
+        return {"given": self.given, "on": self.on, "left_out": self.left_out}
 
     def lines(self) -> list[str]:
-        """Return a line for each enabled switch that Torus does not support."""
-        return [f"{name}=true: not in Torus yet; the run does without it" for name in self.not_yet]
-
-    def _wanted(self, name: str) -> bool:
-        return self.given[name] and self.given[ALL]
+        """Return a line for each enabled switch that is left out."""
+        return [f"{name}=true is left out, since {reason}" for name, reason in self.left_out.items()]
 
 
 def resolve(*sources: Mapping) -> Resolved:

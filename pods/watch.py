@@ -285,8 +285,8 @@ def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[
     lines.append(f"launched: {record['subcommand']} at {when}, commit {record['commit'][:12]}, {studies.what(record)}")
     lines += studies.lines(record)
     if record["switches"]:
-        on, not_yet = (", ".join(record["switches"][key]) or "none" for key in ("on", "not_yet"))
-        lines.append(f"switches on: {on}; not in Torus yet: {not_yet}")
+        on, left_out = (", ".join(record["switches"].get(key, ())) or "none" for key in ("on", "left_out"))
+        lines.append(f"switches on: {on}; left out: {left_out}")
     return lines
 
 

@@ -7,7 +7,7 @@
 A JSON file contains switches and sizes; it is data. A recipe is code, so it can only be given as an argument.
 
 `pod.py setup_optimizations` runs this script on all hosts of a pod as one process group. Each host writes its
-optimization_deployment_report.json: the given switches, and measured seconds, tokens/s and memory.
+optimization_deployment_report.json: the given switches, what each costs, and measured seconds, tokens/s and memory.
 """
 
 import json
@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import batch_fit
 from core import command_line
-from pods import deploy, records
+from pods import deploy, launch, records, switches
 from pods.errors import PodError
 
 if __name__ == "__main__":
@@ -34,8 +34,9 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
+from causality import explanation
 from core import assembly
-from settings import validation
+from settings import loading, validation
 from settings.keys import flat
 from cluster import identity, processes
 from parallelism.mesh import mesh_context
@@ -76,6 +77,45 @@ def measure(config) -> dict:
     }
 
 
+def without(config, name: str):
+    """Return a configuration in which the keys of a switch have the recipe's values, unless others were typed."""
+    loaded, changed = COMMAND.loaded, config.copy_and_resolve_references()
+    recipe = loading.load(loaded.path, loaded.topology.name if loaded.topology else "", {}).config
+    with changed.unlocked():
+        for key, value in switches.SWITCHES[name].items():
+            section, _, last = key.partition(".")
+            if changed[section][last] == value:
+                changed[section][last] = recipe[section][last]
+    return changed
+
+
+def costs(config, measured: dict) -> dict[str, dict[str, float]]:
+    """Return what each switch adds: to the step and its memory, to each evaluation, or before the training."""
+    found = {}
+    for name in SWITCHES.on:
+        if name == switches.EVOLUTION:
+            steps = launch.SEARCH_TRIALS * launch.SEARCH_STEPS
+            found[name] = {"search_seconds": steps * measured["step_seconds"]}
+        elif name == switches.CAUSAL:
+            found[name] = {"evaluation_seconds": explaining_seconds(config)}
+        else:
+            off = measure(without(config, name))
+            found[name] = {key: measured[key] - off[key] for key in ("step_seconds", "memory_gib_per_device")}
+    return found
+
+
+def explaining_seconds(config) -> float:
+    """Return the time of one causal analysis of two prompts, without its compilation."""
+    run = assembly.assemble(config)
+    tokens = np.arange(1, 1 + min(16, config.model.vocab_size // 2, config.model.max_length), dtype=np.int32)
+    with mesh_context(run.mesh):
+        params = run.eval_params(run.init(), {})
+        for _ in range(2):
+            started = time.perf_counter()
+            explanation.explain(run.graph, params, tokens, tokens[::-1].copy(), str)
+    return time.perf_counter() - started
+
+
 def main() -> None:
     """Measure the step and write the report in the current folder."""
     config = COMMAND.config
@@ -86,15 +126,16 @@ def main() -> None:
     if first:
         print("\n".join([*SWITCHES.lines(), *COMMAND.banner()]), flush=True)
     commit, changed = records.code_state()
+    measured = measure(config)
     report = {
-        "switches": SWITCHES.record(),
+        "switches": SWITCHES.record() | {"cost": costs(config, measured)},
         "arguments": ARGUMENTS,
         "simulated": COMMAND.scaled_down is not None,
         "process": processes.index(),
         "num_processes": processes.count(),
         "num_devices": jax.device_count(),
         "device_kind": jax.devices()[0].device_kind,
-        **measure(config),
+        **measured,
         "config": flat(config),
         "versions": identity.versions(),
         "commit": commit,

@@ -24,7 +24,7 @@ def make(config, corpus: Corpus | None) -> Evaluator | None:
     names = "causality.prompt", "causality.corrupt"
     texts = config.causality.prompt, config.causality.corrupt
     prompts = explanation.prompt_tokens(corpus.tokenizer, *texts, config.model.max_length, names)
-    return CausalAnalysis(config.causality.every, prompts)
+    return CausalAnalysis(config.causality.every or config.train.eval_every, prompts)
 
 
 class CausalAnalysis(Evaluator):

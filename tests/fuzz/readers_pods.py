@@ -31,7 +31,7 @@ ANSWER = {
 }  # fmt: skip
 LAUNCH = {
     "subcommand": "launch", "words": ["python", "train.py"], "environment": {"A": "b"}, "log": "train_worker",
-    "workdir": "gs://b/runs/tiny", "switches": {"given": GIVEN, "on": [], "not_yet": []}, "recipe": "configs/tiny.py",
+    "workdir": "gs://b/runs/tiny", "switches": {"given": GIVEN, "on": [], "left_out": {}}, "recipe": "configs/tiny.py",
     "accelerator": "v4-32", "commit": "c" * 40, "changed": [], "time": 1.7e9,
 }  # fmt: skip
 NODE = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pods import deploy, readiness, records, settings, switches
+from pods import deploy, readiness, recipes, records, settings, switches
 from pods.connection import connect
 from pods.errors import PodError
 from pods.transports import Result
@@ -23,15 +23,26 @@ SWITCHES = {
 }  # fmt: skip
 
 
-def test_a_switch_without_a_mechanism_is_never_on():
+def test_each_switch_sets_its_keys_and_all_are_off_together():
     resolved = switches.resolve({})
-    assert resolved.given == SWITCHES
-    assert resolved.on == ["ENABLE_TPU_OPT"], "evolution is off by default"
-    assert switches.resolve({"ENABLE_EVOLUTION": "on"}).on == ["ENABLE_TPU_OPT", "ENABLE_EVOLUTION"]
-    assert resolved.not_yet == ["ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"]
-    assert resolved.lines()[1] == "ENABLE_CAUSAL=true: not in Torus yet; the run does without it"
+    assert resolved.given == SWITCHES and "ENABLE_EVOLUTION" not in resolved.on and len(resolved.on) == 4
+    assert resolved.keys["plasticity.method"] == "continual_backprop" and resolved.keys["meta.method"] == "reptile"
     off = switches.resolve({"ENABLE_OPTIMIZATIONS": "no", "ENABLE_EVOLUTION": "on"})
-    assert (off.on, off.not_yet, off.given["ENABLE_EVOLUTION"], off.keys) == ([], [], True, {})
+    assert (off.on, off.given["ENABLE_EVOLUTION"], off.keys) == ([], True, {})
+
+
+@pytest.mark.parametrize("size", ["tiny", "small", "medium", "large"])
+def test_every_size_can_have_all_switches(size):
+    asked = settings.read([f"--model_size={size}", "--accel=v4-32", "--transport=local"], {})[0]
+    assert recipes.resolved_switches(asked).left_out == {}
+
+
+def test_a_switch_that_a_configuration_cannot_have_is_left_out_and_the_reason_is_said():
+    asked = settings.read(["--model_size=small", "--num_experts=8", "--accel=v4-32", "--transport=local"], {})[0]
+    found = recipes.resolved_switches(asked)
+    assert list(found.left_out) == ["ENABLE_META_LEARNING"] and not found.effective["ENABLE_META_LEARNING"]
+    [line] = found.lines()
+    assert line.startswith("ENABLE_META_LEARNING=true is left out, since ") and "model.num_experts" in line
 
 
 @pytest.mark.parametrize("word", ["true", "1", "yes", "ON", "false", "0", "No", "off"])
@@ -122,11 +133,13 @@ def pair(tmp_path_factory):
 def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches(pair, tmp_path):
     done = pair.run("setup_optimizations", *small_run(tmp_path))
     assert done.status == 0, done.stderr
-    assert "ENABLE_META_LEARNING=true: not in Torus yet; the run does without it" in done.stdout
     for worker in (0, 1):
         report = json.loads((pair.code_of(worker) / "optimization_deployment_report.json").read_text())
         assert report["switches"]["given"] == SWITCHES | {"ENABLE_CAUSAL": False, "ENABLE_EVOLUTION": True}
-        assert report["switches"]["on"] == ["ENABLE_TPU_OPT", "ENABLE_EVOLUTION"]
+        on = ["ENABLE_TPU_OPT", "ENABLE_NEUROPLASTICITY", "ENABLE_EVOLUTION", "ENABLE_META_LEARNING"]
+        assert report["switches"]["on"] == on and report["switches"]["cost"].keys() == set(on)
+        assert report["switches"]["cost"]["ENABLE_NEUROPLASTICITY"].keys() == {"step_seconds", "memory_gib_per_device"}
+        assert report["switches"]["cost"]["ENABLE_EVOLUTION"]["search_seconds"] > 0
         assert (report["process"], report["num_processes"], report["num_devices"]) == (worker, 2, 4)
         assert report["mesh"]["fsdp"] == 4 and report["config"]["model.remat"] == "attention"
         assert report["compile_seconds"] > 0 and report["tokens_per_second"] > 0

@@ -150,7 +150,7 @@ def launched(folder) -> LocalPod:
         assert pod.run("launch", "--", "sleep", "600").status == 0
     asked, _ = settings.read([], pod.variables)
     workdir = pod.folder / "shared" / "tiny"
-    record = records.read(asked) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "not_yet": []}}
+    record = records.read(asked) | {"workdir": str(workdir), "switches": {"on": ["ENABLE_TPU_OPT"], "left_out": {}}}
     records.write(asked, record)
     (workdir / "workers").mkdir(parents=True)
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in RUN) + '{"kind": "train", "st')
