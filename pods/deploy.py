@@ -6,14 +6,15 @@ import pathlib
 import shlex
 import sys
 import tempfile
+from typing import NamedTuple
 
 from absl import flags
 
 from files.json_reader import JsonError, parse_json
-from pods import hosts, launch, recipes, switches, watch
+from pods import hosts, recipes, switches, watch
 from pods.answers import Report
 from pods.errors import PodError, usage_error
-from pods.settings import Settings, with_experts
+from pods.settings import FIELDS, Settings, with_experts
 from pods.transports import Transport, expect_success
 from settings import loading
 
@@ -38,7 +39,7 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     """
     settings = recipes.of_pod(settings, transport)
     resolved = recipes.resolved_switches(settings)
-    launch.print_left_out(settings, resolved)
+    recipes.print_left_out(settings, resolved)
     send(settings, transport, resolved)
     if settings.transport != "local" and not settings.dry_run:
         check_devices_free(settings, transport)
@@ -53,6 +54,7 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
 def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:
     """Copy the switches to every host."""
     content = {"model_size": settings.model_size, "sequence_length": settings.seq_len or None}
+    content |= {"evolution_trials": settings.evolution_trials, "evolution_steps": settings.evolution_steps}
     content |= {"switches": resolved.effective}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
@@ -67,8 +69,22 @@ def check_devices_free(settings: Settings, transport: Transport) -> None:
         raise PodError(f"a run uses the devices of workers {', '.join(running)}; `stop` it, then try again")
 
 
-def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[str]]:
-    """Return the switches for scripts/deploy_optimizations.py, and train.py's arguments.
+class Deployment(NamedTuple):
+    """What scripts/deploy_optimizations.py measures.
+
+    Attributes:
+      switches: which are on.
+      arguments: those of train.py.
+      search_steps: all steps of the search that ENABLE_EVOLUTION makes before the training.
+    """
+
+    switches: switches.Resolved
+    arguments: list[str]
+    search_steps: int
+
+
+def resolve(argv: list[str], description: str) -> Deployment:
+    """Return what scripts/deploy_optimizations.py measures, from its flags and the file that they name.
 
     A flag wins over the file. The file is data: it may choose a recipe of this workspace by its size, and no other
     code.
@@ -85,14 +101,16 @@ def resolve(argv: list[str], description: str) -> tuple[switches.Resolved, list[
         )
     stored = switches.read_file(file[0]) if file else {}
     resolved = switches.resolve(stored, {name: False for flag, name in DISABLE.items() if own[flag].value})
-    size, length, num_experts = (
+    size, length, num_experts, trials, steps = (
         own[flag].value or stored.get(flag.replace("-", "_"))
-        for flag in ("model-size", "sequence-length", "num-experts")
+        for flag in ("model-size", "sequence-length", "num-experts", "evolution-trials", "evolution-steps")
     )
     recipe = f"--config={typed[0] if typed else _recipe_of_size(size or 'medium', num_experts, file)}"
     keys = resolved.keys | ({"model.num_experts": num_experts} if num_experts else {})
     keys |= recipes.length_keys(recipe, length)
-    return resolved, [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *rest]
+    arguments = [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *rest]
+    search = trials or FIELDS["evolution_trials"].default, steps or FIELDS["evolution_steps"].default
+    return Deployment(resolved, arguments, search[0] * search[1])
 
 
 def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
@@ -126,6 +144,8 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     flags.DEFINE_enum("model-size", None, SIZES, "size of the recipe; default: medium", flag_values=own)
     flags.DEFINE_integer("sequence-length", None, "tokens of a sequence; default: the recipe's", 1, flag_values=own)
     flags.DEFINE_integer("num-experts", None, "experts of a block; takes the recipe SIZE_moe", 1, flag_values=own)
+    flags.DEFINE_integer("evolution-trials", None, "trials of ENABLE_EVOLUTION; default: 12", 1, flag_values=own)
+    flags.DEFINE_integer("evolution-steps", None, "steps of each of them; default: 200", 1, flag_values=own)
     for flag, name in DISABLE.items():
         flags.DEFINE_bool(flag, None, f"{name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):

@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable
 
 from pods import hosts, life, recipes, records, studies, watch
-from pods.calls import note
 from pods.errors import PodError
 from pods.settings import Settings
-from pods.switches import EVOLUTION, Resolved
+from pods.switches import EVOLUTION
 from pods.transports import Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
 PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts
 LOG_TAIL_LINES = 15
-SEARCH_SPACE, SEARCH_TRIALS, SEARCH_STEPS = "spaces/any_decoder.py", 12, 200  # of ENABLE_EVOLUTION
+SEARCH_SPACE = "spaces/any_decoder.py"  # of ENABLE_EVOLUTION
 
 
 def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -47,7 +46,7 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)
     keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
-    print_left_out(settings, switches)
+    recipes.print_left_out(settings, switches)
     program = searching_program if EVOLUTION in switches.on else training_program
     return _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
 
@@ -95,37 +94,32 @@ def start(
     return _check_started(settings, transport, record)
 
 
-def print_left_out(settings: Settings, switches: Resolved) -> None:
-    """Print a line for each enabled switch that the configuration cannot have."""
-    for line in switches.lines():
-        note(settings, line)
-
-
-def training_program(arguments: list[str], workdir: str) -> list[str]:
+def training_program(settings: Settings, arguments: list[str], workdir: str) -> list[str]:
     """Return the words after `python` that train."""
     return ["train.py", *arguments]
 
 
-def searching_program(arguments: list[str], workdir: str) -> list[str]:
-    """Return the words after `python` that search SEARCH_SPACE with SEARCH_TRIALS trials, and then train the best.
+def searching_program(settings: Settings, arguments: list[str], workdir: str) -> list[str]:
+    """Return the words after `python` that search SEARCH_SPACE with EVOLUTION_TRIALS trials, and then train the best.
 
     The trials have all arguments of the run except its number of steps and its folder.
     """
     same = [word for word in arguments if word.startswith(("--config", "--topology="))]
     shared = [] if "://" in workdir else ["--allow_local"]  # the hosts share the folder of the run
-    flags = ["--name=evolution", f"--root={workdir}-search", f"--space={SEARCH_SPACE}", f"--trials={SEARCH_TRIALS}"]
-    short = [f"--config.train.steps={SEARCH_STEPS}", f"--config.optimizer.warmup_steps={SEARCH_STEPS // 10}"]
+    trials, steps = settings.evolution_trials, settings.evolution_steps
+    flags = ["--name=evolution", f"--root={workdir}-search", f"--space={SEARCH_SPACE}", f"--trials={trials}"]
+    short = [f"--config.train.steps={steps}", f"--config.optimizer.warmup_steps={max(1, steps // 10)}"]
     return ["scripts/search_then_train.py", *flags, *shared, *same, *short, "--", *arguments]
 
 
 def _train(
     settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str],
-    program: Callable[[list[str], str], list[str]] = training_program, **kept,
+    program: Callable[[Settings, list[str], str], list[str]] = training_program, **kept,
 ) -> int:  # fmt: skip
     """Launch a program that trains; the last --workdir of the arguments is the folder of the run."""
     arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
     workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
-    words = [hosts.python(settings), *program(arguments, workdir)]
+    words = [hosts.python(settings), *program(settings, arguments, workdir)]
     return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 
 

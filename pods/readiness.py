@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from configs import topologies
 from files.json_reader import JsonError, parse_json
-from pods import deploy, hosts, launch, recipes, records, watch
+from pods import deploy, hosts, recipes, records, watch
 from pods.answers import Checked
 from pods.errors import PodError
 from pods.gcloud import storage
@@ -77,7 +77,7 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     switches = recipes.resolved_switches(settings)
     keys = recipes.chosen_data_keys(settings) | switches.keys
     recipes.arguments(settings, keys)
-    launch.print_left_out(settings, switches)
+    recipes.print_left_out(settings, switches)
     if not settings.dry_run:
         pod = transport.found()
         if settings.transport != "local":

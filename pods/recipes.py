@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from configs import topologies
 from configs.errors import ConfigError
 from pods import switches
+from pods.calls import note
 from pods.errors import PodError, usage_error
 from pods.settings import Settings
 from pods.transports import Transport
@@ -38,6 +39,12 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
             found = found.without(name, str(error))
             keys = chosen_data_keys(settings) | found.keys
     return found
+
+
+def print_left_out(settings: Settings, found: switches.Resolved) -> None:
+    """Print a line for each enabled switch that the configuration cannot have."""
+    for line in found.lines():
+        note(settings, line)
 
 
 def of_pod(settings: Settings, transport: Transport) -> Settings:

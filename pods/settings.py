@@ -37,6 +37,7 @@ LARGEST = {  # the largest value of a field; for fields not named here it is LAR
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
     "retry_seconds": 3_600.0, "join_seconds": 1_000_000,
 }  # fmt: skip
+POSITIVE = ("evolution_trials", "evolution_steps")  # fields that 0 does not turn off
 LARGEST_NUMBER = 1_000_000_000  # as seconds, thirty years
 NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs use
     "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
@@ -115,6 +116,8 @@ class Settings:
     enable_neuroplasticity: bool = variable(True, "continual learning", "switches")
     enable_causal: bool = variable(True, "causal reasoning", "switches")
     enable_evolution: bool = variable(False, "architecture search; slow", "switches")
+    evolution_trials: int = variable(12, "trials of the search that ENABLE_EVOLUTION makes", "switches")
+    evolution_steps: int = variable(200, "steps of each of these trials", "switches")
     enable_meta_learning: bool = variable(True, "few-shot adaptation", "switches")
     optimization_config: str = variable("", "JSON file of switches", "switches")
 
@@ -302,8 +305,8 @@ def _convert(name: str, given, default, origin: str):
     except ValueError:
         kind = "a whole number" if isinstance(default, int) else "a number"
         raise usage_error(f"{label}={shown(given)} is not {kind}") from None
-    if value < 0:
-        raise usage_error(f"{label}={shown(given)} is negative")
+    if value < (least := 1 if name in POSITIVE else 0):
+        raise usage_error(f"{label}={shown(given)} must be at least {least}")
     if not value <= (most := LARGEST.get(name, LARGEST_NUMBER)):  # also refuses nan
         raise usage_error(f"{label}={shown(given)} must be at most {most:,}")
     return value

@@ -36,6 +36,8 @@ class File(Object, total=False):
     model_size: Annotated[str, pydantic.Field(max_length=100)] | None
     sequence_length: Size
     num_experts: Size
+    evolution_trials: Size
+    evolution_steps: Size
 
 
 class Resolved(NamedTuple):

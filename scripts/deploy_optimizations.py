@@ -19,12 +19,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import batch_fit
 from core import command_line
-from pods import deploy, launch, records, switches
+from pods import deploy, records, switches
 from pods.errors import PodError
 
 if __name__ == "__main__":
     try:
-        SWITCHES, ARGUMENTS = deploy.resolve(sys.argv, __doc__)
+        SWITCHES, ARGUMENTS, SEARCH_STEPS = deploy.resolve(sys.argv, __doc__)
     except PodError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
@@ -94,8 +94,7 @@ def costs(config, measured: dict) -> dict[str, dict[str, float]]:
     found = {}
     for name in SWITCHES.on:
         if name == switches.EVOLUTION:
-            steps = launch.SEARCH_TRIALS * launch.SEARCH_STEPS
-            found[name] = {"search_seconds": steps * measured["step_seconds"]}
+            found[name] = {"search_seconds": SEARCH_STEPS * measured["step_seconds"]}
         elif name == switches.CAUSAL:
             found[name] = {"evaluation_seconds": explaining_seconds(config)}
         else:

@@ -230,6 +230,9 @@ def test_evolution_searches_with_short_trials_and_then_trains(tmp_path):
     assert given["config"] == run["config"] == "configs/small.py" and given["topology"] == run["topology"] == "v4-32"
     assert (given["config.train.steps"], run["config.train.steps"]) == ("200", "5000")
     assert (given["space"], given["trials"]) == ("spaces/any_decoder.py", "12")
+    smaller = {"EVOLUTION_TRIALS": "3", "EVOLUTION_STEPS": "40"}
+    words = words_of(pod.run("launch_optimized", "--dry_run", ENABLE_EVOLUTION="true", **smaller))
+    assert {"--trials=3", "--config.train.steps=40", "--config.optimizer.warmup_steps=4"} <= set(words)
 
 
 @pytest.mark.parametrize(

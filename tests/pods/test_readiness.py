@@ -80,21 +80,31 @@ def test_a_file_of_switches_that_is_none_is_refused_by_its_key(tmp_path, content
     assert error.value.exit_status == 2 and message in str(error.value) and len(str(error.value)) < 400
 
 
+def of_switches(*names: str) -> list[str]:
+    """Return the arguments of train.py for the keys of these switches."""
+    return [f"--config.{key}={value}" for name in names for key, value in switches.SWITCHES[name].items()]
+
+
 def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     """A file's false is never turned on by flags that are absent; a flag turns off what the file has on."""
     (tmp_path / "c.json").write_text(
         json.dumps({"model_size": "large", "enable_evolution": False, "enable_tpu_opt": False, "ENABLE_CAUSAL": True})
     )
     monkeypatch.chdir(tmp_path)
-    flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16")
-    resolved, words = deploy.resolve(["deploy", *flags], "")
+    flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16", "--evolution-trials=3")
+    resolved, words, search_steps = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
-    assert words == [f"--config={ROOT}/configs/large_moe.py", "--config.model.num_experts=16"]
+    assert search_steps == 3 * 200
+    assert words == [
+        f"--config={ROOT}/configs/large_moe.py", *of_switches("ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL"),
+        "--config.model.num_experts=16",
+    ]  # fmt: skip
     flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
-    resolved, words = deploy.resolve(["deploy", *flags], "")
+    resolved, words, search_steps = deploy.resolve(["deploy", *flags], "")
     assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
     assert words == [
-        f"--config={ROOT}/configs/small.py", "--config.model.dtype=bfloat16", "--config.model.remat=attention",
+        f"--config={ROOT}/configs/small.py",
+        *of_switches("ENABLE_TPU_OPT", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"),
         "--config.train.sequence_length=64", "--topology=v4-8",
     ]  # fmt: skip
 

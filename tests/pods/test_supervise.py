@@ -299,7 +299,8 @@ def test_the_life_of_a_run_of_real_processes(pod, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
 
     def begin(steps: int) -> int:
-        return pod.run("launch_optimized", *small_run(tmp_path, train__steps=steps), DTYPE="f32").status
+        off = dict.fromkeys(("ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"), "false")
+        return pod.run("launch_optimized", *small_run(tmp_path, train__steps=steps), DTYPE="f32", **off).status
 
     assert begin(1000) == 0  # more steps than are taken before it is stopped
     wait_until(pod.steps, "a step")

@@ -183,7 +183,7 @@ def test_status_shows_every_worker_and_what_is_on(running):
     done = running.run("status")
     assert done.status == 0, done.stdout
     assert "pod mine: READY, HEALTHY, v4-32, 4 workers (local)" in done.stdout
-    assert "switches on: ENABLE_TPU_OPT; not in Torus yet: none" in done.stdout
+    assert "switches on: ENABLE_TPU_OPT; left out: none" in done.stdout
     rows = [line.split("  ") for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert len(rows) == 4
     for worker in range(4):

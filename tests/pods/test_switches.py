@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod trains with the enabled switches and with no others, by the code of benchmarks/switches.py."""
+
+import pytest
+
+from tests.support import ROOT
+
+ALL_BUT_EVOLUTION = ("ENABLE_TPU_OPT", "ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING")
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """The benchmark, as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        import switches
+
+        yield switches
+
+
+@pytest.mark.parametrize("on", [(), ALL_BUT_EVOLUTION], ids=["none", "four"])  # all 32 settings in the benchmark
+def test_a_setting_of_the_switches_trains_with_exactly_these(benchmark, tmp_path, on):
+    text = benchmark.write_text(tmp_path)
+    assert benchmark.faults_of(tmp_path / "pod", tmp_path / "cache", text, on, deploys=False) == []
