@@ -44,14 +44,19 @@ class FromHistory(optuna.samplers.BaseSampler):
         return self.space
 
     def sample_relative(self, study, trial, search_space) -> dict:
-        """Return the parameters of the parent with one of them changed; a point that was tried is drawn again."""
+        """Return the parameters of the parent with one of them changed.
+
+        A point that was tried is drawn again. A random point is drawn where all of these draws had been tried.
+        """
         rng = np.random.default_rng((self._seed, trial.number))
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         ended = [one for one in ended if one.params.keys() == self.space.keys()]
         chosen = self.parent(study, sorted(ended, key=lambda one: one.datetime_complete), rng)
         known = [one.params for one in study.get_trials(deepcopy=False)]
-        for _ in range(2 * len(self.space)):
-            point = mutated(chosen.params, self.space, rng) if chosen else drawn(self.space, rng)
+        draws = 2 * len(self.space)
+        for number in range(2 * draws):
+            is_near = chosen is not None and number < draws
+            point = mutated(chosen.params, self.space, rng) if is_near else drawn(self.space, rng)
             if point not in known:
                 break
         return point

@@ -57,6 +57,14 @@ def test_evolution_and_local_search_have_less_than_half_of_the_regret_of_random_
     assert regret["evolution"] < regret["random"] / 2 and regret["local_search"] < regret["random"] / 2
 
 
+@pytest.mark.parametrize("method", ["evolution", "local_search"])
+def test_a_search_goes_elsewhere_when_all_points_near_its_parent_were_tried(method):
+    space = {name: CategoricalDistribution([0, 1, 2]) for name in "abc"}  # 6 of 27 points are near the best one
+    study = optuna.create_study(sampler=samplers.METHODS[method](space, 0))
+    ask_and_tell(study, space, sum, 20)
+    assert len({tuple(trial.params.values()) for trial in study.get_trials()}) > 18
+
+
 def test_a_larger_value_is_better_if_the_study_says_so():
     landscape = Landscape()
     study = optuna.create_study(direction="maximize", sampler=samplers.Evolution(landscape.space, 0))
