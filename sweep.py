@@ -48,7 +48,7 @@ flags.DEFINE_enum("keep", "all", limits.KEEP, "run, plan: checkpoints of trials 
 flags.DEFINE_bool("allow_local", False, "run, search: let trials on a pod write to a local folder")
 flags.DEFINE_bool("skip_small", False, "run: launch a recipe on several hosts that has not run on fewer")
 flags.DEFINE_string("space", "spaces/lr.py", "search: Python file with the SPACE of keys and their values")
-flags.DEFINE_enum("method", "evolution", METHODS, "search: how the next configuration is chosen")
+flags.DEFINE_enum("method", "tpe", METHODS, "search: how the next configuration is chosen")
 flags.DEFINE_enum("prune", "none", PRUNERS, "search: which trials end early, by their held-out loss")
 flags.DEFINE_enum("also", None, ALSO, "search: minimize this too; step_seconds: as rehearsed for --topology")
 flags.DEFINE_integer("trials", 40, "search: number of trials", 1, 1_000_000)

@@ -79,7 +79,7 @@ def asha(grid: Grid, seed: int) -> tuple[float, float]:
         for step, loss in zip(steps, curve, strict=True):
             trial.report(loss, step)
             if step < steps[-1] and trial.should_prune():
-                study.tell(trial, loss, state=TrialState.PRUNED)
+                study.tell(trial, state=TrialState.PRUNED)
                 break
         else:
             study.tell(trial, loss)
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"{method}: regret {figures[f'{method}_regret']:.4f} ± {error:.4f}", flush=True)
     gaps, shares = zip(*(asha(grid, seed) for seed in range(SEEDS)), strict=True)
     figures |= {"asha_gap": statistics.fmean(gaps), "asha_step_share": statistics.fmean(shares)}
-    support.finish("evolution", figures)
+    support.finish("evolution", {name: round(value, 4) for name, value in figures.items()})
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def searching_program(settings: Settings, arguments: list[str], workdir: str) ->
     same = [word for word in arguments if word.startswith(("--config", "--topology="))]
     shared = [] if "://" in workdir else ["--allow_local"]  # the hosts share the folder of the run
     trials, steps = settings.evolution_trials, settings.evolution_steps
-    flags = ["--name=evolution", f"--root={workdir}-search", f"--space={SEARCH_SPACE}", f"--trials={trials}"]
+    flags = ["--name=evolution", "--method=evolution", f"--space={SEARCH_SPACE}", f"--trials={trials}"]
+    flags += [f"--root={workdir}-search"]
     short = [f"--config.train.steps={steps}", f"--config.optimizer.warmup_steps={max(1, steps // 10)}"]
     return ["scripts/search_then_train.py", *flags, *shared, *same, *short, "--", *arguments]
 
