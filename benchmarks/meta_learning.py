@@ -57,7 +57,7 @@ def trained(recipe: str, windows: task_windows.TaskWindows, seed: int, steps: in
     with mesh_context(run.mesh):
         state = run.init()
         for first in range(0, steps // (10 if support.QUICK else 1), BLOCK):
-            number = (seed << 30) + np.arange(first * train.global_batch, (first + BLOCK) * train.global_batch)
+            number = (seed << 28) + np.arange(first * train.global_batch, (first + BLOCK) * train.global_batch)
             batches = windows.read(number, train.sequence_length)
             state, scalars = block(state, {k: a.reshape(BLOCK, -1, *a.shape[1:]) for k, a in batches.items()})
             if first % (10 * BLOCK) == 0:
