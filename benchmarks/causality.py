@@ -14,8 +14,9 @@ hand, and a forward pass in numpy; none of them calls causality/.
   trained on hierarchical equality, (a == b) == (c == d), for the variable a == b, and of the same decoder with random
   weights. 16 of 64 dimensions, found by distributed alignment search; the worst and the best of the seeds.
 - planted_patching, planted_attribution, planted_tracing: share of planted circuits whose copying head ranks first.
-- induction_patching: share of trained induction models in which the head that attends to the copied token most (by the
-  forward pass in numpy) ranks first; induction_loss is the largest loss of the copied tokens, in nats.
+- induction_patching: share of trained induction models in which the copying head ranks first: that whose own output
+  raises the logit of the copied token most over the other token's, by the forward pass in numpy. Heads that attend to
+  the copied token are usually several. induction_loss is the largest loss of the copied tokens, in nats.
 """
 
 import functools
@@ -241,7 +242,7 @@ def induction() -> dict[str, float]:
         targets[..., : LENGTH - 1] = targets[..., -1] = -1
         params, losses = trained(graph, initial(seed), tokens, targets, 3e-3)
         worst = max(worst, float(losses[-20:].mean()))
-        tables, norms, attention = [], [], []
+        tables, norms, copied_by = [], [], []
         for _ in range(8):
             row, end = repeats(rng, 1)[0], int(rng.integers(LENGTH + 2, 2 * LENGTH - 2))
             clean, copied = row[: end + 1], end - LENGTH + 1  # the position of the token that is copied
@@ -250,17 +251,21 @@ def induction() -> dict[str, float]:
             pair = patching.contrast(graph, params, clean, corrupt, (int(clean[copied]), int(corrupt[copied])))
             norms.append(outputs_that_differ(graph, params, pair))
             tables.append(patching.restore(graph, params, pair)["heads"] if ON else norms[-1])
-            attention.append(attention_to(params, clean, copied))
-        place = np.unravel_index(np.mean(attention, 0).argmax(), attention[0].shape)
+            copied_by.append(copying(params, clean, copied, pair.answer, pair.other))
+        place = np.unravel_index(np.mean(copied_by, 0).argmax(), copied_by[0].shape)
         hits += ranks_first(np.mean(tables, 0), place) / MODELS
         differs += ranks_first(np.mean(norms, 0), place) / MODELS
         print(f"induction {seed}: loss {losses[-20:].mean():.4f}, copying head {place}\n{np.mean(tables, 0)}")
-        print(np.mean(attention, 0), flush=True)
+        print(np.mean(copied_by, 0), flush=True)
     return {"induction_loss": worst, "induction_patching": round(hits, 6), "induction_differs": round(differs, 6)}
 
 
-def attention_to(params: dict, tokens_T: np.ndarray, position: int) -> np.ndarray:
-    """Return [L, N], the attention of the last position to another one, by a forward pass in numpy."""
+def copying(params: dict, tokens_T: np.ndarray, position: int, answer: int, other: int) -> np.ndarray:
+    """Return [L, N], what each head reads at `position` for the last one, as logit(answer) - logit(other).
+
+    It is the head's attention times its value, through its output weights and the logits' (the QK and OV circuits of
+    "A mathematical framework for transformer circuits", 2021), by a forward pass in numpy.
+    """
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     blocks, T = params["stack"]["blocks"], len(tokens_T)
     x_TD = params["embed"]["embedding"][tokens_T] * params["embed"]["embedding"].shape[1] ** 0.5
@@ -273,13 +278,15 @@ def attention_to(params: dict, tokens_T: np.ndarray, position: int) -> np.ndarra
         scores_NTS = np.einsum("TNH,SNH->NTS", q, k) / 4
         scores_NTS = np.exp(np.where(np.tri(T, dtype=bool), scores_NTS, -np.inf))
         scores_NTS /= scores_NTS.sum(-1, keepdims=True)
-        found.append(scores_NTS[:, -1, position])
+        found.append(np.einsum("N,NH,NHD->ND", scores_NTS[:, -1, position], v[position], weights["out"]))
         x_TD = x_TD + np.einsum("NTS,SNH,NHD->TD", scores_NTS, v, weights["out"])
         h_TD = normed(x_TD, blocks["mlp_norm"]["scale"][layer])
         gate, up, down = (blocks["mlp"][name][layer] for name in ("gate", "up", "down"))
         gated = h_TD @ gate
         x_TD = x_TD + (gated / (1 + np.exp(-gated)) * (h_TD @ up)) @ down
-    return np.stack(found)
+    unembed_DV = params["head"]["kernel"]
+    reads_D = params["norm"]["scale"] * (unembed_DV[:, answer] - unembed_DV[:, other])
+    return np.stack(found) @ reads_D
 
 
 def normed(x_TD: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
