@@ -247,10 +247,19 @@ class Worker:
 
 @contextlib.contextmanager
 def output_of(workdir: str):
-    """Open a file for what a trial prints: in its folder, or a temporary one if the folder is in a bucket."""
+    """Open a file for what a trial prints, at its end: OUTPUT in its folder, or a copy if the folder is in a bucket.
+
+    A copy goes back to the bucket when the file is closed. A bucket out of reach does not end the trial.
+    """
     if "://" in workdir:
+        stored = path_of(f"{workdir}/{OUTPUT}")
         with tempfile.TemporaryFile() as file:
+            with contextlib.suppress(OSError):
+                file.write(stored.read_bytes())
             yield file
+            file.seek(0)
+            with contextlib.suppress(OSError):
+                stored.write_bytes(file.read())
         return
     path = pathlib.Path(workdir)
     path.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def test_of_two_processes_that_save_the_same_steps_no_checkpoint_has_parts_of_bo
     abstract = {name: jax.ShapeDtypeStruct((size,), np.float32) for name, size in (("weight", 1 << 16), ("bias", 64))}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.report = lambda text, **figures: None
-        assert checkpoints.newest() == 8
+        assert checkpoints.steps(), "both may fail to save some steps, but not all"
         for step in checkpoints.steps():
             assert not checkpoints.problems(step)
             state = checkpoints.restore(step, abstract)

@@ -98,3 +98,13 @@ def test_checkpoints_in_a_bucket_are_deleted(tmp_path):
         assert [path.name for path in folder.place.iterdir()] == ["2"]
         retention.delete(folder, all_but_newest=False)
         assert folder.steps() == [] and folder.names() == set()
+
+
+def test_what_a_trial_in_a_bucket_prints_is_kept_there(tmp_path):
+    with empty_bucket() as files:
+        from studies.worker import output_of
+
+        for line in (b"first attempt\n", b"second attempt\n"):
+            with output_of("gs://runs/mine") as output:
+                output.write(line)
+        assert files.cat("runs/mine/output.txt") == b"first attempt\nsecond attempt\n"
