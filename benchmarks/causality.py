@@ -12,7 +12,9 @@ hand, and a forward pass in numpy; none of them calls causality/.
   threshold_f1: of |correlation| > 0.1.
 - interchange_trained, interchange_untrained: interchange-intervention accuracy on held-out pairs of a decoder that was
   trained on hierarchical equality, (a == b) == (c == d), for the variable a == b, and of the same decoder with random
-  weights. 16 of 64 dimensions, found by distributed alignment search; the worst and the best of the seeds.
+  weights. 16 of 64 dimensions, found by distributed alignment search; the worst and the best of the seeds. A block sees
+  two tokens, so all that is known of a and b passes through one position of each block. (With full attention, some
+  seeds spread it over several positions, and no single one has the variable.)
 - planted_patching, planted_attribution, planted_tracing: share of planted circuits whose copying head ranks first.
 - induction_patching: share of trained induction models in which the copying head ranks first: that whose own output
   raises the logit of the copied token most over the other token's, by the forward pass in numpy. Heads that attend to
@@ -48,7 +50,7 @@ MODELS = 1 if support.QUICK else 3  # trained for each of the two tasks
 EFFECT, SYMBOLS, LENGTH = 0.12, 16, 12
 NO, YES, ASK, VOCABULARY = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2, 32
 ASKED = 4  # position of ASK after a, b, c, d
-SITES = [(0, 1), (0, ASKED), (1, 1), (1, ASKED)]  # (layer, position) that the alignment is searched at
+SITES = [(0, 1), (1, 2)]  # (layer, position) that the alignment is searched at
 GATES = {  # figure: (least, most)
     "ate_error": (0, 0.02), "naive_sign_wrong": (1, 1), "pc_f1": (0.93, 1), "interchange_trained": (0.98, 1),
     "interchange_untrained": (0, 0.6), "planted_patching": (1, 1), "planted_attribution": (1, 1),
@@ -91,11 +93,11 @@ def graphs() -> dict[str, float]:
 
 
 @functools.cache
-def decoder(num_layers: int, num_heads: int):
+def decoder(num_layers: int, num_heads: int, window: int = 0):
     """Return (graph, function of a seed to random parameters); the same graph each time, so programs compile once."""
     config = model_config(
         vocab_size=VOCABULARY, embed_dim=64, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_heads,
-        head_dim=16, mlp_dim=128,
+        head_dim=16, mlp_dim=128, sliding_window=window,
     )  # fmt: skip
     graph, abstract = make_model(config)
 
@@ -173,7 +175,7 @@ def aligned_accuracy(graph, params: dict, seed: int) -> float:
 
 def equality() -> dict[str, float]:
     """Return the interchange accuracies; the task's own accuracy is of held-out prompts without an interchange."""
-    graph, initial = decoder(3, 4)
+    graph, initial = decoder(4, 4, window=2)
     steps, figures = 400 if support.QUICK else 3000, {"task": [], "trained": [], "untrained": []}
     for seed in range(MODELS):
         rng = np.random.default_rng(seed)

@@ -42,11 +42,10 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
       root: folder of the trials' folders.
       work: runs all trials, on all hosts if its argument is true; only process 0 calls it.
     """
-    group = processes.find(os.environ, startup.attached_accelerator(), parsed.join_seconds)
-    is_pod = group is not None and group.count > 1
+    group = group_of_hosts(parsed.join_seconds)
     if not parsed.allow_local:
-        check_root(root, parsed.topology, group if is_pod else None)
-    if is_pod:
+        check_root(root, parsed.topology, group)
+    if group:
         check_flags_of_pod(parsed, group)
         pod.join(group, parsed.join_seconds, command_line.end_with_the_others, root)
         return (pod.follow() if processes.index() else lead(work)).tell()
@@ -54,6 +53,12 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     work(False)
     return 0
+
+
+def group_of_hosts(join_seconds: float) -> processes.Group | None:
+    """Return the group that this process belongs to by its environment; None if it is alone."""
+    group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
+    return group if group and group.count > 1 else None
 
 
 def lead(work: Callable[[bool], None]) -> pod.End:

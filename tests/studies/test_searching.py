@@ -126,7 +126,7 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
     (tmp_path / "own.py").write_text((ROOT / "configs" / "tiny.py").read_text().replace("4e-3", "4e-4"))
     command = ["search", "--config=own.py", "--space=spaces/lr.py", "--trials=1", "--config.data.path=none"]
     status, _, err = ended(sweep(tmp_path, *command))
-    assert status == 1 and "error: no trial of 1 succeeded, first own-lr-evolution/0000: " in err
+    assert status == 1 and "error: no trial of 1 succeeded, first own-lr-tpe/0000: " in err
     assert "data path 'none': no such file or folder" in err and "is not a Python file" not in err
 
 
