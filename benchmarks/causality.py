@@ -16,9 +16,9 @@ hand, and a forward pass in numpy; none of them calls causality/.
   two tokens, so all that is known of a and b passes through one position of each block. (With full attention, some
   seeds spread it over several positions, and no single one has the variable.)
 - planted_patching, planted_attribution, planted_tracing: share of planted circuits whose copying head ranks first.
-- induction_patching: share of trained induction models in which the copying head ranks first: that whose own output
-  raises the logit of the copied token most over the other token's, by the forward pass in numpy. Heads that attend to
-  the copied token are usually several. induction_loss is the largest loss of the copied tokens, in nats.
+- induction_patching: share of trained induction models in which the copying head ranks first. It is the head without
+  whose reading of the copied token the answer loses most, by a forward pass in numpy: all heads of a layer usually
+  attend to that token. induction_loss is the largest loss of the copied tokens, in nats.
 """
 
 import functools
@@ -47,7 +47,7 @@ ON = "--mechanism=off" not in sys.argv
 OPTIONS = "--quick", "--mechanism=on", "--mechanism=off"
 SEEDS, GRAPHS, CIRCUITS = (2, 20, 3) if support.QUICK else (10, 200, 12)
 MODELS = 1 if support.QUICK else 3  # trained for each of the two tasks
-EFFECT, SYMBOLS, LENGTH = 0.12, 16, 12
+EFFECT, SYMBOLS, LENGTH = 0.12, 8, 12
 NO, YES, ASK, VOCABULARY = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2, 32
 ASKED = 4  # position of ASK after a, b, c, d
 SITES = [(0, 1), (1, 2)]  # (layer, position) that the alignment is searched at
@@ -263,15 +263,22 @@ def induction() -> dict[str, float]:
 
 
 def copying(params: dict, tokens_T: np.ndarray, position: int, answer: int, other: int) -> np.ndarray:
-    """Return [L, N], what each head reads at `position` for the last one, as logit(answer) - logit(other).
-
-    It is the head's attention times its value, through its output weights and the logits' (the QK and OV circuits of
-    "A mathematical framework for transformer circuits", 2021), by a forward pass in numpy.
-    """
+    """Return [L, N], by how much logit(answer) - logit(other) falls without what a head reads at `position`."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    num_layers, num_heads = params["stack"]["blocks"]["attention"]["out"].shape[:2]
+    whole, *without = [
+        forward(params, tokens_T, position, place)
+        for place in [None, *((layer, head) for layer in range(num_layers) for head in range(num_heads))]
+    ]
+    falls = [(whole - logits)[answer] - (whole - logits)[other] for logits in without]
+    return np.reshape(falls, (num_layers, num_heads))
+
+
+def forward(params: dict, tokens_T: np.ndarray, position: int, place: tuple[int, int] | None) -> np.ndarray:
+    """Return the logits [V] after the last token, by numpy; the head at `place` reads nothing at `position` for it."""
     blocks, T = params["stack"]["blocks"], len(tokens_T)
     x_TD = params["embed"]["embedding"][tokens_T] * params["embed"]["embedding"].shape[1] ** 0.5
-    frequencies, found = references.rotary_frequencies(16, 10_000.0)[0], []
+    frequencies = references.rotary_frequencies(16, 10_000.0)[0]
     for layer in range(len(blocks["attention"]["out"])):
         weights = {name: weight[layer] for name, weight in blocks["attention"].items()}
         h_TD = normed(x_TD, blocks["attention_norm"]["scale"][layer])
@@ -280,15 +287,14 @@ def copying(params: dict, tokens_T: np.ndarray, position: int, answer: int, othe
         scores_NTS = np.einsum("TNH,SNH->NTS", q, k) / 4
         scores_NTS = np.exp(np.where(np.tri(T, dtype=bool), scores_NTS, -np.inf))
         scores_NTS /= scores_NTS.sum(-1, keepdims=True)
-        found.append(np.einsum("N,NH,NHD->ND", scores_NTS[:, -1, position], v[position], weights["out"]))
+        if place and place[0] == layer:
+            scores_NTS[place[1], -1, position] = 0
         x_TD = x_TD + np.einsum("NTS,SNH,NHD->TD", scores_NTS, v, weights["out"])
         h_TD = normed(x_TD, blocks["mlp_norm"]["scale"][layer])
         gate, up, down = (blocks["mlp"][name][layer] for name in ("gate", "up", "down"))
         gated = h_TD @ gate
         x_TD = x_TD + (gated / (1 + np.exp(-gated)) * (h_TD @ up)) @ down
-    unembed_DV = params["head"]["kernel"]
-    reads_D = params["norm"]["scale"] * (unembed_DV[:, answer] - unembed_DV[:, other])
-    return np.stack(found) @ reads_D
+    return normed(x_TD[-1:], params["norm"]["scale"])[0] @ params["head"]["kernel"]
 
 
 def normed(x_TD: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
