@@ -21,6 +21,7 @@ SHARED = "a task's gradient is that of one device; use --config.mesh.data or --c
         (TEXT, {"model.attention": "auto"}, "fused kernels have no second derivative"),
         (TEXT, {"model.quantization": "int8"}, "rounded products have no second derivative"),
         (TEXT, {"meta.method": "prototypical"}, "needs meta.method=maml"),
+        (TEXT, {"meta.share": "1", "plasticity.method": "redo"}, "meta.share=1.0 leaves none of the .* microbatch"),
         (TEXT, {"meta.support": "3"}, "meta.support=3 is not read with train.objective=meta_language_modeling"),
         (SINUSOID, {"meta.support": "20"}, "meta.support=20 leaves no query .* use --config.meta.support=10"),
         (SINUSOID, {"meta.share": "0.5"}, "meta.share=0.5 is not read with train.objective=meta_learning"),
