@@ -49,11 +49,11 @@ def skeleton(
             others = [k for k in np.flatnonzero(before_DD[first]).tolist() if k != second]
             if not adjacent_DD[first, second]:
                 continue
-            for given in itertools.combinations(others, size):
-                if fisher_z(correlation_DD, n, first, second, given) > alpha:
-                    adjacent_DD[first, second] = adjacent_DD[second, first] = False
-                    separators[frozenset((first, second))] = given
-                    break
+            sets = itertools.combinations(others, size)
+            given = next((one for one in sets if fisher_z(correlation_DD, n, first, second, one) > alpha), None)
+            if given is not None:
+                adjacent_DD[first, second] = adjacent_DD[second, first] = False
+                separators[frozenset((first, second))] = given
     return adjacent_DD, separators
 
 
