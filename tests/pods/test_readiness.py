@@ -33,7 +33,7 @@ def test_each_switch_sets_its_keys_and_all_are_off_together():
 
 @pytest.mark.parametrize("size", ["tiny", "small", "medium", "large"])
 def test_every_size_can_have_all_switches(size):
-    asked = settings.read([f"--model_size={size}", "--accel=v4-32", "--transport=local"], {})[0]
+    asked = settings.read([f"--model_size={size}", "--accel=v4-32", "--project=p", "--zone=z"], {})[0]
     assert recipes.resolved_switches(asked).left_out == {}
 
 
