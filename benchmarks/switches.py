@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,15 +17,10 @@ import time
 import support
 
 from pods.switches import CAUSAL, EVOLUTION, SWITCHES
+from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 
 STEPS, TRIALS, TRIAL_STEPS = 6, 2, 4
 LIMIT_SECONDS = 900
-SMALL = {
-    "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
-    "model.vocab_size": 300, "model.max_length": 64, "train.sequence_length": 64, "train.global_batch": 16,
-    "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 3, "evaluation.sample_tokens": 0,
-    "optimizer.warmup_steps": 2, "data.tokenizer": "byte", "data.holdout_fraction": 0.2, "logging.tensorboard": False,
-}  # fmt: skip
 
 
 def settings(quick: bool) -> list[tuple[str, ...]]:
@@ -40,11 +34,12 @@ def main() -> None:
     """Try the settings one after another."""
     wrong, seconds = {}, []
     every = settings(support.QUICK)
-    with tempfile.TemporaryDirectory() as folder:
-        text = write_text(pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
         for number, on in enumerate(every):
             started = time.perf_counter()
-            if faults := faults_of(pathlib.Path(folder) / str(number), pathlib.Path(folder) / "cache", text, on):
+            (folder / str(number)).mkdir()
+            if faults := faults_of(folder / str(number), folder / "cache", on):
                 wrong[", ".join(on) or "nothing"] = faults
             seconds.append(time.perf_counter() - started)
             left = sum(seconds) / len(seconds) * (len(every) - len(seconds))
@@ -56,48 +51,33 @@ def main() -> None:
         sys.exit(f"wrong: {wrong}")
 
 
-def write_text(folder: pathlib.Path) -> str:
-    """Write a small corpus below `folder`, and return its pattern."""
-    for index in range(12):
-        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(200))
-        (folder / f"{index}.txt").write_text(words)
-    return f"{folder}/*.txt"
-
-
-def faults_of(
-    folder: pathlib.Path, cache: pathlib.Path, text: str, on: tuple[str, ...], *, deploys: bool = True
-) -> list[str]:
-    """Return what is wrong with one setting on a pod in `folder`; [] if it is as it should be.
+def faults_of(folder: pathlib.Path, cache: pathlib.Path, on: tuple[str, ...], *, deploys: bool = True) -> list[str]:
+    """Return what is wrong with one setting; [] if it is as it should be.
 
     Args:
-      folder: of the pod.
+      folder: of the pod and its texts, empty.
       cache: of compiled programs.
-      text: pattern of the corpus.
       on: the enabled switches.
       deploys: whether to deploy them first, and to check the report.
     """
-    environment = os.environ | {name: str(name in on).lower() for name in SWITCHES}
-    environment |= {
-        "TRANSPORT": "local", "POD_ROOT": str(folder), "NAME": "bench", "ACCEL": "v4-8", "MODEL_SIZE": "tiny",
+    variables = {name: str(name in on).lower() for name in SWITCHES} | {
         "EVOLUTION_TRIALS": str(TRIALS), "EVOLUTION_STEPS": str(TRIAL_STEPS), "XDG_CACHE_HOME": str(cache),
     }  # fmt: skip
-    keys = [f"--config.{key}={value}" for key, value in {**SMALL, "data.path": text}.items()]
-    pod, run = folder / "bench", folder / "bench" / "shared" / "tiny"
-    call(environment, "create", "--workers=2")
-    for worker in pod.glob("worker-*/torus"):
-        (worker / ".env").write_text(f"PYTHONPATH={os.getenv('PYTHONPATH', '')}")  # evolution needs Optuna
+    pod = LocalPod(folder, ACCEL="v4-8", MODEL_SIZE="tiny")
+    flags = small_run(folder, train__steps=STEPS, train__eval_every=3)
+    call(pod, variables, "create", "--workers=2")
+    for worker in (0, 1):  # evolution needs Optuna
+        (pod.code_of(worker) / ".env").write_text(f"PYTHONPATH={os.getenv('PYTHONPATH', '')}")
     try:
         if deploys:
-            call(environment, "setup_optimizations", *keys)
-        call(environment, "launch_optimized", *keys)
-        wait_for_end(pod, run)
+            call(pod, variables, "setup_optimizations", *flags)
+        call(pod, variables, "launch_optimized", *flags)
+        wait_until(lambda: not any(map(alive, pod.groups())), "the end of the run", LIMIT_SECONDS)
     finally:
-        call(environment, "stop")
-    found = wrong_run(run, on)
+        pod.end()
+    found = wrong_run(pod.folder / "shared" / "tiny", on)
     if deploys:
-        report = pod / "worker-0" / "torus" / "optimization_deployment_report.json"
-        found += wrong_report(json.loads(report.read_text()), on)
-    call(environment, "delete")
+        found += wrong_report(json.loads((pod.code_of(0) / "optimization_deployment_report.json").read_text()), on)
     return found
 
 
@@ -131,22 +111,11 @@ def wrong_run(run: pathlib.Path, on: tuple[str, ...]) -> list[str]:
     return found
 
 
-def call(environment: dict, *words: str) -> None:
+def call(pod: LocalPod, variables: dict[str, str], *words: str) -> None:
     """Run pod.py; a failure ends the benchmark with its output."""
-    done = subprocess.run([sys.executable, "pod.py", *words], cwd=support.ROOT, env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    if done.returncode:
-        sys.exit(f"pod.py {words[0]} ended with status {done.returncode}:\n{done.stdout}")
-
-
-def wait_for_end(pod: pathlib.Path, run: pathlib.Path) -> None:
-    """Return when the programs of all workers have ended."""
-    end = time.monotonic() + LIMIT_SECONDS
-    groups = [file.read_text().strip() for file in pod.glob("worker-*/torus/run.pid")]
-    while any(pathlib.Path(f"/proc/{group}").exists() for group in groups):
-        if time.monotonic() > end:
-            sys.exit(f"{run} did not end within {LIMIT_SECONDS} s")
-        time.sleep(0.5)
+    done = pod.run(*words, **variables)
+    if done.status:
+        sys.exit(f"pod.py {words[0]} ended with status {done.status}:\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

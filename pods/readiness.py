@@ -76,7 +76,6 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)
     keys = recipes.chosen_data_keys(settings) | switches.keys
-    recipes.arguments(settings, keys)
     recipes.print_left_out(settings, switches)
     if not settings.dry_run:
         pod = transport.found()

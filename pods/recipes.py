@@ -33,11 +33,13 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
     found, keys = switches.resolve(values, stored, typed), chosen_data_keys(settings)
     arguments(settings, keys)
     for name in found.on:
+        with_it = keys | switches.SWITCHES[name]
         try:
-            arguments(settings, keys := keys | switches.SWITCHES[name])
+            arguments(settings, with_it)
         except PodError as error:
             found = found.without(name, str(error))
-            keys = chosen_data_keys(settings) | found.keys
+        else:
+            keys = with_it
     return found
 
 

@@ -6,8 +6,7 @@ from ml_collections import ConfigDict
 from configs.base import batch_shards
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-
-MEASURING = ("continual_backprop", "redraw", "redo")  # methods of plasticity that measure hidden units
+from settings.together import OF_UNITS
 
 
 def check(config: ConfigDict) -> None:
@@ -35,12 +34,12 @@ def check(config: ConfigDict) -> None:
 def check_rows(config: ConfigDict) -> None:
     """Raise ConfigError if all rows of a device's microbatch are tasks, and hidden units are measured on the others."""
     share, plasticity = config.meta.share, config.plasticity
-    measures = plasticity.method in MEASURING or plasticity.measure
+    measures = plasticity.method in OF_UNITS or plasticity.measure
     if config.train.objective != "meta_language_modeling" or not measures:
         return
     rows = config.train.global_batch // (batch_shards(config.mesh) * max(1, config.train.gradient_accumulation))
-    if round(share * rows) >= rows or rows == 1:
-        key = f"plasticity.method={plasticity.method}" if plasticity.method in MEASURING else "plasticity.measure"
+    if max(1, round(share * rows)) == rows:  # as objectives/meta_language_modeling.py counts them
+        key = f"plasticity.method={plasticity.method}" if plasticity.method in OF_UNITS else "plasticity.measure"
         raise ConfigError(
             f"{key} measures hidden units on rows that are no tasks, and meta.share={share} leaves none of the {rows} "
             "of a device's microbatch; use a smaller share, or more rows"

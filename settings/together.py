@@ -8,7 +8,8 @@ from settings.resolving import Loaded
 
 ANY, NONE = "any value but 0 and ''", (0, "")
 GROWS = ("steps", "noise_scale")
-OF_PLASTICITY = ("continual_backprop", "redo", "l2_init", "shrink_perturb", "redraw")
+OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity that need a model with hidden units
+OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"

@@ -20,5 +20,4 @@ def benchmark():
 
 @pytest.mark.parametrize("on", [(), ALL_BUT_EVOLUTION], ids=["none", "four"])  # all 32 settings in the benchmark
 def test_a_setting_of_the_switches_trains_with_exactly_these(benchmark, tmp_path, on):
-    text = benchmark.write_text(tmp_path)
-    assert benchmark.faults_of(tmp_path / "pod", tmp_path / "cache", text, on, deploys=False) == []
+    assert benchmark.faults_of(tmp_path, tmp_path / "cache", on, deploys=False) == []

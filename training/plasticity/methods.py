@@ -239,4 +239,3 @@ METHODS: dict[str, type[Method]] = {
     "continual_backprop": ContinualBackprop, "redo": ReDo, "l2_init": L2Init, "shrink_perturb": ShrinkPerturb,
     "redraw": Redraw,
 }  # fmt: skip
-OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods that need a model with hidden units

@@ -2,8 +2,9 @@
 """Keep a network able to learn, by the method that plasticity.method names; see training/plasticity/methods.py."""
 
 from configs.errors import ConfigError
+from settings.together import OF_UNITS
 from training.optimizers import Weights
-from training.plasticity.methods import METHODS, OF_UNITS, Method
+from training.plasticity.methods import METHODS, Method
 
 
 def make(config, weights: Weights, schedule) -> Method | None:
