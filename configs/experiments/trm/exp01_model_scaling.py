@@ -39,5 +39,5 @@ GROUP = Group(
         "e-1024": width(1024, 8),
         "f-1536": width(1536, 8),
     },
-    mini={"a-64": width(64, 4) | {"model.mlp_dim": 256, "model.puzzle_dim": 0}, "b-128": {}},
+    mini={"a-64": {}, "b-128": width(128, 4) | {"model.mlp_dim": 512, "model.puzzle_dim": 0}},
 )
