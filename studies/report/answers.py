@@ -120,12 +120,14 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]
     most = f"{best.name} has the best {words(metric)}, {figure(best)}, and {worst.name} the worst, {figure(worst)}"
+    if best.mean == worst.mean:
+        most = f"All {len(done)} configurations have the same {words(metric)}, {figure(best)}"
     rest = f"; {display.left(left, 'trial')}" if left else ""
     rest += f"; {failed} configurations failed or are refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
     if best.mean == worst.mean:
-        return f"All {len(done)} configurations have the same {words(metric)}, {figure(best)}{rest}."
+        return f"{most}{rest}."
     gap, needed = abs(best.mean - worst.mean), least_difference(done, best, worst)
     apart = f"{gap:.4f} apart, where seeds alone give up to {needed:.4f}"
     if gap <= needed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a study stands: queued, running, done and failed trials by group, chip-hours, cost and time left."""
+"""How a study stands: queued, running, done, failed and cancelled trials by group, chip-hours, cost and time left."""
 
 from collections.abc import Iterable
 
@@ -8,9 +8,9 @@ from optuna.trial import FrozenTrial, TrialState
 from reporting import display
 from reporting.display import aligned, duration
 from studies.suites import Member, Study
-from studies.trials import Queue
+from studies.trials import CANCELLED, Queue
 
-HEADING = ("group", "queued", "running", "done", "failed", "not queued", "chip-hours", "cost")
+HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
 
 def lines(study: Study, members: list[Member], queue: Queue, price: float | None = None) -> list[str]:
@@ -28,7 +28,7 @@ def lines(study: Study, members: list[Member], queue: Queue, price: float | None
         rows.append((group, *_figures([trials.get(digest) for digest in digests], running, price)))
     found = [trials.get(digest) for digest in dict.fromkeys(member.digest for member in wanted)]
     rows.append(("all", *_figures(found, running, price)))
-    failed = [trial for trial in found if trial and trial.state == TrialState.FAIL]
+    failed = [trial for trial in found if trial and has_failed(trial)]
     reasons = [
         f"failed: {trial.user_attrs['group']}/{trial.user_attrs['configuration']}: {trial.user_attrs['reason']}"
         for trial in failed
@@ -40,13 +40,19 @@ def _figures(trials: list[FrozenTrial | None], running: set[int], price: float |
     """Return the cells of a row after its name; None is a configuration without a trial."""
     found = [trial for trial in trials if trial]
     done = [trial for trial in found if trial.state == TrialState.COMPLETE]
-    failed = [trial for trial in found if trial.state == TrialState.FAIL]
+    failed = [trial for trial in found if has_failed(trial)]
+    cancelled = sum(trial.state == TrialState.FAIL for trial in found) - len(failed)
     alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
-    queued = len(found) - len(done) - len(failed) - len(alive)
+    queued = sum(not trial.state.is_finished() for trial in found) - len(alive)
     hours = sum(_of_ended(found, "chip_hours"))
     costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
-    counts = (queued, len(alive), len(done), len(failed), len(trials) - len(found))
+    counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
+
+
+def has_failed(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
+    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") != CANCELLED
 
 
 def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:

@@ -50,3 +50,6 @@ def test_equal_values_have_no_best_and_no_worst():
     assert said(row("a", [1.0, 1.0]), row("b", [1.0, 1.0])) == (
         "All 2 configurations have the same exact accuracy, 1.0000 ± 0.0000."
     )
+    assert said(row("a", [0.0]), row("b", [0.0])) == (
+        "All 2 configurations have the same exact accuracy, 0.0000: no conclusion from one seed."
+    )

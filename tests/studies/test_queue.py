@@ -142,13 +142,15 @@ def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
     other.claims.worker = "another machine 1 1"
     assert other.cancel(digests) == (1, 1), "the waiting one ends, and the running one is asked"
     assert queue.keep(held), "its worker learns that it is cancelled"
-    queue.finish(held, None, {"reason": "cancelled"}, {})
+    queue.finish(held, None, {"reason": "cancelled by sweep.py cancel"}, {})
     assert {trial.state.name for trial in queue.latest().values()} == {"FAIL"}
     assert queue.claim_next(digests) is None
     assert queue.retry(digests) == 2 and queue.claim_next(digests)
 
 
 def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_path, monkeypatch):
+    from studies.report import summary
+
     queue = queue_of(tmp_path)
     queue.enqueue(orders(tmp_path))
     before = queue.latest()
@@ -156,6 +158,11 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     monkeypatch.setattr(queue, "latest", lambda: before)
     assert queue.cancel(set(before)) == (1, 0)
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
+    monkeypatch.undo()
+    study, names = suites.find("exp08-ema", "mini")
+    shown = summary.lines(study, suites.members(study, names), queue)
+    assert shown[2].split()[:7] == ["exp08-ema", "0", "0", "1", "0", "1", "0"], "a cancelled trial has not failed"
+    assert not any(line.startswith("failed: ") for line in shown)
 
 
 def test_processes_that_begin_one_database_at_the_same_moment_all_open_it(tmp_path):
