@@ -177,7 +177,7 @@ def aligned_accuracy(graph, params: dict, seed: int) -> float:
 def equality() -> dict[str, float]:
     """Return the interchange accuracies; the task's own accuracy is of held-out prompts without an interchange."""
     graph, initial = decoder(4, 4, window=2)
-    steps, figures = 400 if support.QUICK else 3000, {"task": [], "trained": [], "untrained": []}
+    steps, figures = 400 if support.QUICK else 1500, {"task": [], "trained": [], "untrained": []}
     for seed in range(MODELS):
         rng = np.random.default_rng(seed)
         tokens, first, second = equalities(rng, steps * 128)
