@@ -19,10 +19,10 @@ pytestmark = needs_optuna
 CHIPS = 32  # of v4-64
 
 
-def queued(folder, topology: str = "v4-64"):
+def queued(folder, topology: str = "v4-64", **overrides: str):
     """Return the queue of two trials that wait, and their digests in order."""
     queue = queue_of(folder)
-    queue.enqueue([dataclasses.replace(order, topology=topology) for order in orders(folder / "runs")])
+    queue.enqueue([dataclasses.replace(order, topology=topology) for order in orders(folder / "runs", **overrides)])
     return queue, list(queue.latest())
 
 
@@ -139,9 +139,8 @@ Worker(task_of(json.loads(sys.argv[1]))).run()
 def test_a_trial_that_reaches_the_budget_saves_and_goes_back_to_the_queue(tmp_path):
     from studies.worker import Task
 
-    queue, digests = queued(tmp_path)
-    slow = [*STAND_IN, "--config.train.steps=1000"]  # 30 s
-    task = Task(f"sqlite:///{tmp_path}/studies.db", "s", digests, "eval_exact_accuracy", slow, Limits(budget=1e-6))
+    queue, digests = queued(tmp_path, **{"train.steps": "1000"})  # 30 s
+    task = Task(f"sqlite:///{tmp_path}/studies.db", "s", digests, "eval_exact_accuracy", STAND_IN, Limits(budget=1e-6))
     command = [sys.executable, "-c", WORK, json.dumps(dataclasses.asdict(task))]
     done = subprocess.run(command, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=True)
     assert "exp08-ema/a-off saves and stops: the budget of 0.00 chip-hours is spent" in done.stdout

@@ -25,7 +25,7 @@ from studies.storage import open_storage
 folder, seeds = sys.argv[1], int(sys.argv[2])
 study, names = suites.find("exp08-ema", "mini")
 queue = trials.Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
-members = suites.members(study, names, seeds=seeds)
+members = suites.members(study, names, seeds=seeds, overrides={"train.steps": "20"})
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 queue.enqueue([trials.Order(m, suites.folder(folder + "/runs", m), "") for m in members])
 try:
@@ -125,12 +125,17 @@ def test_a_study_that_is_interrupted_saves_and_gives_its_trials_back(tmp_path):
     assert not queue_of(tmp_path).claims.holders()
 
 
-def orders(folder: pathlib.Path) -> list:
+def members(**overrides: str) -> list[suites.Member]:
+    """Return the two configurations of a group, with few steps."""
+    study, names = suites.find("exp08-ema", "mini")
+    return suites.members(study, names, overrides={"train.steps": "20"} | overrides)
+
+
+def orders(folder: pathlib.Path, **overrides: str) -> list:
     """Return the orders of the two configurations of a group."""
     from studies.trials import Order
 
-    study, names = suites.find("exp08-ema", "mini")
-    return [Order(m, suites.folder(str(folder), m), "") for m in suites.members(study, names)]
+    return [Order(m, suites.folder(str(folder), m), "") for m in members(**overrides)]
 
 
 def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
@@ -159,8 +164,7 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     assert queue.cancel(set(before)) == (1, 0)
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
     monkeypatch.undo()
-    study, names = suites.find("exp08-ema", "mini")
-    shown = summary.lines(study, suites.members(study, names), queue)
+    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue)
     assert shown[2].split()[:7] == ["exp08-ema", "0", "0", "1", "0", "1", "0"], "a cancelled trial has not failed"
     assert not any(line.startswith("failed: ") for line in shown)
 
@@ -191,18 +195,15 @@ def test_a_trial_that_is_interrupted_before_it_can_save_has_not_failed(tmp_path)
 
 
 def test_other_keys_in_the_folder_of_an_earlier_trial_are_refused(tmp_path):
-    from studies.trials import Order
-
     queue = queue_of(tmp_path)
-    study, names = suites.find("exp08-ema", "mini")
     queue.enqueue(orders(tmp_path))
-    others = suites.members(study, names, overrides={"optimizer.weight_decay": "0.3"})
+    others = orders(tmp_path, **{"optimizer.weight_decay": "0.3"})
     with pytest.raises(
         ConfigError, match=r"an earlier trial with optimizer\.weight_decay=0\.1, not 0\.3; type the keys"
     ):
-        queue.enqueue([Order(member, suites.folder(str(tmp_path), member), "") for member in others])
+        queue.enqueue(others)
     queue.cancel(set(queue.latest()))
-    assert queue.enqueue([Order(m, suites.folder(str(tmp_path), m), "") for m in others]) == 2, "nothing was trained"
+    assert queue.enqueue(others) == 2, "nothing was trained"
 
 
 def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, monkeypatch):
