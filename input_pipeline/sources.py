@@ -16,6 +16,7 @@ from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
+from input_pipeline.countdown import CountdownWindows
 from input_pipeline.errors import DataError
 from input_pipeline.labeled import LabeledWindows, split
 from input_pipeline.puzzles import build
@@ -138,6 +139,17 @@ def labeled(data, path: str, **_) -> tuple[LabeledWindows, LabeledWindows]:
     if others:
         raise DataError(f"data path {path!r} names {1 + len(others)} files; data.source=labeled reads one")
     return split(file, data.holdout_fraction)
+
+
+@source
+def countdown(data, path: str, *, seed: int, **_) -> tuple[CountdownWindows, CountdownWindows]:
+    """Return problems of arithmetic countdown, made at random, whose text has a token for each byte."""
+    if data.tokenizer != "byte":
+        raise DataError(
+            f"data.source=countdown has a token for each byte, not data.tokenizer={data.tokenizer}; use "
+            "--config.data.tokenizer=byte"
+        )
+    return CountdownWindows(seed, "train"), CountdownWindows(seed, "heldout")
 
 
 @source

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does search solve more than the model alone? Arithmetic countdown, see input_pipeline/countdown.py.
+
+The model proposes the lines of an answer, and says whether numbers reach a target. See docs/reasoning.md.
+Cost: about fifteen minutes on two CPU cores. Command: python train.py --config=configs/countdown.py
+"""
+
+from configs import base
+
+
+def get_config():
+    """Return the recipe."""
+    config = base.get_config()
+    config.model.num_layers = 4
+    config.model.embed_dim = 128
+    config.model.num_heads = 4
+    config.model.num_kv_heads = 4
+    config.model.mlp_dim = 384
+    config.model.vocab_size = 128
+    config.model.max_length = 128
+    config.data.source = "countdown"
+    config.data.tokenizer = "byte"
+    config.optimizer.learning_rate = 3e-3
+    config.train.steps = 3000
+    config.train.global_batch = 128
+    config.train.sequence_length = 72
+    config.train.log_every = 50
+    config.train.eval_every = 500
+    config.train.save_every = 500
+    config.evaluation.sample_tokens = 0
+    return config

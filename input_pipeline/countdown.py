@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic countdown: reach a target from three or four numbers by +, -, * and /. Problems, answers, and windows.
+
+A problem is the text `3 4 25 50=82:`. Each line of its answer combines two numbers, and repeats those that are left in
+ascending order:
+
+    50+25=75;3 4 75
+    75+4=79;3 79
+    79+3=82;82
+
+Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. A verdict is the question
+whether a target can be reached, `3 79=82?`, and the answer `y` or `n`. All texts are ASCII, with a token for each byte.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from input_pipeline.cache import digest
+from input_pipeline.chat.windows import IGNORED
+from input_pipeline.order import MASK, mix
+from input_pipeline.packing import KEYS
+from input_pipeline.windows import Windows
+
+LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
+FOUR_SHARE = 0.8  # of the problems; the others have three numbers
+HELDOUT_SHARE = 1 / 16  # of the problems
+TOKENS = {"train": 1 << 32, "heldout": 1 << 20}  # by stream
+
+State = tuple[int, ...]  # the numbers that are left, ascending
+PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")
+
+
+def question(numbers: State, target: int) -> str:
+    """Return the text of a problem."""
+    return f"{_listed(numbers)}={target}:"
+
+
+def verdict_question(numbers: State, target: int) -> str:
+    """Return the text that asks whether numbers reach a target."""
+    return f"{_listed(numbers)}={target}?"
+
+
+def parse(text: str) -> tuple[State, int]:
+    """Return the numbers and the target of a problem's text; ValueError if it is none."""
+    if not (found := PROBLEM.fullmatch(text)):
+        raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 25 50=82:'")
+    return tuple(sorted(map(int, found[1].split()))), int(found[2])
+
+
+@functools.lru_cache(1 << 16)
+def moves(numbers: State) -> tuple[tuple[str, State], ...]:
+    """Return each line that may follow, without its newline, and the numbers that it leaves."""
+    found = {}
+    for first, second in itertools.combinations(range(len(numbers)), 2):
+        rest = [number for place, number in enumerate(numbers) if place not in (first, second)]
+        for text, result in _results(numbers[second], numbers[first]):
+            left = tuple(sorted([*rest, result]))
+            found[f"{text}={result};{_listed(left)}"] = left
+    return tuple(found.items())
+
+
+@functools.lru_cache(1 << 16)
+def reachable(numbers: State) -> frozenset[int]:
+    """Return all targets that some moves reach."""
+    if len(numbers) == 1:
+        return frozenset(numbers)
+    return frozenset().union(*(reachable(left) for _, left in moves(numbers)))
+
+
+def state_after(numbers: State, lines: list[str]) -> State | None:
+    """Return the numbers that are left after lines of an answer; None if a line is not a move."""
+    for line in lines:
+        if (left := dict(moves(numbers)).get(line)) is None:
+            return None
+        numbers = left
+    return numbers
+
+
+def is_correct(problem: str, answer: str) -> bool:
+    """Return whether every line of an answer is a move, and the target alone is left."""
+    numbers, target = parse(problem)
+    return state_after(numbers, answer.removesuffix("\n").split("\n")) == (target,)
+
+
+def is_heldout(numbers: State, target: int) -> bool:
+    """Return whether a problem is held out, by a hash of its text."""
+    name = hashlib.blake2b(question(numbers, target).encode(), digest_size=8).digest()
+    return int.from_bytes(name) < HELDOUT_SHARE * 2**64
+
+
+class CountdownWindows(Windows):
+    """Rows of problems with answers and of verdicts, each in a segment of its own; a window source without files.
+
+    A row has a problem whose answer is a random way to reach its target, then verdicts, until no more fit. Only answers
+    are learned: other targets are IGNORED. A row is a pure function of (seed, stream, index). No problem or verdict of
+    the training rows is held out, nor are three numbers that an answer goes through. Verdicts are about the numbers
+    after one to three moves; half of these lead to the target, and half are random.
+    """
+
+    vocab_size = 128
+    batch_exceeds_pass = True
+
+    def __init__(self, seed: int, stream: str):
+        self.stream, self.num_tokens = stream, TOKENS[stream]
+        self.digest = digest(json.dumps(["countdown", seed]).encode())
+        (self._key,) = mix([(seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
+
+    def num_examples(self, sequence_length: int) -> int:
+        """Return the number of rows of this length."""
+        return self.num_tokens // sequence_length
+
+    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
+        """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
+        batch = {key: np.zeros((len(indices), sequence_length), np.int32) for key in KEYS}
+        keys = mix(np.asarray(indices, np.uint64)) ^ self._key
+        for row, key in enumerate(keys.tolist()):
+            first = 0
+            for number, (asked, answer) in enumerate(self._texts(key, sequence_length), start=1):
+                tokens = np.frombuffer((asked + answer).encode(), np.uint8)
+                places = slice(first, first := first + len(tokens) - 1)
+                batch["tokens"][row, places] = tokens[:-1]
+                batch["targets"][row, places] = tokens[1:]
+                batch["targets"][row, places][: len(asked) - 1] = IGNORED
+                batch["segments"][row, places] = number
+                batch["positions"][row, places] = np.arange(len(tokens) - 1)
+        return batch
+
+    def problems(self, count: int, num_numbers: int) -> list[str]:
+        """Return different problems of the stream with this many numbers."""
+        keys = (int(key) for key in mix(np.arange(1 << 20, dtype=np.uint64)) ^ self._key)
+        found = (self._problem(random.Random(key), num_numbers) for key in keys)
+        texts = dict.fromkeys(question(*problem[:2]) for problem in itertools.islice(found, 2 * count))
+        return list(texts)[:count]
+
+    def _texts(self, key: int, length: int) -> Iterator[tuple[str, str]]:
+        """Yield (question, answer) of a row."""
+        draw = random.Random(key)
+        numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
+        asked, answer = question(numbers, target), "".join(f"{line}\n" for line, _ in path)
+        while (size := len(asked) + len(answer) - 1) <= length:
+            length -= size
+            yield asked, answer
+            asked, answer = self._verdict(draw)
+
+    def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, list[tuple[str, State]]]:
+        """Return (numbers, target, moves to it) of a problem of this stream."""
+        while True:
+            numbers = tuple(sorted(1 + _below(draw, LARGEST_GIVEN) for _ in range(num_numbers)))
+            path = _walk(draw, numbers, num_numbers - 1)
+            target = path[-1][1][0]
+            through = [path[0][1]] if self.stream == "train" else []
+            if all(self._has(state, target) for state in [numbers, *through]):
+                return numbers, target, path
+
+    def _verdict(self, draw: random.Random) -> tuple[str, str]:
+        """Return a question and its answer about the numbers after one to three moves of a problem with four."""
+        while True:
+            numbers, target, path = self._problem(draw, 4)
+            num_moves = 1 + _below(draw, 3)
+            path = path if draw.random() < 0.5 else _walk(draw, numbers, num_moves)
+            left = path[num_moves - 1][1]
+            if self._has(left, target):
+                return verdict_question(left, target), "y" if target in reachable(left) else "n"
+
+    def _has(self, numbers: State, target: int) -> bool:
+        """Return whether a problem belongs to this stream; two numbers belong to both."""
+        return len(numbers) < 3 or is_heldout(numbers, target) == (self.stream == "heldout")
+
+
+def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:
+    """Return this many random moves, one after the other."""
+    path = []
+    for _ in range(count):
+        options = moves(numbers)
+        path.append(options[_below(draw, len(options))])
+        numbers = path[-1][1]
+    return path
+
+
+def _results(larger: int, smaller: int) -> Iterator[tuple[str, int]]:
+    """Yield (operation, result) of two numbers; a factor or divisor of 1 changes nothing, and is left out."""
+    if larger + smaller <= LARGEST:
+        yield f"{larger}+{smaller}", larger + smaller
+    if larger > smaller:
+        yield f"{larger}-{smaller}", larger - smaller
+    if smaller > 1 and larger * smaller <= LARGEST:
+        yield f"{larger}*{smaller}", larger * smaller
+    if smaller > 1 and larger % smaller == 0:
+        yield f"{larger}/{smaller}", larger // smaller
+
+
+def _below(draw: random.Random, bound: int) -> int:
+    """Return a random integer from 0 to bound - 1; only `random()` draws the same in every version of Python."""
+    return int(draw.random() * bound)
+
+
+def _listed(numbers: State) -> str:
+    return " ".join(map(str, numbers))

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Solves many problems by search at once: what all searches ask is decoded in one batch of cached rows."""
+
+import dataclasses
+import hashlib
+from collections.abc import Generator, Sequence
+
+from inference.batching import Batch, Continuation, Request
+from inference.choice import Sampling
+from input_pipeline.tokenization import AnyTokenizer
+from reasoning.searches import SEARCHES
+from reasoning.tasks import Task
+from reasoning.thoughts import Judge, Limits, Propose, Search, Thought
+
+Asking = Generator[list[Request], list[Continuation]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solved:
+    """What a search found.
+
+    Attributes:
+      problem: its text.
+      root: of the tree of thoughts.
+      answers: complete ones, the best first.
+      num_tokens: that the model drew, for lines and for values.
+    """
+
+    problem: str
+    root: Thought
+    answers: list[Thought]
+    num_tokens: int
+
+    @property
+    def answer(self) -> str:
+        """The lines of the best answer; "" if none was complete."""
+        return self.answers[0].answer if self.answers else ""
+
+
+class Solver:
+    """Searches with a model; needs a mesh in context.
+
+    Attributes:
+      batch: its rows are what a search remembers: an answer whose row was given to another one is computed anew.
+    """
+
+    def __init__(self, batch: Batch, tokenizer: AnyTokenizer, task: Task, value, seed: int = 0):
+        """Search with `batch` for answers of `task`, with a value of reasoning/values.py.
+
+        Args:
+          seed: of the draws, which also depend on the problem.
+        """
+        self.batch, self.tokenizer, self.task, self.value, self.seed = batch, tokenizer, task, value, seed
+        (self.line_end,) = tokenizer.encode("\n")
+
+    def solve(self, problems: Sequence[str], search: str, limits: Limits, concurrent: int = 1) -> list[Solved]:
+        """Search for an answer to each problem, `concurrent` of them at a time."""
+        found: list[Solved | None] = [None] * len(problems)
+        waiting = [(place, _Asker(self, problem, search, limits)) for place, problem in enumerate(problems)][::-1]
+        running: dict[int, tuple[_Asker, list[Continuation]]] = {}
+        while waiting or running:
+            while waiting and len(running) < concurrent:
+                place, asker = waiting.pop()
+                running[place] = asker, []
+            for place, (asker, asked) in list(running.items()):
+                if not all(one.reason for one in asked):
+                    continue
+                if (requests := asker.next(asked)) is None:
+                    found[place] = asker.solved
+                    del running[place]
+                else:
+                    running[place] = asker, [self.batch.add(request) for request in requests]
+            if running:
+                self.batch.step()
+        return found
+
+
+class _Asker:
+    """One search: turns what it asks into requests, and their continuations into thoughts and values."""
+
+    def __init__(self, solver: Solver, problem: str, search: str, limits: Limits):
+        self.solver, self.task, self.problem, self.limits = solver, solver.task, problem, limits
+        self.root, self.num_draws, self.num_tokens = Thought(), 0, 0
+        self.solved: Solved | None = None
+        self._values: dict[tuple[str, ...], float] = {}
+        self._asking = self._run(SEARCHES[search](self.root, limits))
+        self._is_new = True
+
+    def next(self, answers: list[Continuation]) -> list[Request] | None:
+        """Return the next requests, given the continuations of the last ones; None at the end."""
+        self.num_tokens += sum(len(one.tokens) + (one.reason == "end") for one in answers)
+        try:
+            if self._is_new:
+                self._is_new = False
+                return next(self._asking)
+            return self._asking.send(answers)
+        except StopIteration:
+            return None
+
+    def _run(self, search: Search) -> Asking:
+        result = None
+        while True:
+            try:
+                work = search.send(result)
+            except StopIteration as end:
+                self.solved = Solved(self.problem, self.root, end.value, self.num_tokens)
+                return
+            result = yield from self._judge(work) if isinstance(work, Judge) else self._propose(work)
+
+    def _propose(self, work: Propose) -> Generator[list[Request], list[Continuation], list[list[Thought]]]:
+        """Draw lines, and return the new thoughts after each parent."""
+        parents = [parent for parent in work.parents for _ in range(work.count)]
+        drawn = yield from self._draw(parents, work.temperature)
+        while work.to_the_end and (unfinished := [n for n, one in enumerate(drawn) if self._goes_on(one)]):
+            more = yield from self._draw([drawn[n] for n in unfinished], work.temperature)
+            for place, thought in zip(unfinished, more, strict=True):
+                drawn[place].parent.children.append(drawn[place])
+                drawn[place] = thought
+        groups = []
+        for index, parent in enumerate(work.parents):
+            mine = [one for one in drawn[index * work.count :][: work.count] if one]
+            groups.append(_merged(mine, work.to_the_end))
+            for thought in groups[-1]:
+                (thought.parent if work.to_the_end else parent).children.append(thought)
+        return groups
+
+    def _goes_on(self, thought: Thought | None) -> bool:
+        return thought is not None and not thought.is_final and thought.depth < self.limits.max_depth
+
+    def _draw(
+        self, parents: Sequence[Thought], temperature: float
+    ) -> Generator[list[Request], list[Continuation], list[Thought | None]]:
+        """Draw a line after each parent; None for one that is too long."""
+        continuations = yield [self._line_request(parent, temperature) for parent in parents]
+        return [self._thought(parent, one) for parent, one in zip(parents, continuations, strict=True)]
+
+    def _line_request(self, parent: Thought, temperature: float) -> Request:
+        self.num_draws += 1
+        name = f"{self.solver.seed} {self.problem} {self.num_draws}"
+        seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
+        prompt = self.solver.tokenizer.encode(self.task.prompt(self.problem) + parent.answer)
+        ends = [self.solver.line_end]
+        return Request(prompt, self.task.max_line, Sampling(temperature=temperature, seed=seed), ends)
+
+    def _thought(self, parent: Thought, one: Continuation) -> Thought | None:
+        if one.reason != "end":
+            return None
+        text = self.solver.tokenizer.decode(one.tokens)
+        return Thought(
+            text, parent, sum(one.log_probs), state=self.task.state(text), is_final=self.task.is_final(text)
+        )  # fmt: skip
+
+    def _judge(self, work: Judge) -> Asking:
+        """Write the values of thoughts; a state that was judged before has the same value."""
+        value = self.solver.value
+        requests = [value.requests(self.problem, thought) for thought in work.thoughts]
+        names = [tuple(map(tuple, (one.prompt for one in asked))) for asked in requests]
+        new = {name: asked for name, asked in zip(names, requests, strict=True) if name and name not in self._values}
+        flat = [request for asked in new.values() for request in asked]
+        answers = iter((yield flat) if flat else ())
+        found = {name: [next(answers) for _ in asked] for name, asked in new.items()}
+        for name, thought in zip(names, work.thoughts, strict=True):
+            if name and name in self._values:
+                thought.value = self._values[name]
+                continue
+            thought.value = value.value(self.problem, thought, found.get(name, []))
+            if name:
+                self._values[name] = thought.value
+
+
+def _merged(thoughts: Sequence[Thought], whole_answers: bool) -> list[Thought]:
+    """Return the likeliest thought of each state, or of each answer, with the number of its draws."""
+    kept: dict[str, Thought] = {}
+    for thought in sorted(thoughts, key=lambda thought: -thought.total_log_prob):
+        name = thought.answer if whole_answers else thought.state
+        if name in kept:
+            kept[name].num_draws += 1
+        else:
+            kept[name] = thought
+    return list(kept.values())

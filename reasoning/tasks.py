@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of a task, and the task of arithmetic countdown.
+
+A task reads what the model wrote. Only `is_correct` and `can_succeed` know what is right; no search calls them.
+"""
+
+from input_pipeline import countdown
+
+
+class Task:
+    """Problems whose answers are lines of text.
+
+    Attributes:
+      max_depth: lines of an answer at most.
+      max_line: tokens of a line at most, with its newline.
+    """
+
+    max_depth = 8
+    max_line = 64
+
+    def prompt(self, problem: str) -> str:
+        """Return the text after which the model writes an answer."""
+        return problem
+
+    def state(self, line: str) -> str:
+        """Return what is left to do after a line; two lines with the same state are equally good."""
+        return line
+
+    def is_final(self, line: str) -> bool:
+        """Return whether a line completes an answer."""
+        raise NotImplementedError
+
+    def verdict_question(self, problem: str, state: str) -> str:
+        """Return a text after which the model writes YES or NO: whether the state leads to a right answer."""
+        raise NotImplementedError
+
+    def is_correct(self, problem: str, answer: str) -> bool:
+        """Return whether an answer is right."""
+        raise NotImplementedError
+
+    def can_succeed(self, problem: str, lines: list[str]) -> bool:
+        """Return whether a right answer begins with these lines."""
+        raise NotImplementedError
+
+
+class Countdown(Task):
+    """Arithmetic countdown, see input_pipeline/countdown.py; a line ends with the numbers that are left."""
+
+    max_depth = 3
+    max_line = 24
+
+    def state(self, line):
+        return line.partition(";")[2]
+
+    def is_final(self, line):
+        return self.state(line).isdigit()
+
+    def verdict_question(self, problem, state):
+        return f"{state}={countdown.parse(problem)[1]}?"
+
+    def is_correct(self, problem, answer):
+        return countdown.is_correct(problem, answer)
+
+    def can_succeed(self, problem, lines):
+        numbers, target = countdown.parse(problem)
+        left = countdown.state_after(numbers, lines)
+        return left is not None and target in countdown.reachable(left)
+
+
+TASKS: dict[str, type[Task]] = {"countdown": Countdown}
