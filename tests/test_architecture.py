@@ -32,6 +32,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "inference": {"configs", "layers", "input_pipeline"},
     "scoring": {"configs", "files", "layers", "input_pipeline", "reporting", "parallelism", "inference"},
     "causality": {"configs", "layers", "reporting"},
+    "reasoning": {"inference", "input_pipeline"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
@@ -57,6 +58,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "cluster": {"jax", "numpy"},
     "parallelism": {"jax", "flax", "numpy"},
     "causality": {"jax", "flax", "numpy", "optax", "scipy", "networkx"},
+    "reasoning": set(),
     "pods": {"absl", "rich", "pydantic"},
 }
 
