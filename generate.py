@@ -5,8 +5,11 @@ Several --prompt make a batch. --temperature=0 takes the most likely token each 
 that was trained on conversations for an answer; each --message is a separate conversation. --stream prints the text of
 one prompt or message while it is decoded. A recursive model solves a puzzle instead:
 python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
+--search=bfs searches for an answer to each --prompt, a problem of the task that the model learned, see
+docs/reasoning.md: python generate.py --workdir=runs/countdown --search=bfs --prompt="3 4 25 50=82:" [--html=tree.html]
 """
 
+from configs.reasoning_keys import KEYS
 from core import command_line
 
 command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be given several times")
@@ -20,7 +23,13 @@ command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this
 command_line.flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=-(2**63), upper_bound=2**63 - 1)
 command_line.flags.DEFINE_bool("stream", False, "print the text of one prompt or message while it is decoded")
 command_line.flags.DEFINE_string("puzzle", "", "text file with a Sudoku or a maze to solve, see puzzles/puzzle_file.py")
-command_line.flags.DEFINE_string("html", "", "file for a page with pictures of how the puzzle was solved")
+command_line.flags.DEFINE_string("html", "", "file for a page that shows how the puzzle or the problems were solved")
+command_line.flags.DEFINE_enum(
+    "search",
+    "",
+    ["", *KEYS["tot.search"].choices],
+    "how to search for answers to problems; replaces the key tot.search",
+)
 command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
@@ -30,15 +39,19 @@ import pathlib
 import sys
 
 from configs.errors import ConfigError
+from core import solving as searching
+from core.evaluators import engine_of
 from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
+from reasoning import page as tree_page
 from inference.sampling import check_answers
 from trained_run import TrainedRun, tokenizer_of
 from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
-OF_TEXT = ("prompt", "message", "stream", *SAMPLING)
-OF_PUZZLES = ("puzzle", "html", "supervision_steps")
+NOT_OF_SEARCH = ("message", "stream", "max_tokens", "temperature", "top_k", "top_p")
+OF_TEXT = ("prompt", "search", "seed", *NOT_OF_SEARCH)
+OF_PUZZLES = ("puzzle", "supervision_steps")
 
 
 def main(command: command_line.Command) -> None:
@@ -47,6 +60,8 @@ def main(command: command_line.Command) -> None:
     check_kind(flags, config, command.address)
     if config.train.objective == "recursive":
         solve_puzzle(flags, config, command.address)
+    elif flags.search:
+        search_answers(flags, config, command.address)
     else:
         continue_prompts(flags, config, command.address)
 
@@ -69,6 +84,26 @@ def continue_prompts(flags, config, address) -> None:
     print("\n---\n".join(texts))
 
 
+def search_answers(flags, config, address) -> None:
+    """Print the best answer to each problem, or that there is none; draw the trees if --html is given."""
+    command_line.check_file_to_write("html")
+    task = searching.task_of(config)
+    for problem in flags.prompt:
+        try:
+            task.check(problem)
+        except ValueError as error:
+            raise ConfigError(f"--prompt={problem}: {error}") from None
+    with config.unlocked():
+        config.tot.search = flags.search
+    trained = TrainedRun(address, config)
+    print(trained.describe(), file=sys.stderr)
+    with mesh_context(trained.run.mesh):
+        found, _ = searching.solve(engine_of(trained.run, trained.params), config, flags.prompt, flags.seed)
+    print("\n---\n".join(one.problem + "\n" + (one.answer or "no complete answer\n") for one in found), end="")
+    if flags.html:
+        write_page(flags.html, tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))
+
+
 def solve_puzzle(flags, config, address) -> None:
     """Print the model's answer to a puzzle at each supervision step, and draw the steps if --html is given."""
     command_line.check_file_to_write("html")
@@ -88,10 +123,15 @@ def solve_puzzle(flags, config, address) -> None:
             verdict=solving.verdict(puzzle, cells[-1].reshape(size)),
         )  # fmt: skip
         page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {trained.step} of {address}")
-        try:
-            write_atomically(pathlib.Path(flags.html).expanduser(), page.encode())
-        except OSError as error:
-            raise ConfigError(f"--html={flags.html}: {error.strerror}; name a file that can be written") from None
+        write_page(flags.html, page)
+
+
+def write_page(file: str, page: str) -> None:
+    """Write the file of --html."""
+    try:
+        write_atomically(pathlib.Path(file).expanduser(), page.encode())
+    except OSError as error:
+        raise ConfigError(f"--html={file}: {error.strerror}; name a file that can be written") from None
 
 
 def check_kind(flags, config, address) -> None:
@@ -103,6 +143,13 @@ def check_kind(flags, config, address) -> None:
     if given:
         raise ConfigError(
             f"--{given[0]}: {address} is a language model, which does not solve puzzles; give it --prompt"
+        )
+    if flags.html and not solves and not flags.search:
+        raise ConfigError("--html shows how a puzzle or problems were solved; it needs --search, or a recursive model")
+    unread = [name for name in NOT_OF_SEARCH if flags[name].present]
+    if flags.search and unread:
+        raise ConfigError(
+            f"--{unread[0]}: --search does not read it; its keys are --config.tot.*, see docs/reasoning.md"
         )
     if solves and not flags.puzzle:
         raise ConfigError(f"{address} is a recursive model; give it a puzzle, --puzzle=FILE")

@@ -16,6 +16,7 @@ import math
 from ml_collections import ConfigDict
 
 from configs.key import EXECUTION, MACHINE, PER_HOST, READ, RESUME, TRANSFER, UNCOMPILED, WEIGHTS, Key, Scope, Section
+from configs.reasoning_keys import KEYS as OF_REASONING
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
@@ -366,6 +367,8 @@ inference.cache_dtype = Key(
     "model", "type of cached keys and values when a model decodes; int8 has a scale for each token and head",
     choices=("model", "int8"),
 )  # fmt: skip
+
+KEYS |= OF_REASONING
 
 logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
 logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")

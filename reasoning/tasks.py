@@ -5,6 +5,7 @@ A task reads what the model wrote. Only `is_correct` and `can_succeed` know what
 """
 
 from input_pipeline import countdown
+from input_pipeline.windows import Windows
 
 
 class Task:
@@ -18,9 +19,16 @@ class Task:
     max_depth = 8
     max_line = 64
 
+    def check(self, problem: str) -> None:
+        """Raise ValueError if a text is not a problem of the task."""
+
     def prompt(self, problem: str) -> str:
         """Return the text after which the model writes an answer."""
         return problem
+
+    def problems(self, heldout: Windows, count: int) -> list[str]:
+        """Return held-out problems."""
+        raise NotImplementedError
 
     def state(self, line: str) -> str:
         """Return what is left to do after a line; two lines with the same state are equally good."""
@@ -48,6 +56,16 @@ class Countdown(Task):
 
     max_depth = 3
     max_line = 24
+
+    def check(self, problem):
+        numbers, target = countdown.parse(problem)
+        if not 3 <= len(numbers) <= 4 or not all(1 <= number <= countdown.LARGEST for number in (*numbers, target)):
+            raise ValueError(
+                f"{problem!r} needs 3 or 4 numbers, which are from 1 to {countdown.LARGEST}, as its target is"
+            )
+
+    def problems(self, heldout, count):
+        return heldout.problems(count, num_numbers=4)
 
     def state(self, line):
         return line.partition(";")[2]

@@ -59,6 +59,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
+    ("tot.use_tot", (True,), "data.source", ("countdown",), "whose answers are lines that can be checked"),
     ("causality.prompt", ANY, "causality.corrupt", ANY, "the text that it is compared with"),
     ("causality.corrupt", ANY, "causality.prompt", ANY, "the text that it is compared with"),
     ("causality.every", ANY, "causality.prompt", ANY, "the text that is explained"),

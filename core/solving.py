@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search with a run's model, as the keys of the section `tot` say."""
+
+from configs.errors import ConfigError
+from inference.batching import Batch
+from inference.engine import Engine
+from input_pipeline.tokenization import open_tokenizer
+from layers.axes import mesh_axes, num_shards
+from reasoning.solving import Solved, Solver
+from reasoning.tasks import TASKS, Task
+from reasoning.thoughts import Limits
+from reasoning.values import VALUES
+
+CONCURRENT = 8  # problems at once; each has the rows of one search
+
+
+def task_of(config) -> Task:
+    """Return the task that the model was trained on; ConfigError if a search cannot read its answers."""
+    if config.data.source not in TASKS:
+        raise ConfigError(
+            f"data.source={config.data.source} has no lines of answers to search; a search needs a model that was "
+            f"trained on {', '.join(TASKS)}"
+        )
+    return TASKS[config.data.source]()
+
+
+def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[list[Solved], Batch]:
+    """Return what `tot.search` finds for each problem, and the batch, which has counted tokens; in the run's mesh."""
+    tot, task = config.tot, task_of(config)
+    limits = Limits(tot.max_thoughts, tot.thoughts_per_step, task.max_depth, tot.temperature)
+    tokenizer = open_tokenizer(config.data.tokenizer)
+    concurrent = min(CONCURRENT, len(problems))
+    batch = Batch(engine, num_rows=num_rows(config, concurrent), vocab_size=config.model.vocab_size)
+    solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer), seed)
+    return solver.solve(problems, tot.search, limits, concurrent), batch
+
+
+def num_rows(config, concurrent: int) -> int:
+    """Return the rows of the cache, a multiple of the shards of the batch."""
+    per_search = config.tot.max_thoughts * (1 if config.tot.memory_efficient else config.tot.thoughts_per_step)
+    shards = num_shards(mesh_axes(("batch",))[0])
+    return -(-concurrent * per_search // shards) * shards
