@@ -25,10 +25,7 @@ command_line.flags.DEFINE_bool("stream", False, "print the text of one prompt or
 command_line.flags.DEFINE_string("puzzle", "", "text file with a Sudoku or a maze to solve, see puzzles/puzzle_file.py")
 command_line.flags.DEFINE_string("html", "", "file for a page that shows how the puzzle or the problems were solved")
 command_line.flags.DEFINE_enum(
-    "search",
-    "",
-    ["", *KEYS["tot.search"].choices],
-    "how to search for answers to problems; replaces the key tot.search",
+    "search", None, KEYS["tot.search"].choices, "how to search for answers to problems; replaces the key tot.search"
 )
 command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
 if __name__ == "__main__":
