@@ -31,7 +31,7 @@ from input_pipeline.windows import Windows
 LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
 HELDOUT_SHARE = 1 / 16  # of the problems
-TOKENS = {"train": 1 << 32, "heldout": 1 << 20}  # by stream
+TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
 State = tuple[int, ...]  # the numbers that are left, ascending
 PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")

@@ -60,9 +60,7 @@ class Countdown(Task):
     def check(self, problem):
         numbers, target = countdown.parse(problem)
         if not 3 <= len(numbers) <= 4 or not all(1 <= number <= countdown.LARGEST for number in (*numbers, target)):
-            raise ValueError(
-                f"{problem!r} needs 3 or 4 numbers, which are from 1 to {countdown.LARGEST}, as its target is"
-            )
+            raise ValueError(f"{problem!r} needs 3 or 4 numbers; they and the target are from 1 to {countdown.LARGEST}")
 
     def problems(self, heldout, count):
         return heldout.problems(count, num_numbers=4)

@@ -4,22 +4,24 @@
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
-from core import solving
 from core.evaluators import engine_of
 from inference.batching import Batch
 from input_pipeline.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
 from reasoning.page import page
-from reasoning.solving import Solver
+from reasoning.solving import Solved, Solver
 from reasoning.tasks import Countdown
 from reasoning.thoughts import Limits, Thought
 from reasoning.values import VALUES, Function
-from settings import stored_config
-from tests.support import ROOT
+from settings import loading
+from settings.validation import validate
+from tests.test_train import command, finish
+from train import train
 from trained_run import TrainedRun
 
 PROBLEMS = CountdownWindows(0, "heldout").problems(6, num_numbers=4)
@@ -31,10 +33,124 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, warm):
-    """Return a run that can write lines, though they are seldom right."""
+def run(tmp_path_factory):
+    """Return the folder and the result of a run that can write lines, though they are seldom right."""
     folder = tmp_path_factory.mktemp("countdown") / "run"
-    keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
-    process = warm.run(["train.py", f"--config={ROOT}/configs/countdown.py", f"--workdir={folder}", *keys])
-    assert process.returncode == 0, process.stderr
-    return folder
+    config = loading.load("configs/countdown.py", "", {key: str(value) for key, value in SMALL.items()}).config
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        config.mesh.fsdp = 1
+        validate(config, 1)
+        return folder, train(config, folder), TrainedRun(folder, config)
+
+
+def solver(trained: TrainedRun, limits: Limits, value=None) -> Solver:
+    """Return a solver whose cache has the rows of one search."""
+    batch = Batch(engine_of(trained.run, trained.params), num_rows=limits.max_thoughts, vocab_size=128)
+    tokenizer, task = open_tokenizer("byte"), Countdown()
+    return Solver(batch, tokenizer, task, value or VALUES["verdict"](task, tokenizer))
+
+
+def facts(thought: Thought) -> list:
+    """Return everything about a tree."""
+    return [(one.lines, one.log_prob, one.value, one.num_draws) for one in thought.all()]
+
+
+@pytest.mark.parametrize("search", ["bfs", "mcts", "best_of_n"])
+def test_a_tree_does_not_depend_on_what_else_is_solved_in_the_batch(run, search):
+    limits = Limits(2, 2, 3)
+    with mesh_context(run[2].run.mesh):
+        alone = [solver(run[2], limits).solve([problem], search, limits)[0] for problem in PROBLEMS[:2]]
+        together = solver(run[2], Limits(8)).solve(PROBLEMS, search, limits, concurrent=4)
+    assert [one.problem for one in together] == PROBLEMS
+    for one, again in zip(alone, together, strict=False):
+        assert len(one.root.all()) > 2, "the model writes lines"
+        assert [name[::3] for name in facts(one.root)] == [name[::3] for name in facts(again.root)]
+        np.testing.assert_allclose(
+            [name[1:3] for name in facts(one.root)[1:]], [name[1:3] for name in facts(again.root)[1:]], atol=1e-5
+        )  # other rows round differently
+        assert one.num_tokens == again.num_tokens > 0
+
+
+def test_log_probabilities_and_values_are_those_of_the_model(run):
+    limits = Limits(2, 2, 3)
+    with mesh_context(run[2].run.mesh):
+        (found,) = solver(run[2], limits).solve(PROBLEMS[:1], "bfs", limits)
+    thought = next(one for one in found.root.all() if one.depth == 2)
+    before = (found.problem + thought.parent.answer).encode()
+    tokens = np.frombuffer(before + thought.text.encode(), np.uint8).astype(np.int32)[None]
+    log_probs = jax.nn.log_softmax(run[2].logits(tokens)[0])
+    drawn = log_probs[np.arange(len(before) - 1, tokens.shape[1] - 1), tokens[0, len(before) :]]
+    assert float(drawn.sum()) == pytest.approx(thought.log_prob, abs=1e-4)
+    question = Countdown().verdict_question(found.problem, thought.state)
+    assert question == thought.text.partition(";")[2] + "=" + re.search("=(.*):", found.problem)[1] + "?"
+    last = jax.nn.softmax(run[2].logits(np.frombuffer(question.encode(), np.uint8).astype(np.int32)[None])[0, -1])
+    yes, no = float(last[ord("y")]), float(last[ord("n")])
+    assert thought.value == pytest.approx(yes / (yes + no), abs=1e-5)
+
+
+def test_siblings_compute_no_prefix_again_and_the_cache_is_bounded_by_max_thoughts(run):
+    """The share holds for the tokens of lines; questions about states have no common prefix."""
+    sizes = []
+    for max_thoughts in (1, 2, 4):
+        limits = Limits(max_thoughts, 3, 3)
+        with mesh_context(run[2].run.mesh):
+            one = solver(run[2], limits)
+            (found,) = one.solve(PROBLEMS[:1], "beam", limits)
+        sizes.append(sum(leaf.nbytes for leaf in jax.tree.leaves(one.batch._rows.cache)))
+        assert one.batch.num_shared_tokens > one.batch.num_prompt_tokens > 0
+        assert max(len(group) for group in _levels(found.root)) <= 3 * max_thoughts
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.01) and sizes[2] == pytest.approx(4 * sizes[0], rel=0.01)
+
+
+def _levels(root: Thought) -> list[list[Thought]]:
+    thoughts = root.all()
+    return [[one for one in thoughts if one.depth == depth] for depth in range(1, 4)]
+
+
+def test_a_function_of_the_user_is_a_value_and_the_oracle_knows_what_is_right(run):
+    limits = Limits(2, 2, 3)
+    with mesh_context(run[2].run.mesh):
+        longest = Function(lambda problem, answer: len(answer))
+        (found,) = solver(run[2], limits, longest).solve(PROBLEMS[:1], "bfs", limits)
+    assert all(one.value == len(one.answer) for one in found.root.all()[1:])
+    oracle = VALUES["oracle"](Countdown(), None)
+    lines = ["50+25=75;3 4 75", "75+4=79;3 79", "79+3=82;82"]
+    for count, wrong in ((1, "50+25=76;3 4 76"), (2, "75-4=71;3 71"), (3, "79-3=76;76")):
+        for line, value in ((lines[count - 1], 1.0), (wrong, 0.0)):
+            thought = Thought()
+            for text in [*lines[: count - 1], line]:
+                thought = Thought(text, thought)
+            assert oracle.value("3 4 25 50=82:", thought, []) == value
+
+
+def test_the_page_shows_every_thought_and_escapes_what_the_model_wrote():
+    root = Thought()
+    root.children = [Thought("1<2;3", root, -1.0, 0.25, is_final=True), Thought("a&b;4", root, -2.0)]
+    text = page([Solved("1 2=3:", root, root.children[:1], 17), Solved("1 2=4:", Thought(), [], 0)], "a <title>")
+    assert "a &lt;title&gt;" in text and '<li class="chosen"><code>1&lt;2;3</code>' in text
+    assert "value 0.25, p 0.37" in text and "<code>a&amp;b;4</code><small>p 0.14" in text
+    assert "2 thoughts, 17 tokens drawn" in text and "0 thoughts, 0 tokens drawn. The search found no" in text
+
+
+def test_a_run_solves_held_out_problems_at_its_evaluations(run):
+    folder, result, _ = run
+    figures = result.evaluations["tot"]
+    assert 0 <= figures["solved"] <= 1 and figures["drawn_tokens"] > 10 and figures["shared_tokens"] > 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "tot"] == [SMALL["train.steps"]]
+
+
+def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
+    folder, html = run[0], tmp_path / "tree.html"
+    asked = ["generate.py", f"--workdir={folder}", "--search=bfs"]
+    status, out, err = finish(command(*asked, f"--prompt={PROBLEMS[0]}", f"--html={html}", cache=tmp_path))
+    assert status == 0 and out.startswith(PROBLEMS[0]) and html.read_text().count("<li") > 5, err
+    for words, said in (
+        (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 25 50=82:'"),
+        (["--prompt=3 4=5:"], "'3 4=5:' needs 3 or 4 numbers; they and the target are from 1 to 99"),
+        ([f"--prompt={PROBLEMS[0]}", "--temperature=1"], "--temperature: --search does not read it"),
+    ):
+        status, out, err = finish(command(*asked, *words, cache=tmp_path))
+        assert (status, out) == (2, "") and said in err
