@@ -2,7 +2,7 @@
 """Does search solve more than the model alone? Arithmetic countdown, see input_pipeline/countdown.py.
 
 The model proposes the lines of an answer, and says whether numbers reach a target. See docs/reasoning.md.
-Cost: about fifteen minutes on two CPU cores. Command: python train.py --config=configs/countdown.py
+Cost: an estimate of twenty minutes on two CPU cores. Command: python train.py --config=configs/countdown.py
 """
 
 from configs import base
@@ -22,8 +22,8 @@ def get_config():
     config.data.tokenizer = "byte"
     config.optimizer.learning_rate = 3e-3
     config.train.steps = 3000
-    config.train.global_batch = 128
-    config.train.sequence_length = 72
+    config.train.global_batch = 96
+    config.train.sequence_length = 128
     config.train.log_every = 50
     config.train.eval_every = 500
     config.train.save_every = 500

@@ -8,8 +8,9 @@ ascending order:
     75+4=79;3 79
     79+3=82;82
 
-Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. A verdict is the question
-whether a target can be reached, `3 79=82?`, and the answer `y` or `n`. All texts are ASCII, with a token for each byte.
+Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. After any line, `?` in place
+of the next line asks for a verdict: `y` if a right answer begins with these lines, else `n`. All texts are ASCII, with
+a token for each byte.
 """
 
 import functools
@@ -30,6 +31,7 @@ from input_pipeline.windows import Windows
 
 LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
+VERDICT_SHARE = 0.5  # of the texts
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
@@ -40,11 +42,6 @@ PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")
 def question(numbers: State, target: int) -> str:
     """Return the text of a problem."""
     return f"{_listed(numbers)}={target}:"
-
-
-def verdict_question(numbers: State, target: int) -> str:
-    """Return the text that asks whether numbers reach a target."""
-    return f"{_listed(numbers)}={target}?"
 
 
 def parse(text: str) -> tuple[State, int]:
@@ -89,6 +86,13 @@ def is_correct(problem: str, answer: str) -> bool:
     return state_after(numbers, answer.removesuffix("\n").split("\n")) == (target,)
 
 
+def can_succeed(problem: str, lines: list[str]) -> bool:
+    """Return whether a right answer begins with these lines."""
+    numbers, target = parse(problem)
+    left = state_after(numbers, lines)
+    return left is not None and target in reachable(left)
+
+
 def is_heldout(numbers: State, target: int) -> bool:
     """Return whether a problem is held out, by a hash of its text."""
     name = hashlib.blake2b(question(numbers, target).encode(), digest_size=8).digest()
@@ -96,12 +100,12 @@ def is_heldout(numbers: State, target: int) -> bool:
 
 
 class CountdownWindows(Windows):
-    """Rows of problems with answers and of verdicts, each in a segment of its own; a window source without files.
+    """Rows of problems with answers or verdicts, each in a segment of its own; a window source without files.
 
-    A row has a problem whose answer is a random way to reach its target, then verdicts, until no more fit. Only answers
-    are learned: other targets are IGNORED. A row is a pure function of (seed, stream, index). No problem or verdict of
-    the training rows is held out, nor are three numbers that an answer goes through. Verdicts are about the numbers
-    after one to three moves; half of these lead to the target, and half are random.
+    An answer is a random way to reach the target. A verdict is about the first lines of an answer, about random moves,
+    or about lines of which the last has a mistake. Only answers and verdicts are learned: other targets are IGNORED. A
+    row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are three numbers
+    with a target that an answer goes through.
     """
 
     vocab_size = 128
@@ -142,12 +146,15 @@ class CountdownWindows(Windows):
     def _texts(self, key: int, length: int) -> Iterator[tuple[str, str]]:
         """Yield (question, answer) of a row."""
         draw = random.Random(key)
-        numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-        asked, answer = question(numbers, target), "".join(f"{line}\n" for line, _ in path)
-        while (size := len(asked) + len(answer) - 1) <= length:
+        while True:
+            numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
+            asked, answer = question(numbers, target), "".join(f"{line}\n" for line, _ in path)
+            if draw.random() < VERDICT_SHARE:
+                asked, answer = _verdict(draw, asked, numbers, path)
+            if (size := len(asked) + len(answer) - 1) > length:
+                return
             length -= size
             yield asked, answer
-            asked, answer = self._verdict(draw)
 
     def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, list[tuple[str, State]]]:
         """Return (numbers, target, moves to it) of a problem of this stream."""
@@ -159,19 +166,34 @@ class CountdownWindows(Windows):
             if all(self._has(state, target) for state in [numbers, *through]):
                 return numbers, target, path
 
-    def _verdict(self, draw: random.Random) -> tuple[str, str]:
-        """Return a question and its answer about the numbers after one to three moves of a problem with four."""
-        while True:
-            numbers, target, path = self._problem(draw, 4)
-            num_moves = 1 + _below(draw, 3)
-            path = path if draw.random() < 0.5 else _walk(draw, numbers, num_moves)
-            left = path[num_moves - 1][1]
-            if self._has(left, target):
-                return verdict_question(left, target), "y" if target in reachable(left) else "n"
-
     def _has(self, numbers: State, target: int) -> bool:
         """Return whether a problem belongs to this stream; two numbers belong to both."""
         return len(numbers) < 3 or is_heldout(numbers, target) == (self.stream == "heldout")
+
+
+def _verdict(draw: random.Random, asked: str, numbers: State, path: list[tuple[str, State]]) -> tuple[str, str]:
+    """Return a question about some first lines of an answer, of random moves, or with a mistake; and its answer."""
+    kind, count = draw.random(), 1 + _below(draw, len(path))
+    path = _walk(draw, numbers, count) if kind < 0.25 else path[:count]
+    lines = [line for line, _ in path]
+    if kind > 0.6:
+        lines[-1] = _mistaken(draw, lines[-1])
+    verdict = "y" if can_succeed(asked, lines) else "n"
+    return asked + "".join(f"{line}\n" for line in lines) + "?", verdict
+
+
+def _mistaken(draw: random.Random, line: str) -> str:
+    """Return a line with another number: an operand, the result where it stands and is left, or one that is left."""
+    numbers = re.findall(r"\d+", line)
+    place = _below(draw, len(numbers))
+    wrong = str(1 + _below(draw, LARGEST))
+    if draw.random() < 0.5:  # near the right one
+        wrong = str(max(1, int(numbers[place]) + 1 + _below(draw, 3) - 5 * _below(draw, 2)))
+    if place == 2:
+        left = [int(wrong) if number == numbers[2] else int(number) for number in numbers[3:]]
+        return re.sub(r"=.*", f"={wrong};{_listed(tuple(sorted(left)))}", line)
+    parts = iter([*numbers[:place], wrong, *numbers[place + 1 :]])
+    return re.sub(r"\d+", lambda _: next(parts), line)
 
 
 def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:

@@ -38,9 +38,9 @@ class Task:
         """Return whether a line completes an answer."""
         raise NotImplementedError
 
-    def verdict_question(self, problem: str, state: str) -> str:
-        """Return a text after which the model writes YES or NO: whether the state leads to a right answer."""
-        raise NotImplementedError
+    def verdict_question(self, problem: str, answer: str) -> str:
+        """Return a text after which the model writes `y` or `n`: whether a right answer begins with these lines."""
+        return f"{self.prompt(problem)}{answer}?"
 
     def is_correct(self, problem: str, answer: str) -> bool:
         """Return whether an answer is right."""
@@ -71,16 +71,11 @@ class Countdown(Task):
     def is_final(self, line):
         return self.state(line).isdigit()
 
-    def verdict_question(self, problem, state):
-        return f"{state}={countdown.parse(problem)[1]}?"
-
     def is_correct(self, problem, answer):
         return countdown.is_correct(problem, answer)
 
     def can_succeed(self, problem, lines):
-        numbers, target = countdown.parse(problem)
-        left = countdown.state_after(numbers, lines)
-        return left is not None and target in countdown.reachable(left)
+        return countdown.can_succeed(problem, lines)
 
 
 TASKS: dict[str, type[Task]] = {"countdown": Countdown}

@@ -14,11 +14,11 @@ from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import Task
 from reasoning.thoughts import Thought
 
-YES, NO = "y", "n"  # first characters of a verdict
+YES, NO = "y", "n"  # the verdicts
 
 
 class Verdict:
-    """The probability that the model answers yes rather than no to the task's question about the state."""
+    """The probability that the model answers yes rather than no to the task's question about the lines."""
 
     def __init__(self, task: Task, tokenizer: AnyTokenizer):
         self.task, self.tokenizer = task, tokenizer
@@ -26,7 +26,7 @@ class Verdict:
 
     def requests(self, problem: str, thought: Thought) -> list[Request]:
         """Return the question."""
-        asked = self.tokenizer.encode(self.task.verdict_question(problem, thought.state))
+        asked = self.tokenizer.encode(self.task.verdict_question(problem, thought.answer))
         return [Request(asked, 1, Sampling(temperature=0.0), wants_top=True)]
 
     def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:

@@ -51,28 +51,33 @@ def texts(row: dict[str, np.ndarray]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("stream", ["train", "heldout"])
 def test_rows_teach_right_answers_and_right_verdicts_of_their_stream(stream):
     windows = CountdownWindows(0, stream)
-    batch, verdicts = windows.read(np.arange(200), 72), []
-    for index in range(200):
-        (problem, answer), *questions = texts({name: values[index] for name, values in batch.items()})
-        assert is_right(problem, answer) and countdown.is_correct(problem, answer)
-        assert countdown.is_heldout(*countdown.parse(problem)) == (stream == "heldout")
-        for asked, verdict in questions:
-            numbers, target = countdown.parse(asked.replace("?", ":")) if " " in asked else ((), 0)
-            if len(numbers) > 2:
-                assert countdown.is_heldout(numbers, target) == (stream == "heldout")
-            if numbers:
-                assert (verdict == "y") == (target in countdown.reachable(numbers))
-                verdicts.append(verdict)
-    assert 0.25 < verdicts.count("n") / len(verdicts) < 0.75, "the model must learn to tell them apart"
-    assert (batch["segments"] > 0).mean() > 0.85, "rows are nearly full"
+    batch, verdicts, solved, mistakes = windows.read(np.arange(300), 128), [], 0, 0
+    for index in range(300):
+        for asked, answer in texts({name: values[index] for name, values in batch.items()}):
+            problem, _, lines = asked.partition(":")
+            problem += ":"
+            numbers, target = countdown.parse(problem)
+            assert countdown.is_heldout(numbers, target) == (stream == "heldout")
+            if not lines:
+                assert is_right(problem, answer) and countdown.is_correct(problem, answer)
+                solved += 1
+                continue
+            assert lines.endswith("\n?")
+            left = countdown.state_after(numbers, lines[:-2].split("\n"))
+            assert (answer == "y") == (left is not None and target in countdown.reachable(left))
+            verdicts.append(answer)
+            mistakes += left is None
+    assert 0.25 < verdicts.count("y") / len(verdicts) < 0.75, "the model must learn to tell them apart"
+    assert mistakes > 0.2 * len(verdicts) and 0.35 < solved / (solved + len(verdicts)) < 0.65
+    assert (batch["segments"] > 0).mean() > 0.75, "rows are nearly full"
 
 
 def test_rows_are_a_function_of_seed_stream_and_number():
-    batch = CountdownWindows(0, "train").read(np.array([7, 3]), 72)
+    batch = CountdownWindows(0, "train").read(np.array([7, 3]), 128)
     for again, equal in (
-        (CountdownWindows(0, "train").read(np.array([3]), 72), True),
-        (CountdownWindows(1, "train").read(np.array([3]), 72), False),
-        (CountdownWindows(0, "heldout").read(np.array([3]), 72), False),
+        (CountdownWindows(0, "train").read(np.array([3]), 128), True),
+        (CountdownWindows(1, "train").read(np.array([3]), 128), False),
+        (CountdownWindows(0, "heldout").read(np.array([3]), 128), False),
     ):
         assert all(np.array_equal(batch[name][1:], again[name]) for name in batch) == equal
     assert CountdownWindows(0, "train").num_examples(72) > 10_000_000
