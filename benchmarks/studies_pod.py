@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         calm, hit = pathlib.Path(name) / "calm", pathlib.Path(name) / "hit"
         seconds, _ = run(calm, 0.0)
-        _, struck = run(hit, 0.6 * seconds)
+        _, struck = run(hit, 0.25 * seconds)
         expected, found = results(calm), results(hit)
         import optuna
 
