@@ -20,3 +20,19 @@ tot.thoughts_per_step = Key(3, "lines that are drawn after each of them", above=
 tot.temperature = Key(1.0, "temperature of these draws", above=0, most=1000)
 tot.memory_efficient = Key(True, "whether the cache has rows for max_thoughts, not also for all lines that they draw")
 tot.problems = Key(100, "held-out problems of an evaluation", above=0, most=1_000_000)
+
+grpo = Section(KEYS, "grpo")  # reinforcement learning from verifiable rewards, see docs/reasoning.md
+grpo.reward = Key(
+    "task",
+    "task: 1 for a right answer, else 0; random: a control; or FILE.py:FUNCTION, with (prompt, answer) -> number",
+)
+grpo.group_size = Key(16, "answers to each prompt; divides train.global_batch", least=2, most=100_000)
+grpo.temperature = Key(1.0, "temperature at which answers are drawn", above=0, most=1000)
+grpo.advantage = Key(
+    "deviation", "reward minus the mean of the group, divided by its deviation or not (mean)",
+    choices=("deviation", "mean"),
+)  # fmt: skip
+grpo.average = Key("token", "whether every token or every answer has the same weight", choices=("token", "sequence"))
+grpo.clip = Key(0.2, "the ratio of new to old probabilities is clipped to 1 - clip", above=0, most=1)
+grpo.clip_high = Key(0.0, "it is clipped to 1 + clip_high; 0: as much as clip", most=1_000)
+grpo.kl = Key(0.0, "weight of the KL divergence to the model that the run starts from; 0: no such model is kept")

@@ -196,6 +196,24 @@ def _mistaken(draw: random.Random, line: str) -> str:
     return re.sub(r"\d+", lambda _: next(parts), line)
 
 
+class CountdownRollouts(CountdownWindows):
+    """Rows of one problem each for `train.objective=grpo`, which draws answers; the arrays of the draws are empty."""
+
+    fills = CountdownWindows.fills | dict.fromkeys(("advantages", "rewards", "old_log_probs"), 0)
+
+    def read(self, indices, sequence_length):
+        """Return rows with the arrays of objectives/grpo.py; those of what is drawn are 0."""
+        batch = super().read(indices, sequence_length)
+        of_rows = {name: np.zeros(len(indices), np.int32) for name in ("advantages", "rewards")}
+        return batch | of_rows | {"old_log_probs": np.zeros((len(indices), sequence_length), np.int32)}
+
+    def _texts(self, key, length):
+        """Yield the question and the answer of one problem."""
+        draw = random.Random(key)
+        numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
+        yield question(numbers, target), "".join(f"{line}\n" for line, _ in path)
+
+
 def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:
     """Return this many random moves, one after the other."""
     path = []

@@ -16,7 +16,7 @@ from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
-from input_pipeline.countdown import CountdownWindows
+from input_pipeline.countdown import CountdownRollouts, CountdownWindows
 from input_pipeline.errors import DataError
 from input_pipeline.labeled import LabeledWindows, split
 from input_pipeline.puzzles import build
@@ -150,6 +150,13 @@ def countdown(data, path: str, *, seed: int, **_) -> tuple[CountdownWindows, Cou
             "--config.data.tokenizer=byte"
         )
     return CountdownWindows(seed, "train"), CountdownWindows(seed, "heldout")
+
+
+@source
+def countdown_rollouts(data, path: str, *, seed: int, **how) -> tuple[CountdownRollouts, CountdownRollouts]:
+    """Return the problems of `countdown` for reinforcement learning."""
+    countdown(data, path, seed=seed, **how)
+    return CountdownRollouts(seed, "train"), CountdownRollouts(seed, "heldout")
 
 
 @source

@@ -78,4 +78,4 @@ class Countdown(Task):
         return countdown.can_succeed(problem, lines)
 
 
-TASKS: dict[str, type[Task]] = {"countdown": Countdown}
+TASKS: dict[str, type[Task]] = {"countdown": Countdown, "countdown_rollouts": Countdown}  # by data.source

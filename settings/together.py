@@ -12,6 +12,7 @@ OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity tha
 OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
 WITHOUT_FILES = ("python", "synthetic", *TASKS)
 WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES)
@@ -59,7 +60,22 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
-    ("tot.use_tot", (True,), "data.source", ("countdown",), "whose answers are lines that can be checked"),
+    ("train.objective", ("grpo",), "data.source", ("countdown_rollouts",), "whose answers can be rewarded"),
+    ("data.source", ("countdown_rollouts",), "train.objective", ("grpo",), "which draws the answers"),
+    ("train.objective", ("grpo",), "batch.ramp", ("none",), "its rows are groups of answers"),
+    ("train.objective", ("grpo",), "mesh.context", (1,), "answers are drawn whole"),
+    ("train.objective", ("grpo",), "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
+    ("train.objective", ("grpo",), "train.z_loss", NONE, "a part of another loss"),
+    ("train.objective", ("grpo",), "train.balance_loss", NONE, "a part of another loss"),
+    ("train.objective", ("grpo",), "train.router_z_loss", NONE, "a part of another loss"),
+    ("grpo.kl", ANY, "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
+    (
+        "tot.use_tot",
+        (True,),
+        "data.source",
+        ("countdown", "countdown_rollouts"),
+        "whose answers are lines that can be checked",
+    ),
     ("causality.prompt", ANY, "causality.corrupt", ANY, "the text that it is compared with"),
     ("causality.corrupt", ANY, "causality.prompt", ANY, "the text that it is compared with"),
     ("causality.every", ANY, "causality.prompt", ANY, "the text that is explained"),
@@ -122,7 +138,9 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
         "distillation.hidden_weight",
     )),
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
-    ("train.objective", "language_modeling", ("preference.beta", *(key for key in KEYS if key.startswith("meta.")))),
+    ("train.objective", "language_modeling", (
+        "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo."))),
+    )),
     ("train.objective", "meta_learning", ("meta.share",)),
     ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),
     ("meta.method", "prototypical", OF_INNER_LOOP),

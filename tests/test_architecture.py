@@ -21,7 +21,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "configs": {"files"},
     "layers": set(),
     "models": {"layers"},
-    "objectives": {"layers"},
+    "objectives": {"layers", "reasoning"},
     "settings": {"configs", "files"},
     "input_pipeline": {"files"},
     "reporting": {"configs", "files", "settings"},
@@ -32,7 +32,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "inference": {"configs", "layers", "input_pipeline"},
     "scoring": {"configs", "files", "layers", "input_pipeline", "reporting", "parallelism", "inference"},
     "causality": {"configs", "layers", "reporting"},
-    "reasoning": {"inference", "input_pipeline", "reporting"},
+    "reasoning": {"inference", "input_pipeline", "layers", "reporting"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
@@ -58,7 +58,7 @@ LIBRARIES = {  # where only these of others' may be imported
     "cluster": {"jax", "numpy"},
     "parallelism": {"jax", "flax", "numpy"},
     "causality": {"jax", "flax", "numpy", "optax", "scipy", "networkx"},
-    "reasoning": set(),
+    "reasoning": {"jax", "numpy"},
     "pods": {"absl", "rich", "pydantic"},
 }
 

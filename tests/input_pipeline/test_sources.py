@@ -96,7 +96,7 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     [
         (
             {"source": "parquette"},
-            "data.source=parquette does not exist; use one of arc, auto, chat, countdown, csv, glyphs, ",
+            "data.source=parquette does not exist; use one of arc, auto, chat, countdown, countdown_rollouts, csv, ",
         ),
         ({"path": ""}, "data.path is empty; name a file"),
         ({"path": "", "source": "huggingface"}, "data.source=huggingface needs "),

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GRPO loss against its equations in float64, and the gradient that it gives."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from objectives.grpo import GRPO, bits
+from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
+
+CLIP, CLIP_HIGH, KL = 0.2, 0.4, 0.1
+PROMPTS, ANSWERS = (3, 2, 5, 4), (6, 9, 2, 7)
+ADVANTAGES = np.array([1.5, -0.5, 0.25, -2.0], np.float32)
+
+
+@functools.cache
+def models():
+    """Return the graph of a decoder, its parameters, those that drew the answers, and those of a reference."""
+    graph, params = make_model(model_config())
+    nearby = jax.tree.map(lambda a, b: a + 0.05 * b, params, random_weights(params, seed=2))
+    return graph, params, nearby, random_weights(params, seed=1)
+
+
+@functools.cache
+def batch() -> dict:
+    """Return four prompts with answers, as the nearby parameters drew them."""
+    plain = packed_batch([[sum(sizes)] for sizes in zip(PROMPTS, ANSWERS, strict=True)], 16, 37)
+    is_prompt = plain["positions"] < np.array(PROMPTS)[:, None]
+    plain |= {"targets": np.where(is_prompt, -1, plain["targets"])}
+    old = np.where(mask(plain), log_p(models()[2], plain), 0).astype(np.float32)
+    return plain | {
+        "advantages": bits(ADVANTAGES), "rewards": bits(np.arange(4.0)), "old_log_probs": bits(old),
+    }  # fmt: skip
+
+
+def mask(batch) -> np.ndarray:
+    return (batch["segments"] > 0) & (batch["targets"] >= 0)
+
+
+def log_p(params, batch) -> np.ndarray:
+    """Return the log-probability of each target, in float64."""
+    logits = np.asarray(forward(models()[0], params, batch), np.float64)
+    all_log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return np.take_along_axis(all_log_p, np.maximum(batch["targets"], 0)[..., None], axis=-1)[..., 0]
+
+
+def loss(params, reference, **how):
+    graph = models()[0]
+    objective = GRPO(4, 16, num_chunks=4, vocab_size=37, clip=CLIP, clip_high=CLIP_HIGH, **how)
+    others = {"reference": nnx.merge(graph, reference)} if reference else {}
+    (total, weight), (_, scalars) = objective.loss(nnx.merge(graph, params), {}, batch(), None, **others)
+    return total / weight, scalars
+
+
+@pytest.mark.parametrize("average", ["token", "sequence"])
+@pytest.mark.parametrize("kl", [0.0, KL])
+def test_the_loss_is_that_of_the_paper(average, kl):
+    _, params, nearby, reference = models()
+    batch()  # outside of the jit
+    found, scalars = jax.jit(functools.partial(loss, average=average, kl=kl))(params, reference if kl else None)
+    counts, p = mask(batch()), log_p(params, batch())
+    ratio, advantage = np.exp(p - log_p(nearby, batch())), ADVANTAGES[:, None]
+    clipped = np.clip(ratio, 1 - CLIP, 1 + CLIP_HIGH)
+    assert 0.02 < (ratio != clipped)[counts].mean() < 0.98, "some tokens must be clipped, and some not"
+    behind = log_p(reference, batch()) - p
+    of_token = -np.minimum(ratio * advantage, clipped * advantage) + kl * (np.exp(behind) - behind - 1)
+    means = [of_token[row][counts[row]].mean() for row in range(4)]
+    assert_close(found, of_token[counts].mean() if average == "token" else np.mean(means))
+    told = {name: float(total / weight) for name, (total, weight) in scalars.items() if name != "tokens"}
+    assert told["reward"] == 1.5 and told["mismatch"] == pytest.approx(np.abs(np.log(ratio))[counts].mean(), rel=1e-4)
+    assert told["clipped"] == pytest.approx((ratio != clipped)[counts].mean())
+    assert float(scalars["tokens"][0]) == counts.sum()
+
+
+def test_the_gradient_of_fresh_answers_is_that_of_reinforce():
+    """The ratio is 1 where the answers were just drawn: the gradient is that of -A log p."""
+    graph, _, nearby, _ = models()
+    batch()  # outside of the jit
+    found = jax.jit(jax.grad(lambda params: loss(params, None)[0]))(nearby)
+
+    def reinforce(params):
+        stream, _ = nnx.merge(graph, params)(batch()["tokens"], batch()["positions"], batch()["segments"])
+        logits = nnx.merge(graph, params).logits(stream)
+        targets = np.maximum(batch()["targets"], 0)[..., None]
+        p = jax.numpy.take_along_axis(jax.nn.log_softmax(logits), targets, axis=-1)[..., 0]
+        return -(p * ADVANTAGES[:, None] * mask(batch())).sum() / mask(batch()).sum()
+
+    jax.tree.map(assert_close, found, jax.jit(jax.grad(reinforce))(nearby))
