@@ -5,8 +5,6 @@ Letters: B rows, T tokens.
 """
 
 import dataclasses
-import importlib.util
-import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -36,8 +34,7 @@ class Sampler:
       group_size: answers to a prompt; it divides the rows of a batch.
       temperature: of the draws.
       divides: whether advantages are divided by the deviation of the group.
-      reward: "task" (1 if the answer is right, else 0), "random" (a control: 0 or 1 by chance), or FILE.py:FUNCTION
-        with a function (prompt, answer) -> number.
+      reward: "task" (1 if the answer is right, else 0) or "random" (a control: 0 or 1 by chance).
       vocab_size: ids from here on are never drawn.
     """
 
@@ -93,9 +90,7 @@ class Sampler:
         if self.reward == "random":
             draws = iter((seeds & 1).tolist())
             return lambda prompt, answer: next(draws)
-        if self.reward == "task":
-            return lambda prompt, answer: float(task.is_correct(prompt, answer))
-        return load_function(self.reward)
+        return lambda prompt, answer: float(task.is_correct(prompt, answer))
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -110,20 +105,6 @@ def prompt_of(tokens_T: np.ndarray, targets_T: np.ndarray) -> list[int]:
     """Return the tokens of a row up to the first target that is learned."""
     learned = np.flatnonzero(targets_T != IGNORED)
     return tokens_T[: learned[0] + 1].tolist()
-
-
-def load_function(place: str) -> Reward:
-    """Return the function of FILE.py:FUNCTION; ValueError if there is none."""
-    file, _, name = place.partition(":")
-    path = pathlib.Path(file).expanduser()
-    if not path.is_file() or not name:
-        raise ValueError(f"{place} is not FILE.py:FUNCTION of a file that exists")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(function := getattr(module, name, None)):
-        raise ValueError(f"{path} has no function {name}")
-    return function
 
 
 def _is_complete(one: Continuation, tokenizer: AnyTokenizer, task: Task) -> bool:

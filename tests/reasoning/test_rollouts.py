@@ -74,16 +74,8 @@ def test_prompts_are_the_problems_of_the_data():
     assert not rows["old_log_probs"].any() and rows["advantages"].shape == (20,)
 
 
-def test_a_reward_is_a_function_of_the_user(tmp_path):
-    (tmp_path / "mine.py").write_text("def short(prompt, answer):\n    return -len(answer)\n")
-    assert rollouts.load_function(f"{tmp_path}/mine.py:short")("1 2=3:", "abc") == -3
-    with pytest.raises(ValueError, match=r"mine\.py has no function long"):
-        rollouts.load_function(f"{tmp_path}/mine.py:long")
-
-
 @pytest.mark.parametrize("changes, said", [
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
-    ({"grpo__reward": "nothing.py:f"}, r"grpo\.reward=nothing\.py:f is not task, random, or FILE\.py:FUNCTION"),
     ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, not countdown"),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip
