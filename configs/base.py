@@ -369,7 +369,6 @@ inference.cache_dtype = Key(
 )  # fmt: skip
 
 KEYS |= OF_REASONING
-
 logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
 logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")
 
