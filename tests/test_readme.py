@@ -22,7 +22,7 @@ from tests.support import ROOT
 
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md", *DOCS)
-FENCED = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
 PYTHON = (".venv/bin/python", "$python")
 OF_MAKE = {"train": "train.py", "rehearse": "rehearse.py"}
